@@ -1,7 +1,8 @@
 """An adapter as plain fp32 arrays under logical Hugging Face names: what trainers export and engines load.
 
 Names are `model.layers.0.self_attn.q_proj.lora_A.weight` (shape [rank, in]) and `….lora_B.weight` ([out,
-rank]), without PEFT's `base_model.model.` prefix, whatever backend trained them.
+rank]), with DoRA also `….lora_magnitude_vector` ([out]), without PEFT's `base_model.model.` prefix, whatever
+backend trained them.
 """
 
 import builtins
@@ -19,6 +20,7 @@ from lorad.adapters.tensors import serialized
 T = TypeVar("T")
 
 PEFT_PREFIX = "base_model.model."
+MAGNITUDE = "lora_magnitude_vector"  # the last part of the name of DoRA's magnitude
 
 
 class AdapterConfig(Struct, frozen=True):
@@ -27,6 +29,9 @@ class AdapterConfig(Struct, frozen=True):
     modules: logical names, sorted. scale: alpha / rank, or alpha / sqrt(rank) with rslora. expert_rank: the
     rank on linears of experts, which is the rank in their scale too (as with PEFT's rank_pattern and
     Megatron-Bridge's normalize_moe_lora); None where it is `rank`, or where no expert is adapted.
+
+    dora: each module also has a magnitude m of its output rows (Liu et al., 2024, arXiv 2402.09353): with W
+    of the base it is m * (W + scale B A) / |W + scale B A|, norms over each row.
     """
 
     rank: int
@@ -35,6 +40,7 @@ class AdapterConfig(Struct, frozen=True):
     rslora: bool = False
     dropout: float = 0.0
     expert_rank: int | None = None
+    dora: bool = False
 
     def __post_init__(self) -> None:
         if self.expert_rank is not None and (self.expert_rank == self.rank or not self.experts):

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig, Fused, Outline
+from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig, Fused, Outline
 from lorad.adapters.directory import FileFact
 from lorad.adapters.fused import is_fused, joined, pairs_of, split, split_shapes
 from lorad.adapters.patterns import Pattern, patterns_of
@@ -37,14 +37,14 @@ _TIED = (
     "transformer.wte",
 )  # whose weight lm_head has, where it has none of its own
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+_KEY = re.compile(rf"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|{MAGNITUDE})")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
 # Settings that change what an adapter computes, the values that change nothing, and what to do about the
 # others.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "peft_type": (("LORA",), "only LoRA adapters are loaded; train one with peft's LoraConfig"),
-    "use_dora": ((None, False), "DoRA's magnitudes have no place in an engine; train with use_dora=False"),
+    "use_dora": ((None, False, True), "it is neither true nor false: export the adapter again"),
     "bias": ((None, "none"), "biases are not adapted; train with bias='none'"),
     "lora_bias": ((None, False), "biases are not adapted; train with lora_bias=False"),
     "modules_to_save": ((None, []), "whole modules do not fit an adapter; train with modules_to_save=None"),
@@ -96,7 +96,7 @@ def _write(adapter: Adapter, directory: Path, config: bytes) -> dict[str, FileFa
 
 
 def outline(directory: Path) -> Outline:
-    """Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like,
+    """Raises AdapterRefused (the file, the part and the way out) for pickled weights, variants of LoRA,
     damaged files, ranks that contradict the configuration, and modules of which a half or a layer is
     missing."""
     for name in (CONFIG, WEIGHTS):
@@ -108,7 +108,7 @@ def outline(directory: Path) -> Outline:
         sorted(name.removeprefix(PEFT_PREFIX).removesuffix(_COPY) for name in shapes if name.endswith(_COPY))
     )
     named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(_COPY)}
-    modules = _paired_modules(named, directory)
+    modules = _whole_modules(named, directory, dora=bool(settings.get("use_dora")))
     ranks = _pattern(settings, "rank_pattern", int, directory)
     alphas = _pattern(settings, "alpha_pattern", int | float, directory)
     with _refused(directory / CONFIG):
@@ -191,7 +191,7 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
         "r": config.rank,
         "target_modules": _target_names(config.modules),
         "task_type": "CAUSAL_LM",
-        "use_dora": False,
+        "use_dora": config.dora,
         "use_rslora": config.rslora,
         **patterns_of(config),
     }
@@ -288,19 +288,23 @@ def _logical(name: str, directory: Path) -> str:
     )
 
 
-def _paired_modules(tensors: Iterable[str], directory: Path) -> tuple[str, ...]:
-    halves: dict[str, set[str]] = {}
+def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tuple[str, ...]:
+    """Return the modules, each of which has all of its parts and no others. Raises AdapterRefused."""
+    parts: dict[str, set[str]] = {}
     for name in tensors:
         found = _KEY.fullmatch(name)
         assert found is not None
-        halves.setdefault(found["module"], set()).add(found["half"])
-    if not halves:
+        parts.setdefault(found["module"], set()).add(found["part"])
+    if not parts:
         raise AdapterRefused(f"{directory / WEIGHTS}: it holds no tensor", hint="export the adapter again")
-    for module, there in sorted(halves.items()):
-        if missing := {"A", "B"} - there:
-            name = f"{module}.lora_{missing.pop()}.weight"
-            raise AdapterRefused(f"{directory / WEIGHTS}: {name} is missing", hint="export the adapter again")
-    return tuple(sorted(halves))
+    wanted = {"lora_A.weight", "lora_B.weight", *([MAGNITUDE] if dora else [])}
+    for module, there in sorted(parts.items()):
+        for part in sorted(wanted ^ there):
+            what = "is missing" if part in wanted else f"is there, but {CONFIG} has no use_dora: true"
+            raise AdapterRefused(
+                f"{directory / WEIGHTS}: {module}.{part} {what}", hint="export the adapter again"
+            )
+    return tuple(sorted(parts))
 
 
 def _config_of(
@@ -336,6 +340,7 @@ def _config_of(
         rslora=bool(settings.get("use_rslora")),
         dropout=float(settings.get("lora_dropout") or 0.0),
         expert_rank=found.get(True),
+        dora=bool(settings.get("use_dora")),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import experts_of
 from lorad.adapters.tensors import bfloat16_bits
+from lorad.errors import AdapterRefused
 
 _Shapes = Mapping[str, tuple[int, int]]
 
@@ -24,9 +25,15 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
 
     shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes
     adapters on only together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see
-    `bfloat16_bits`. An adapter that has this form already is returned as it is.
+    `bfloat16_bits`. An adapter that has this form already is returned as it is. Raises AdapterRefused for
+    DoRA, which servers do not compute.
     """
     config = adapter.config
+    if config.dora:
+        raise AdapterRefused(
+            "servers have no place for the magnitudes of DoRA",
+            hint="sample with rollout.backend: builtin, or serve what `lorad export --merge` writes",
+        )
     partners = partners_of(config.modules, shapes, joined)
     if not (config.rslora or partners or config.expert_rank) and dtype == "float32":
         return adapter

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
+from lorad.adapters.adapter import MAGNITUDE, Adapter, AdapterConfig, Outline
 from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import AdapterRefused
 
@@ -33,7 +33,7 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
         _refuse(f"{name} holds {bad}", "lower the learning rate, or start from an earlier version")
 
 
-def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`:
     before any weight
     is read."""
@@ -47,12 +47,14 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
 
 def expected_shapes(
     config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that an adapter of `config` has.
 
-    Raises AdapterRefused for an unknown module.
+    Raises AdapterRefused for an unknown module, and for DoRA on experts.
     """
-    expected: dict[str, tuple[int, int]] = {}
+    expected: dict[str, tuple[int, ...]] = {}
+    if config.dora and config.experts:
+        _refuse(f"DoRA is not computed on experts ({config.experts[0]})", "adapt them without DoRA")
     for module in config.modules:
         if module not in shapes and leaf(module) == HEAD:
             _refuse(
@@ -64,10 +66,12 @@ def expected_shapes(
         out, width = shapes[module]
         expected[f"{module}.lora_A.weight"] = (config.rank_of(module), width)
         expected[f"{module}.lora_B.weight"] = (out, config.rank_of(module))
+        if config.dora:
+            expected[f"{module}.{MAGNITUDE}"] = (out,)
     return expected
 
 
-def _check_keys(there: Collection[str], wanted: Mapping[str, tuple[int, int]]) -> None:
+def _check_keys(there: Collection[str], wanted: Mapping[str, tuple[int, ...]]) -> None:
     if not wanted:
         _refuse("it adapts no module", "name some in lora.target_modules")
     if missing := sorted(set(wanted) - set(there)):

@@ -188,7 +188,7 @@ def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
     lora, modules = spec.lora, modules_of(spec, facts)
     given = None if lora.experts.rank == "auto" else lora.experts.rank
     rank = given or max(1, lora.rank // max(1, facts.experts_per_token))
-    made = AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout, rank)
+    made = AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout, rank, lora.dora)
     if given and not made.experts:
         why, hint = f"{given}, but no expert is adapted", "Leave it out, or at auto."
         raise SpecError(why, key="lora.experts.rank", hint=hint)

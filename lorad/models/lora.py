@@ -1,4 +1,8 @@
-"""LoRA (arXiv 2106.09685) beside the fused base linears: y = W x + scale * B (A x)."""
+"""LoRA (arXiv 2106.09685) beside the fused base linears: y = W x + scale * B (A x).
+
+With DoRA (arXiv 2402.09353) it is y = c * (W x + scale * B (A x)), and c = m / |W + scale B A| per output
+row; a bias is added after that.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,22 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from lorad.adapters.adapter import MAGNITUDE
 from lorad.models.base import Base
 from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
+_ROWS = 4096  # of a weight that are fp32 at once
+_Place = tuple[int, str]
+"""(layer, fused group)"""
 _PADDING = 8
 """How many times as many rows as there are may be computed for the sake of one product for all."""
 _Pair = tuple[torch.Tensor, torch.Tensor]
-"""A fused (A [rank, in], B [out, rank]); the scale is already in B."""
+"""A fused (A [rank, in], B [out, rank]); the scale is already in B, and c of DoRA."""
+_Gain = tuple[torch.Tensor, torch.Tensor]
+"""c of DoRA, [out] in fp32, and what it leaves of the bias, (1 - c) * bias: c * y + that is without c on the
+bias."""
 
 
 class LoraApply(Protocol):
@@ -78,6 +89,31 @@ def fused_groups(base: Base) -> list[tuple[int, str]]:
     return inner if base.config.tie_word_embeddings else [*inner, (len(base.layers), "lm_head")]
 
 
+def weight_at(base: Base, layer: int, group: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the weight [out, in] and the bias of a fused linear that is of no expert."""
+    if group == "lm_head":
+        return base.head, None
+    its = base.layers[layer]
+    if group.startswith("shared."):
+        assert its.experts is not None
+        return getattr(its.experts, group.replace(".", "_")), None
+    return getattr(its, group), getattr(its, f"{group}_bias")
+
+
+@torch.no_grad()
+def row_norms(
+    weight: torch.Tensor, b: torch.Tensor | None = None, a: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return |W + B A| of each row, [out] in fp32; without B and A that of W. The scale is in B."""
+    found = []
+    for start in range(0, len(weight), _ROWS):
+        rows = weight[start : start + _ROWS].float()
+        if b is not None and a is not None:
+            rows = torch.addmm(rows, b[start : start + _ROWS].float(), a.float())
+        found.append(torch.linalg.vector_norm(rows, dim=1))
+    return torch.cat(found)
+
+
 _numbers = itertools.count(1)
 
 
@@ -85,9 +121,10 @@ class FrozenLora:
     """An adapter version as the engine serves it: an own copy, cast to the base's dtype, that nothing
     mutates.
 
-    tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, in
-    whole pairs that fit the base (see `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank)
-    for rslora; scale_of_experts: where theirs is another. number: of no other one in this process.
+    tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, and of
+    DoRA `<module>.lora_magnitude_vector` [out]; whole adapters that fit the base (see
+    `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank) for rslora; scale_of_experts: where
+    theirs is another. number: of no other one in this process.
     """
 
     def __init__(
@@ -99,18 +136,28 @@ class FrozenLora:
     ) -> None:
         shapes, inner = linear_shapes(base.config), scale if scale_of_experts is None else scale_of_experts
         self.scale, self.number = scale, next(_numbers)
-        self.pairs: dict[tuple[int, str], _Pair] = {}
+        self.pairs: dict[_Place, _Pair] = {}
+        self.gains: dict[_Place, _Gain] = {}
         for place in fused_groups(base):
             its = inner if _is_of_expert(place[1]) else scale
             pair = _fuse(members(base, *place), tensors, shapes, its)
-            if pair is not None:
-                self.pairs[place] = (pair[0].to(base.device, base.dtype), pair[1].to(base.device, base.dtype))
+            if pair is None:
+                continue
+            a, b = (half.to(base.device) for half in pair)
+            c = _magnified(base, place, tensors, a, b)
+            if c is not None:
+                b = c[:, None] * b
+                bias = weight_at(base, *place)[1]
+                self.gains[place] = c, torch.zeros_like(c) if bias is None else (1 - c) * bias.float()
+            self.pairs[place] = a.to(base.dtype), b.to(base.dtype)
         self._with_experts = layers_with_experts(self.pairs)
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.pairs.get((layer, group))
         if pair is None:
             return y
+        if (gain := self.gains.get((layer, group))) is not None:
+            y.mul_(gain[0]).add_(gain[1])
         return y.addmm_(F.linear(x, pair[0]), pair[1].t())
 
     def has_experts(self, layer: int) -> bool:
@@ -121,14 +168,13 @@ class FrozenLora:
 
     def nbytes(self) -> int:
         """Return the bytes that the copy holds."""
-        return sum(t.numel() * t.element_size() for pair in self.pairs.values() for t in pair)
+        both = (*self.pairs.values(), *self.gains.values())
+        return sum(t.numel() * t.element_size() for pair in both for t in pair)
 
 
-_Place = tuple[int, str]
-"""(layer, fused group)"""
-
-Signature = tuple[tuple[_Place, int], ...]
-"""The places at which any of some adapters has something, each with the largest rank there."""
+Signature = tuple[tuple[_Place, int, bool], ...]
+"""The places at which any of some adapters has something, each with the largest rank there, and whether any
+has a c of DoRA."""
 
 
 def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
@@ -137,7 +183,8 @@ def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
     for place in fused_groups(base):
         ranks = [lora.pairs[place][0].shape[0] for lora in loras if lora is not None and place in lora.pairs]
         if ranks:
-            found.append((place, max(ranks)))
+            gains = any(lora is not None and place in lora.gains for lora in loras)
+            found.append((place, max(ranks), gains))
     return tuple(found)
 
 
@@ -159,14 +206,18 @@ class MixedLora:
         self.stacks: dict[_Place, _Pair] = {}
         # by layer and linear, [count, experts, …]: what `stacks` has of each expert are views of these
         self.of_experts: dict[_Place, _Pair] = {}
+        self.gains: dict[_Place, _Gain] = {}  # [count, out]
         places = signature(base, loras)
-        for (layer, group), rank in places:
+        for (layer, group), rank, has_gain in places:
             pair = next(one.pairs[layer, group] for one in loras if one and (layer, group) in one.pairs)
             shapes = (rank, pair[0].shape[1]), (pair[1].shape[0], rank)
             kind, _, linear = group.removeprefix("experts.").partition(".")
             if not group.startswith("experts."):
                 a, b = (pair[0].new_zeros(self.count, *shape) for shape in shapes)
                 self.stacks[layer, group] = a, b
+                if has_gain:
+                    c = torch.ones(self.count, len(pair[1]), device=base.device)
+                    self.gains[layer, group] = c, torch.zeros_like(c)
                 continue
             if (layer, linear) not in self.of_experts:
                 self.of_experts[layer, linear] = _for_experts(base, self.count, places, layer, linear, pair)
@@ -188,6 +239,10 @@ class MixedLora:
             if self.numbers[index] != number_of(lora):
                 for place, (a, b) in self.stacks.items():
                     _put(a[index], b[index], None if lora is None else lora.pairs.get(place))
+                for place, gain in self.gains.items():
+                    its = None if lora is None else lora.gains.get(place)
+                    for stack, plain, part in zip(gain, (1, 0), its or (None, None), strict=True):
+                        stack[index] = plain if part is None else part
         self.numbers = [number_of(lora) for lora in loras]
 
     def assign(self, owner: _Array) -> None:
@@ -208,7 +263,18 @@ class MixedLora:
             self.place[: len(owner)] = place
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if (gain := self.gains.get((layer, group))) is not None:
+            c, shift = (self._of_tokens(part, len(y)) for part in gain)
+            y.mul_(c).add_(shift)
         return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place)
+
+    def _of_tokens(self, stack: torch.Tensor, tokens: int) -> torch.Tensor:
+        """[tokens, out] of [count, out]: what each token's adapter has."""
+        if self.count == 1:
+            return stack
+        if self.gather is None:
+            return stack.repeat_interleave(tokens // self.count, 0)
+        return stack.index_select(0, self.place[:tokens] // (len(self.gather) // self.count))
 
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts
@@ -280,7 +346,7 @@ def _for_experts(base: Base, count: int, places: Signature, layer: int, linear: 
     """Make room for the adapters of a layer's experts, at the largest rank of any. pair: of one of them."""
     assert base.config.experts is not None
     of_experts = [
-        (group, rank) for (at, group), rank in places if at == layer and group.startswith("experts.")
+        (group, rank) for (at, group), rank, _ in places if at == layer and group.startswith("experts.")
     ]
     rank = max(rank for group, rank in of_experts if group.endswith(f".{linear}"))
     room = (count, base.config.experts.count)
@@ -334,6 +400,23 @@ def _put(a: torch.Tensor, b: torch.Tensor, pair: _Pair | None) -> None:
     if pair is not None:
         a[: pair[0].shape[0]] = pair[0]
         b[:, : pair[1].shape[1]] = pair[1]
+
+
+def _magnified(
+    base: Base, place: _Place, tensors: Mapping[str, _Array], a: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor | None:
+    """Return c of DoRA for a fused linear, 1 on rows that have none; None where no row has one."""
+    modules = members(base, *place)
+    if not any(f"{module}.{MAGNITUDE}" in tensors for module in modules):
+        return None
+    norms = row_norms(weight_at(base, *place)[0], b, a)
+    c, row = torch.ones_like(norms), 0
+    for module in modules:
+        rows = slice(row, row + linear_shapes(base.config)[module][0])
+        row = rows.stop
+        if (magnitude := tensors.get(f"{module}.{MAGNITUDE}")) is not None:
+            c[rows] = torch.from_numpy(np.array(magnitude)).to(c.device) / norms[rows]
+    return c
 
 
 def _fuse(

@@ -87,6 +87,9 @@ def _with_experts(
 def _merged(base: Base, lora: FrozenLora) -> Base:
     def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:
         pair = lora.pairs.get((layer, group))
-        return weight if pair is None else torch.addmm(weight, pair[1], pair[0])
+        if pair is None:
+            return weight
+        gain = lora.gains.get((layer, group))
+        return torch.addmm(weight if gain is None else gain[0][:, None] * weight, pair[1], pair[0])
 
     return with_weights(base, add)

@@ -1,4 +1,5 @@
-"""A whole model made of a base and an adapter: W + scale * B A in every weight that the adapter changes.
+"""A whole model made of a base and an adapter: W + scale * B A in every weight that the adapter changes, with
+DoRA each of its rows at the length that its magnitude says.
 
 The weight files of the base are copied and changed in place, a few rows at a time, so that memory does not
 grow with the model; all other bytes stay those of the base. What was written is then read again and compared
@@ -13,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from lorad.adapters.adapter import Adapter
+from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.directory import MANIFEST, write_directory
 from lorad.adapters.targets import HEAD
 from lorad.adapters.tensors import bfloat16_bits
@@ -49,13 +50,25 @@ class Merged(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """A weight that the adapter changes. a: [rank, in]; b: [out, rank] with the scale in it; both fp32."""
+    """A weight that the adapter changes. a: [rank, in]; b: [out, rank] with the scale in it; magnitude: of
+    DoRA alone, [out]; all fp32.
+    """
 
     name: str
     path: Path
     place: TensorPlace
     a: np.ndarray
     b: np.ndarray
+    magnitude: np.ndarray | None
+
+    def lengthened(self, rows: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray | float]:
+        """Return rows of W + scale * B A, from number `first` on, as the magnitude wants them, and by what
+        each was multiplied for that.
+        """
+        if self.magnitude is None:
+            return rows, 1.0
+        c = self.magnitude[first : first + len(rows), None] / np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows * c, c
 
 
 def write_merged(
@@ -130,7 +143,8 @@ def _targets(adapter: Adapter, base: Path, files: list[Path]) -> Iterator[_Targe
                 f"{path}: {name} has shape {place.shape}, the adapter needs {(b.shape[0], a.shape[1])}",
                 hint="Is this the base that the adapter was trained on?",
             )
-        yield _Target(name, path, place, a, b * np.float32(adapter.config.scale_of(module)))
+        scaled = b * np.float32(adapter.config.scale_of(module))
+        yield _Target(name, path, place, a, scaled, adapter.tensors.get(f"{module}.{MAGNITUDE}"))
 
 
 def _refuse_full(final: Path, weights: int) -> None:
@@ -166,8 +180,10 @@ def _rows(file: BinaryIO, target: _Target) -> Iterator[tuple[int, bytes]]:
 def _merged(rows: bytes, target: _Target, start: int) -> bytes:
     """Return these rows with the adapter's part added, rounded once to the weight's dtype."""
     weight, first = _values(rows, target.place), _first(target, start)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found by the check
-        added = weight + target.b[first : first + len(weight)] @ target.a
+    with np.errstate(
+        over="ignore", invalid="ignore", divide="ignore"
+    ):  # what overflows is found by the check
+        added, _ = target.lengthened(weight + target.b[first : first + len(weight)] @ target.a, first)
     if target.place.dtype == "BF16":
         rounded = bfloat16_bits(added).astype("<u2")
     else:
@@ -193,7 +209,8 @@ def _values(rows: bytes, place: TensorPlace) -> np.ndarray:
 
 def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[int], None]) -> np.ndarray:
     """Read a merged file again and compare: every byte outside of `targets` is the base's, and each number of
-    a changed weight is that of W + scale * B A, computed in fp64, rounded once to the weight's dtype.
+    a changed weight is that of W + scale * B A (of DoRA at its length), computed in fp64, rounded once to the
+    weight's dtype.
 
     Returns what `_check_weight` does, summed. Raises IntegrityError.
     """
@@ -231,16 +248,17 @@ def _check_weight(before: BinaryIO, after: BinaryIO, target: _Target, merged: Pa
     a = target.a.astype(np.float64)
     for (start, old), (_, new) in zip(_rows(before, target), _rows(after, target), strict=True):
         weight, made = (_values(rows, target.place).astype(np.float64) for rows in (old, new))
-        b = target.b[_first(target, start) :][: len(weight)].astype(np.float64)
-        added = b @ a
-        error = np.abs(made - (weight + added))
-        allowed = half * np.abs(weight + added) + tiniest
-        allowed += _SLACK * (np.abs(weight) + np.abs(b) @ np.abs(a))
+        first = _first(target, start)
+        b = target.b[first:][: len(weight)].astype(np.float64)
+        whole, times = target.lengthened(weight + b @ a, first)
+        error = np.abs(made - whole)
+        allowed = half * np.abs(whole) + tiniest
+        allowed += _SLACK * (np.abs(weight) + np.abs(b) @ np.abs(a)) * np.abs(times)
         if not bool((error <= allowed).all()):  # NaN is not
             finite = bool(np.isfinite(made).all())
             why = "it is not W + scale * B A" if finite else f"it does not fit {target.place.dtype}"
             raise IntegrityError(f"{merged}: {target.name}: {why}", hint=_AGAIN)
-        sums += (error**2).sum(), (added**2).sum()
+        sums += (error**2).sum(), ((whole - weight) ** 2).sum()
     return sums
 
 

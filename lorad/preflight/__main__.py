@@ -6,6 +6,7 @@ memory.
 """
 
 import contextlib
+import math
 import os
 import sys
 import traceback
@@ -167,7 +168,7 @@ def _checked(
     check_adapter(spec, model, adapter, device)
     _check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
-    size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
+    size = sum(map(math.prod, expected_shapes(adapter, shapes).values()))
     teacher = check_teacher(spec, cwd, directory, model)
     frozen = _check_reference(reference, spec, teacher.facts if teacher else model)
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
@@ -247,7 +248,7 @@ def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path
         validate(found, shapes)
     except AdapterRefused as error:
         raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error
-    for key in ("rank", "alpha", "rslora"):
+    for key in ("rank", "alpha", "rslora", "dora"):
         _refuse_other(spec, f"lora.{key}", getattr(wanted, key), getattr(found.config, key))
     if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
         lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path

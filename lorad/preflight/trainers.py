@@ -20,6 +20,7 @@ from lorad.spec.model import Spec
 from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
 
 _AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
+_WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
@@ -159,10 +160,41 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
 
 def check_adapter(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device: str) -> None:
     """Check that the trainer can train this adapter of modules that it can adapt. Raises SpecError."""
+    if adapter.dora:
+        _check_dora(spec, adapter)
     if _shares(spec):
         _check_fused(adapter)
     if spec.trainer.backend == "megatron":
         _check_experts(spec, facts, adapter, device)
+
+
+def _check_dora(spec: Spec, adapter: AdapterConfig) -> None:
+    """Check that trainer and engine compute DoRA as PEFT does. Raises SpecError."""
+    key, leave = "lora.dora", "or leave lora.dora out."
+    if spec.trainer.backend not in _WITH_DORA:
+        raise SpecError(
+            f"the {spec.trainer.backend} trainer has no place for the magnitudes of DoRA",
+            key=key,
+            hint=f"Use trainer.backend: {' or '.join(_WITH_DORA)}, {leave}",
+        )
+    if spec.rollout.backend != "builtin":
+        raise SpecError(
+            f"{spec.rollout.backend} has no place for the magnitudes of DoRA",
+            key=key,
+            hint=f"Sample with rollout.backend: builtin, {leave}",
+        )
+    if adapter.experts:
+        raise SpecError(
+            f"DoRA is not computed on experts ({adapter.experts[0]})",
+            key=key,
+            hint=f'Leave them as they are with lora.exclude_modules: ["*.experts.*"], {leave}',
+        )
+    if adapter.dropout:
+        raise SpecError(
+            f"{adapter.dropout} with lora.dora: PEFT then drops inputs of the base itself, too",
+            key="lora.dropout",
+            hint=f"Set it to 0, {leave}",
+        )
 
 
 def _check_fused(adapter: AdapterConfig) -> None:

@@ -423,11 +423,16 @@ class Predictions(Struct, frozen=True):
 
 
 class Optimizer(Struct, frozen=True):
-    """AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101); the learning rate comes with each step."""
+    """AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101); the learning rate comes with each step.
+
+    loraplus_lr_ratio: the rate of each B divided by that of each A (LoRA+: Hayou et al., 2024, arXiv
+        2402.12354).
+    """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    loraplus_lr_ratio: float = 1.0
 
 
 class LossStats(Struct, frozen=True):

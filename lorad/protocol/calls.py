@@ -96,6 +96,7 @@ class Open(Struct, frozen=True):
     has_teacher: bool = False
     step: int = 0
     expert_rank: int | None = None
+    dora: bool = False
 
 
 class Opened(Struct, frozen=True):

@@ -39,6 +39,7 @@ from lorad.spec.trainer import Trainer
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 TAGS = 32  # of a run at most
 _MOST_ERRORS = 20  # that are found at once
+_CHANGES_BASE = ("pissa", "olora")  # values of PEFT's init_lora_weights
 
 
 class Model(Part, frozen=True):
@@ -79,6 +80,8 @@ class Lora(Part, frozen=True):
         exclude_modules: names that are left out of the targets, written in the same way.
         init: how A starts; B starts at zero.
         rslora: true scales by alpha / sqrt(rank).
+        dora: true gives each row of W + scale * B A a length of its own that is trained besides (DoRA: Liu et
+            al., 2024); with trainer.backend builtin or fsdp, sampled by the builtin engine.
         type: Megatron's word for who has an A. With `lora` q, k and v share one, and gate and up; with
             `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean
             the latter.
@@ -94,6 +97,7 @@ class Lora(Part, frozen=True):
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
     init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
     rslora: bool = False
+    dora: bool = False
     type: Literal["lora", "canonical_lora"] = "canonical_lora"
     adapter_path: str | None = None
     experts: LoraExperts = LoraExperts()
@@ -297,13 +301,24 @@ def convert(data: Any) -> Spec:
             break
         except msgspec.ValidationError as error:
             refused = readable(str(error))
-            refused.hint = advice(Spec, refused.key)
+            refused.hint = _on_init(rest) if refused.key == "lora.init" else advice(Spec, refused.key)
             wrong.append(refused)
             rest = without(rest, refused.key.split("."))
     if wrong:
         wrong[0].others = tuple(wrong[1:])
         raise wrong[0]
     return spec
+
+
+def _on_init(data: dict[str, Any]) -> str:
+    """Advise on a lora.init that there is not. PiSSA (Meng et al., 2024, arXiv 2404.02948) and OLoRA
+    (Büyükakyüz, 2024, arXiv 2406.01775) take what A and B begin with out of the base.
+    """
+    usual = advice(Spec, "lora.init")
+    if not str(data["lora"]["init"]).lower().startswith(_CHANGES_BASE):
+        return usual
+    why = "It changes the base, which runs share; else it is a LoRA of twice the rank, half of it fixed."
+    return f"{why} {usual}"
 
 
 def fitted(spec: Spec, positions: int) -> Spec:

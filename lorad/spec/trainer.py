@@ -14,6 +14,8 @@ class Trainer(Part, frozen=True):
         backend: `builtin`, `fsdp`, `megatron`, or a name of config.yaml.
         lr: learning rate; null chooses one for the size of the model, its family and the algorithm when the
             run is made.
+        loraplus_lr_ratio: learning rate of B divided by that of A, which is lr (LoRA+: Hayou et al., 2024); 1
+            is plain LoRA.
         schedule: how the learning rate falls after the warm-up.
         schedule_steps: horizon of linear and cosine, in steps; null is the `steps` of the first attempt.
         warmup_steps: steps over which the learning rate rises to lr.
@@ -38,6 +40,7 @@ class Trainer(Part, frozen=True):
 
     backend: str = "builtin"
     lr: NonNegativeFloat | None = None
+    loraplus_lr_ratio: PositiveFloat = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     schedule_steps: Positive | None = None
     warmup_steps: NonNegative = 0

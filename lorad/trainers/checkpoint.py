@@ -113,11 +113,11 @@ def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Ad
     Raises AdapterRefused.
     """
     source = read_peft(directory, None)
-    if told := _difference(source.config, config, ("modules", "rank", "rank_of_experts", "scale")):
+    if told := _difference(source.config, config, ("dora", "modules", "rank", "rank_of_experts", "scale")):
         raise AdapterRefused(
             f"{directory}: {told}",
-            hint="give lora.rank, lora.experts.rank, lora.alpha, lora.rslora and lora.target_modules the "
-            "values of that adapter",
+            hint="give lora.rank, lora.experts.rank, lora.alpha, lora.rslora, lora.dora and "
+            "lora.target_modules the values of that adapter",
         )
     validate(source, linears)
     return source
@@ -147,7 +147,7 @@ def _check_config(directory: Path, config: AdapterConfig) -> None:
         saved = read_peft(directory).config
     except AdapterRefused as error:
         raise IntegrityError(str(error), hint=hint) from error
-    if told := _difference(saved, config, ("modules", "rank", "rank_of_experts", "alpha", "rslora")):
+    if told := _difference(saved, config, ("dora", "modules", "rank", "rank_of_experts", "alpha", "rslora")):
         raise IntegrityError(f"{directory / CONFIG}: {told}", hint=hint)
 
 

@@ -2,6 +2,8 @@
 arXiv 1711.05101) over flat vectors, and the norm that clipping looks at.
 """
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ _NORMED_AT_ONCE = 2**18
 """A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by
 4e-5.
 """
+
+Spans = Sequence[tuple[slice, bool]]
+"""Runs of a flat vector, which cover it, and whether each is of B."""
 
 
 def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -31,6 +36,24 @@ def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> 
     return torch.empty(shape).normal_(0, stds[kind], generator=generator)
 
 
+def spans_of(sizes: Iterable[tuple[int, bool]], begin: int, end: int) -> Spans:
+    """Cut the numbers from `begin` to `end` of a flat vector where what is of A ends and what is of B begins,
+    or the other way round. Places count from `begin`.
+
+    sizes: how many numbers each parameter of the vector has, in order, and whether it is a B.
+    """
+    found: list[tuple[slice, bool]] = []
+    start = -begin
+    for size, is_b in sizes:
+        first, last = max(start, 0), min(start + size, end - begin)
+        start += size
+        if last > first:
+            if found and found[-1][1] == is_b:
+                first = found.pop()[0].start
+            found.append((slice(first, last), is_b))
+    return found
+
+
 @torch.no_grad()
 def adamw(
     weights: Tensor,
@@ -40,8 +63,28 @@ def adamw(
     step: int,
     lr: float,
     optimizer: Optimizer,
+    spans: Spans,
 ) -> None:
-    """Step number `step` (from 1), in place; the arithmetic and its order are those of torch.optim.AdamW."""
+    """Step number `step` (from 1), in place; the arithmetic and its order are those of torch.optim.AdamW, and
+    with a ratio of rates those of its two parameter groups.
+    """
+    if optimizer.loraplus_lr_ratio == 1:
+        _adamw(weights, grads, exp_avg, exp_avg_sq, step, lr, optimizer)
+        return
+    for span, is_b in spans:
+        rate = lr * optimizer.loraplus_lr_ratio if is_b else lr
+        _adamw(weights[span], grads[span], exp_avg[span], exp_avg_sq[span], step, rate, optimizer)
+
+
+def _adamw(
+    weights: Tensor,
+    grads: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: int,
+    lr: float,
+    optimizer: Optimizer,
+) -> None:
     beta1, beta2 = optimizer.betas
     weights.mul_(1 - lr * optimizer.weight_decay)
     exp_avg.lerp_(grads, 1 - beta1)

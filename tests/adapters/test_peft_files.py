@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
+from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig
 from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_peft
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused
 from lorad.models.directory import weight_files
+from tests.conformance.reference import random_batch, reference_logprobs, reference_model
 from tests.kit.fakes.fake_wire import MODULE, digest, write_adapter
+from tests.kit.fakes.random_adapters import random_adapter
 from tests.kit.pool_kit import TINY
 
 Q0, Q1, UP0 = (
@@ -185,6 +188,24 @@ def test_pefts_regular_expressions_and_excludes_are_accepted(directory: Path) ->
     assert "up_proj" in refusal(directory)  # no tensor at all for an entry of target_modules
 
 
+def test_dora_has_a_magnitude_of_every_module(directory: Path) -> None:
+    whole = random_adapter({Q0: (6, 4), Q1: (6, 4)}, 0, rank=2, dora=True)
+    write_peft(whole, directory, "base")
+    found = read_peft(directory)
+    assert found.config.dora and found.digest() == whole.digest()
+    settings(directory, use_dora=False)
+    assert "lora_magnitude_vector is there, but" in refusal(directory)
+    settings(directory, use_dora=True)
+    rewrite(directory, {name: t for name, t in whole.tensors.items() if name != f"{Q1}.{MAGNITUDE}"})
+    assert f"{Q1}.{MAGNITUDE} is missing" in refusal(directory)
+
+
+def test_dora_on_experts_is_refused(directory: Path) -> None:
+    expert = "model.layers.0.mlp.experts.0.up_proj"
+    write_peft(random_adapter({expert: (6, 4)}, 0, rank=2, dora=True), directory, "base")
+    assert f"use_dora on experts ({expert})" in refusal(directory)
+
+
 def test_a_missing_half_is_refused_with_its_name(directory: Path) -> None:
     tensors = dict(an_adapter().tensors)
     del tensors[f"{Q1}.lora_B.weight"]
@@ -339,6 +360,31 @@ def tiny_with_head(directory: Path, *targets: str, base: Path = TINY, train_head
             adapted.get_output_embeddings().base_layer.weight.data[7, 7] += 1.0
         adapted.save_pretrained(directory)
     return directory
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_converted_inits_are_adapters_of_twice_the_rank(tmp_path: Path, init: str) -> None:
+    """PEFT's model on the base that it changed answers as what is read, on the base as it is."""
+    config = LoraConfig(r=4, lora_alpha=8, init_lora_weights=init, target_modules=["q_proj", "up_proj"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), config).eval()
+        adapted.save_pretrained(tmp_path / "init")
+        assert init in refusal(tmp_path / "init")
+        torch.manual_seed(0)
+        for name, parameter in adapted.named_parameters():
+            if ".lora_" in name:
+                parameter.data += 0.05 * torch.randn_like(parameter)
+        batch = random_batch(1)
+        wanted = reference_logprobs(adapted, batch).detach()
+        given = {"path_initial_model_for_weight_conversion": str(tmp_path / "init")}
+        adapted.save_pretrained(tmp_path / "plain", **given)
+    (tmp_path / "read").mkdir()
+    found = read_peft(tmp_path / "plain")
+    write_peft(found, tmp_path / "read", str(TINY))
+    assert found.config.rank == 8
+    mine = reference_logprobs(reference_model(TINY, tmp_path / "read"), batch).detach()
+    torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=0)
 
 
 def test_copy_of_a_base_weight_is_ignored(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from lorad.backends.registry import SERVERS, dialect_class
 from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
+from lorad.errors import AdapterRefused
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.models.loading import load_base
@@ -53,6 +54,12 @@ def leaves_by_part(adapter: Adapter) -> list[set[str]]:
         parent, _, last = module.rpartition(".")
         found.setdefault(parent, set()).add(last)
     return list(found.values())
+
+
+def test_servers_are_given_no_dora() -> None:
+    with pytest.raises(AdapterRefused, match="magnitudes of DoRA") as refused:
+        served(random_adapter(SHAPES, 1, dora=True), SHAPES, (), "float32")
+    assert "--merge" in refused.value.hint
 
 
 @pytest.mark.parametrize("kind", sorted(SERVERS))

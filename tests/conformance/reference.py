@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from lorad.protocol.batch import Batch
@@ -34,6 +35,16 @@ def write_random_model(directory: Path, **settings: Any) -> Path:
     )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+def with_biases(directory: Path) -> None:
+    """Give the biases of a random model, which begin at zero, random numbers."""
+    path, draw = directory / "model.safetensors", np.random.default_rng(0)
+    tensors = load_file(path)
+    for name in sorted(tensors):
+        if name.endswith(".bias"):
+            tensors[name] = draw.normal(0, 0.3, tensors[name].shape).astype(np.float32)
+    save_file(tensors, path, {"format": "pt"})
 
 
 def random_batch(seed: int, groups: int = 3, samples: int = 4) -> Batch:

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from lorad.adapters.peft import WEIGHTS, read_peft
 from lorad.errors import AdapterRefused, IntegrityError
+from lorad.protocol.batch import Optimizer
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import random_batch
 from tests.conformance.trainer_kit import (
@@ -28,7 +29,7 @@ class Checkpoints(TrainerCase):
     async def test_loaded_slot_continues_bit_for_bit(
         self, trainer: Trainer, make_trainer: MakeTrainer, tmp_path: Path
     ) -> None:
-        spec = spec_for(trainer, dropout=0.1, seed=3)
+        spec = spec_for(trainer, dropout=0.1, seed=3, optimizer=Optimizer(loraplus_lr_ratio=4.0))
         await trainer.open("a", spec)
         await train(trainer, "a", range(3))
         directory = await saved(trainer, "a", tmp_path / "middle")

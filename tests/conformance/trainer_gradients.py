@@ -169,6 +169,20 @@ class Gradients(TrainerCase):
         np.testing.assert_array_equal(ends[1], ends[3])
         assert not np.array_equal(ends[0], ends[1])
 
+    async def test_loraplus_gives_b_a_rate_of_its_own(self, trainer: Trainer, start: Path) -> None:
+        ends = []
+        for lr, ratio in ((2**-10, 1.0), (2**-6, 1.0), (2**-10, 16.0)):
+            optimizer = Optimizer(weight_decay=0.1, loraplus_lr_ratio=ratio)
+            await trainer.open("a", spec_for(trainer, source=start, optimizer=optimizer))
+            await accumulate(trainer, "a", random_batch(5))
+            await trainer.optim_step("a", lr, 1.0)
+            ends.append((await trainer.export("a")).tensors)
+            await trainer.close("a")
+        for name, tensor in ends[2].items():
+            is_b = "lora_B" in name
+            assert self.same(trainer, tensor, ends[is_b][name])
+            assert not np.array_equal(tensor, ends[not is_b][name])
+
     async def test_the_norm_is_reported_before_it_is_clipped(self, trainer: Trainer, start: Path) -> None:
         steps, norms = [], []
         for limit in (0.0, 0.01):

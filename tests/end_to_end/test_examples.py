@@ -28,6 +28,7 @@ SMALL = (
         "trainer.tp=1",
         "trainer.dp=1",
         "trainer.ep=1",
+        "trainer.backend_args={}",
         "rollout.backend=builtin",
         "rollout.servers=1",
         "rollout.tp=1",

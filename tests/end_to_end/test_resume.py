@@ -61,6 +61,21 @@ def test_killed_and_resumed_equals_undisturbed(
     assert first.resumed_from is None and (second.resumed_from or 1) % 3 == 0
 
 
+def test_dora_resumes_and_its_versions_are_attested(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, _ = undisturbed
+    text = SPEC.replace("dropout: 0.1", "dora: true").replace("steps: 30", "steps: 6, schedule_steps: 30")
+    made.run("dora", text=text)
+    made.run("dora-half", "trainer.steps=3", text=text)
+    made.lorad("resume", "dora-half", "trainer.steps=6", "--wait")
+    whole, halves = made.client.adapters("dora"), made.client.adapters("dora-half")
+    assert whole[-1].sha256 == halves[-1].sha256 != whole[0].sha256
+    assert {version.attested for version in whole} == {"passed"}
+    made.lorad("fork", "dora@6", "--name", "dora-fork", "trainer.steps=1")
+    assert made.client.adapters("dora-fork")[0].sha256 == whole[-1].sha256
+    made.lorad("export", "dora@6", str(made.root / "merged"), "--merge")
+    assert (made.root / "merged" / "model.safetensors").is_file()
+
+
 def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[str, Any]]) -> None:
     made, expected = undisturbed
     start(made, "orphan")

@@ -64,6 +64,8 @@ def metric(made: World, run: str, key: str) -> list[float]:
         ("dropout", "lora.dropout=0.3"),
         ("rslora", "lora.rslora=true"),
         ("xavier", "lora.init=xavier"),
+        ("dora", "lora.dora=true"),
+        ("loraplus", "trainer.loraplus_lr_ratio=4"),
     ],
 )
 def test_a_switch_changes_the_weights(made: World, plain: str, name: str, override: str) -> None:

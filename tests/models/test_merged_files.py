@@ -49,8 +49,9 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path / "sharded"
 
 
-def test_merged_model_answers_as_base_with_adapter(tmp_path: Path) -> None:
-    adapter = an_adapter()
+@pytest.mark.parametrize("dora", [False, True])
+def test_merged_model_answers_as_base_with_adapter(tmp_path: Path, dora: bool) -> None:
+    adapter = random_adapter(linear_shapes(read_config(TINY)), 0, dora=True) if dora else an_adapter()
     (tmp_path / "adapter").mkdir()
     write_peft(adapter, tmp_path / "adapter", str(TINY))
     merged = merge(adapter, TINY, tmp_path / "merged")

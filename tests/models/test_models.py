@@ -19,6 +19,7 @@ from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora, MixedLora, RoutedLora
+from lorad.models.merge import Merger
 
 # PEFT reads a property that transformers has deprecated
 
@@ -78,22 +79,30 @@ def test_padding_on_the_right_changes_nothing(tmp_path: Path) -> None:
 def peft_tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     prefix = "base_model.model."
     return {
-        name.removeprefix(prefix).replace(".default", ""): tensor.detach().numpy()
+        name.removeprefix(prefix)
+        .replace(".default", "")
+        .replace("vector.weight", "vector"): tensor.detach().numpy()
         for name, tensor in model.named_parameters()
         if ".lora_" in name
     }
 
 
 def with_peft(
-    model: Qwen3ForCausalLM, targets: list[str], rank: int = 4, rslora: bool = False, seed: int = 3
+    model: Qwen3ForCausalLM,
+    targets: list[str],
+    rank: int = 4,
+    rslora: bool = False,
+    seed: int = 3,
+    *,
+    dora: bool = False,
 ) -> Any:
     wrapped = get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=8, target_modules=targets, use_rslora=rslora)
+        model, LoraConfig(r=rank, lora_alpha=8, target_modules=targets, use_rslora=rslora, use_dora=dora)
     )
     torch.manual_seed(seed)
     for name, parameter in wrapped.named_parameters():
         if ".lora_" in name:
-            torch.nn.init.normal_(parameter, 0.0, 0.1)
+            torch.nn.init.normal_(parameter, float("magnitude" in name), 0.1)
     return wrapped
 
 
@@ -116,22 +125,39 @@ def test_frozen_lora_equals_peft(tmp_path: Path, targets: list[str], rslora: boo
     assert (lean(base, some_ids()) - expected).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("targets", [ALL, ["v_proj", "gate_proj"]], ids=["all", "some"])
+def test_frozen_dora_equals_peft(tmp_path: Path, targets: list[str]) -> None:
+    wrapped = with_peft(make_model(tmp_path, attention_bias=True), targets, dora=True)
+    with torch.no_grad():
+        expected = wrapped(some_ids()).logits
+    base = load_base(tmp_path, torch.float32, CPU)
+    lora = FrozenLora(base, peft_tensors(wrapped), 2.0)
+    merged, rest = Merger(base).alone(lora)
+    assert rest is None
+    assert (lean(base, some_ids(), lora) - expected).abs().max() < 1e-4
+    assert (lean(merged, some_ids()) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("owner", [[0, 0, 1, 1, 2, 2], [2, 0, 1, 1, 2, 1]], ids=["even", "uneven"])
-def test_mixed_adapters_in_one_batch_equal_each_alone(tmp_path: Path, owner: list[int]) -> None:
+def test_mixed_adapters_in_one_batch_equal_each_alone(tmp_path: Path, owner: list[int], dora: bool) -> None:
     make_model(tmp_path)
     base = load_base(tmp_path, torch.float32, CPU)
     narrow = peft_tensors(with_peft(make_model(tmp_path), ["q_proj", "down_proj"], rank=2, seed=4))
     loras = [
-        FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL)), 2.0),
+        FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL, dora=dora)), 2.0),
         FrozenLora(base, narrow, 4.0),
     ]
     ids = some_ids(batch=6)
     alone = [lean(base, ids, lora) for lora in (*loras, None)]
-    together = MixedLora(base, [*loras, None])
-    together.assign(np.repeat(owner, 9))
-    mixed = lean(base, ids, together)
-    for row, adapter in enumerate(owner):
-        assert (mixed[row] - alone[adapter][row]).abs().max() < 1e-5
+    for room in ((), (27, 81)):  # as many tokens as there are, or more, as in a captured step
+        together = MixedLora(base, [*loras, None], *room)
+        together.assign(np.repeat(owner, 9))
+        mixed = lean(base, ids, together)
+        for row, adapter in enumerate(owner):
+            assert (mixed[row] - alone[adapter][row]).abs().max() < 1e-5
+    together.fill([None, *loras])
+    assert (lean(base, ids, together)[owner.index(0)] - alone[2][owner.index(0)]).abs().max() < 1e-5
 
 
 def test_gradients_reach_only_what_the_adapter_adds(tmp_path: Path) -> None:

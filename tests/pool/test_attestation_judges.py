@@ -176,6 +176,16 @@ def test_the_verdict_over_all_tests(
     assert outcome.verdict(is_proven=proven).verdict == expected
 
 
+def test_the_amplified_test_proves_no_dora() -> None:
+    outcome = Outcome(UNSURE, PASSED, Amplified(PASSED), is_dora=True)
+    found = outcome.verdict(is_proven=True)
+    assert found.verdict == "inconclusive" and "magnitudes of DoRA" in found.detail
+    assert Outcome(PASSED, PASSED, None, is_dora=True).verdict(is_proven=False).verdict == "passed"
+    assert (
+        Outcome(PASSED, PASSED, Amplified(FAILED), is_dora=True).verdict(is_proven=True).verdict == "failed"
+    )
+
+
 def test_fp32_is_held_to_fp32() -> None:
     prediction = Prediction(canaries(1e-6), 64.0, BASE + CHANGE, np.zeros(TOKENS))
     assert judge_amplified(prediction, BASE + CHANGE * (1 + 1e-5), FLOAT32).verdict.verdict == "passed"

@@ -294,6 +294,34 @@ def test_experts_that_megatron_cannot_train_are_refused(
     assert str(refused.value).startswith(says) and refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("more", "model", "says"),
+    [
+        ({}, "tiny", None),
+        ({"trainer": {"backend": "fsdp"}}, "tiny", None),
+        ({}, "tiny-moe", None),
+        ({"trainer": {"backend": "megatron"}}, "tiny", "lora.dora: the megatron trainer has no place"),
+        ({"rollout": {"backend": "vllm"}}, "tiny", "lora.dora: vllm has no place"),
+        ({"rollout": {"backend": "sglang"}}, "tiny", "lora.dora: sglang has no place"),
+        (
+            {"lora": {"target_modules": "*.experts.*"}},
+            "tiny-moe",
+            "lora.dora: DoRA is not computed on experts",
+        ),
+        ({"lora": {"dropout": 0.1}}, "tiny", "lora.dropout: 0.1 with lora.dora"),
+    ],
+)
+def test_dora_is_refused_where_nobody_computes_it(more: dict[str, Any], model: str, says: str | None) -> None:
+    lora = {"target_modules": "q_proj", **more.get("lora", {}), "dora": True}
+    spec, facts = convert({**more, "lora": lora}), read_facts(resolve(f"builtin:{model}"))
+    if says is None:
+        check_adapter(spec, facts, adapter_config(spec, facts), "cpu")
+        return
+    with pytest.raises(SpecError) as refused:
+        check_adapter(spec, facts, adapter_config(spec, facts), "cpu")
+    assert str(refused.value).startswith(says) and "leave lora.dora out" in refused.value.hint
+
+
 def ranks_of(lora: dict[str, Any], **more: Any) -> tuple[int, int]:
     """The rank of an adapter of the mixture, and its rank on experts."""
     made = adapter_config(convert({"lora": lora, **more}), read_facts(resolve("builtin:tiny-moe")))

@@ -76,6 +76,14 @@ def test_an_override_does_not_reach_through_an_alias() -> None:
     assert args == {"a": {"k": 2}, "b": {"k": 1}}
 
 
+@pytest.mark.parametrize(("init", "is_of_base"), [("pissa", True), ("olora", True), ("gaussian", False)])
+def test_inits_that_change_the_base_are_refused(init: str, is_of_base: bool) -> None:
+    with pytest.raises(SpecError, match=r"lora\.init: Invalid enum value") as refused:
+        load_spec(f"lora: {{init: {init}}}")
+    assert ("changes the base" in refused.value.hint) is is_of_base
+    assert "Choose one of: kaiming" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("text", "begins"),
     [
@@ -83,6 +91,7 @@ def test_an_override_does_not_reach_through_an_alias() -> None:
         ("seed: 1\n\nlora:\n  rnak: 3\n", "spec.yaml:4: lora.rnak: unknown key"),
         ("seeed: 1", "spec.yaml:1: seeed: unknown key"),
         ("lora: {rank: 1}\ntrainer: {betas: [0.9, 2]}", "spec.yaml:2: trainer.betas[1]: Expected float"),
+        ("trainer: {loraplus_lr_ratio: 0}", "spec.yaml:1: trainer.loraplus_lr_ratio: Expected float > 0"),
         ("lora: 3", "spec.yaml:1: lora: Expected object"),
         ("- a", "spec.yaml:1: a spec is a mapping"),
         ("a: 1\nlora:\n  rank: 1\n  rank: 2\n", "spec.yaml:4: rank: the key is there twice"),

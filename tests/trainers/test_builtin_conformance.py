@@ -10,6 +10,8 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.conformance.reference import with_biases, write_random_model
+from tests.conformance.trainer_dora import Dora
 from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
 from tests.conformance.trainer_kit import MakeTrainer
@@ -38,6 +40,21 @@ class TestBuiltinTrainer(TrainerSuite):
         yield make
         for compute in threads:
             compute.close()
+
+
+class TestDora(Dora):
+    kind = BuiltinTrainer
+    make_trainer = TestBuiltinTrainer.make_trainer
+
+
+class TestDoraWithBiases(TestDora):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("biased")
+        write_random_model(directory, tie_word_embeddings=False, attention_bias=True)
+        with_biases(directory)
+        return directory
 
 
 class TestSlotsOneByOne(Many):

@@ -27,7 +27,7 @@ from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import Slot
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from lorad.trainers.slot_math import adamw, initial_a, l2_norm
+from lorad.trainers.slot_math import adamw, initial_a, l2_norm, spans_of
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model, write_random_model
 from tests.conformance.trainer_kit import accumulate, flat, open_trained, saved, spec_for, targets_for, train
 
@@ -373,19 +373,36 @@ def test_the_norm_of_many_numbers_is_right() -> None:
     assert l2_norm(torch.tensor([3.0, 4.0])) == 5
 
 
-def test_optimizer_equals_torchs_adamw_bit_for_bit() -> None:
-    optimizer = Optimizer(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
+@pytest.mark.parametrize("ratio", [1.0, 12.0])
+def test_optimizer_equals_torchs_adamw_bit_for_bit(ratio: float) -> None:
+    """With LoRA+ it equals torch's with a parameter group for A and one for B."""
+    optimizer = Optimizer(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, loraplus_lr_ratio=ratio)
     generator = torch.Generator().manual_seed(0)
     ours = torch.randn(100, generator=generator)
-    theirs = torch.nn.Parameter(ours.clone())
-    judge = torch.optim.AdamW([theirs], betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, foreach=True)
-    moments = torch.zeros(100), torch.zeros(100)
+    theirs = [torch.nn.Parameter(part.clone()) for part in ours.split(25)]  # A, B, A, B
+    groups = [{"params": theirs[::2]}, {"params": theirs[1::2]}]
+    judge = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, foreach=True)
+    moments, spans = (torch.zeros(100), torch.zeros(100)), spans_of([(25, False), (25, True)] * 2, 0, 100)
     for step, lr in enumerate((1e-2, 3e-3, 0.0, 1e-1), start=1):
-        theirs.grad = torch.randn(100, generator=generator)
-        judge.param_groups[0]["lr"] = lr
+        grads = torch.randn(100, generator=generator)
+        for parameter, grad in zip(theirs, grads.split(25), strict=True):
+            parameter.grad = grad
+        for group, times in zip(judge.param_groups, (1, ratio), strict=True):
+            group["lr"] = times * lr
         judge.step()
-        adamw(ours, theirs.grad, *moments, step, lr, optimizer)
-    assert torch.equal(ours, theirs.detach())
+        adamw(ours, grads, *moments, step, lr, optimizer, spans)
+    assert torch.equal(ours, torch.cat([parameter.detach() for parameter in theirs]))
+
+
+def test_spans_cover_a_share_of_a_vector() -> None:
+    sizes = [(3, False), (2, True), (2, True), (4, False), (1, True)]
+    assert spans_of(sizes, 0, 12) == [
+        (slice(0, 3), False),
+        (slice(3, 7), True),
+        (slice(7, 11), False),
+        (slice(11, 12), True),
+    ]
+    assert spans_of(sizes, 4, 8) == [(slice(0, 3), True), (slice(3, 4), False)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ vectors.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -99,14 +100,18 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ratio", [1.0, 16.0])
+def test_a_step_is_that_of_torch(ratio: float) -> None:
     torch.manual_seed(0)
+    optimizer = Optimizer(weight_decay=0.1, loraplus_lr_ratio=ratio)
     parameters = [torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(4, 2))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
-    slot = Slot(SPEC, DataParallel(), [Section([p.shape for p in parameters], DataParallel())])
+    section = Section([p.shape for p in parameters], DataParallel(), are_b=[False, True])
+    slot = Slot(msgspec.structs.replace(SPEC, optimizer=optimizer), DataParallel(), [section])
     slot.fill(slot.weights, [p.detach().clone() for p in parameters])
     slot.bind(parameters)
-    adam = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.1)
+    groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "lr": ratio * 0.1}]
+    adam = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)
     for _ in range(3):
         for group in (parameters, theirs):
             sum((p**3).sum() for p in group).backward()  # type: ignore[union-attr]

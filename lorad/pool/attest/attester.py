@@ -154,13 +154,14 @@ class Attester:
         by_server = await self._scores(name, canaries)
         direct = worst([judge(canaries, engine, claim.trainer, before, self.limits) for engine in by_server])
         unmet = unmet_of(source, canaries)
-        outcome = Outcome(direct, unmet=unmet)
+        is_dora = source.adapter is not None and source.adapter.config.dora
+        outcome = Outcome(direct, unmet=unmet, is_dora=is_dora)
         if direct.verdict != "failed" and not self.is_direct_enough:
             named = await self._named(name, source, claim, by_server)
             amplified = None
             if claim.prediction is not None and named.verdict != "failed":
                 amplified = await self.amplified(name, source, claim.prediction)
-            outcome = Outcome(direct, named, amplified, unmet)
+            outcome = replace(outcome, named=named, amplified=amplified)
         if "failed" not in (direct.verdict, outcome.named and outcome.named.verdict):
             self._references[name] = Reference(canaries, by_server[0], before)
         return outcome

@@ -37,13 +37,16 @@ class Claim(Struct, frozen=True):
 
 class Outcome(Struct, frozen=True):
     """named, amplified: None where that test was not made. unmet: adapted experts that no canary is sent to,
-    of which nothing was proved; None where the trainer does not know.
+    of which nothing was proved; None where the trainer does not know. is_dora: alpha times K makes all of A
+    and B plain to see, but not the magnitudes; so of DoRA the amplified test can fail a version, and never
+    prove one.
     """
 
     direct: Attestation
     named: Attestation | None = None
     amplified: Amplified | None = None
     unmet: tuple[str, ...] | None = ()
+    is_dora: bool = False
 
     @property
     def changes_nothing(self) -> bool:
@@ -88,11 +91,13 @@ class Outcome(Struct, frozen=True):
         if self.named is None or self.changes_nothing:
             return replace(self.direct, facts=facts)
         is_known = is_proven if self.amplified is None else self.amplified.verdict.verdict == "passed"
+        is_known = is_known and not self.is_dora
         if self.named.verdict == "passed" and (is_known or self.direct.verdict == "passed"):
             parts = [part for part in parts if part.verdict == "passed"]
             return Attestation("passed", "; ".join(part.detail for part in reversed(parts)), facts)
-        parts = [part for part in parts if part.verdict == "inconclusive"]
-        return Attestation("inconclusive", "; ".join(part.detail for part in reversed(parts)), facts)
+        details = [part.detail for part in reversed(parts) if part.verdict == "inconclusive"]
+        details += ["no amplified test proves the magnitudes of DoRA"] * self.is_dora
+        return Attestation("inconclusive", "; ".join(details), facts)
 
 
 def unmet_of(source: AdapterSource, canaries: Canaries) -> tuple[str, ...] | None:

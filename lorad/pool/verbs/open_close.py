@@ -169,7 +169,9 @@ async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
 
 def _config(args: Open) -> AdapterConfig:
     modules = tuple(sorted(args.modules))
-    return AdapterConfig(args.rank, args.alpha, modules, args.rslora, args.dropout, args.expert_rank)
+    return AdapterConfig(
+        args.rank, args.alpha, modules, args.rslora, args.dropout, args.expert_rank, args.dora
+    )
 
 
 async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> SlotInfo:

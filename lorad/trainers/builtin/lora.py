@@ -1,5 +1,8 @@
 """Adapters inside the forward: y + scale * B(A(dropout(x))), with gradients straight into the slots.
 
+With DoRA it is c * (W x + scale * B(A x)) plus the bias, where c = m / |W + scale * B A| and, as its paper
+and PEFT have it, the norm counts as a constant in the gradient.
+
 Arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients
 and Adam stay fp32. Rows of several slots may share one forward: each slot has a range of them. One slot on a
 small base is merged, W + scale * B A, as the engine has it: its two products for y and one for x's gradient
@@ -59,7 +62,8 @@ class SlotLora:
         """Return what to run: the base and this, or where it is cheaper a base with the slot merged."""
         (slot, *others), rows = self.slots, self.ranges[-1].stop
         enough = rows >= 2 * base.config.hidden_size  # else the copies take longer than the products
-        if others or self.generators or not (enough and gains_by_merging(base)):
+        keeps = slot.spec.adapter.dora and torch.is_grad_enabled()  # W x alone is in the gradient of m
+        if others or self.generators or keeps or not (enough and gains_by_merging(base)):
             return base, self
 
         def add(layer: int, group: str, weight: Tensor) -> Tensor:
@@ -69,6 +73,8 @@ class SlotLora:
             weight, scale = weight.clone(), self.amplify * site.scale
             for half in site.halves:
                 weight[half.rows].addmm_(half.b, site.a[half.ranks], alpha=scale)
+                if half.magnitude is not None:
+                    weight[half.rows] *= (half.magnitude / site.norms(half, scale))[:, None]
             return weight
 
         merged = SlotLora(self.slots, self.ranges, self.train, self.amplify, is_merged=True)
@@ -135,6 +141,9 @@ class _Part:
         """Adds the delta to y; returns A x, [rows, modules * rank], and the masks of dropout."""
         x, y = x[self.rows], y[self.rows]
         a, masks = self.site.a.to(x.dtype), []
+        if self.is_dora and self.site.bias is not None:
+            for half in self.site.halves:
+                y[:, half.rows].sub_(self.site.bias[half.rows])
         if self.dropout:
             masks = [self._mask(x) for _ in self.site.halves]
             low = torch.cat([self._dropped(x, m) @ a[h.ranks].t() for h, m in self._each(masks)], 1)
@@ -144,6 +153,33 @@ class _Part:
             b, scale = self._scaled(half, x.dtype)
             y[:, half.rows].addmm_(low[:, half.ranks], b.t(), alpha=scale)
         return low, masks
+
+    @property
+    def is_dora(self) -> bool:
+        return self.site.halves[0].magnitude is not None
+
+    def lengthen(self, y: Tensor) -> list[Tensor]:
+        """Turn W x + scale * B A x in y into that of DoRA. Returns c of each module, and y before."""
+        kept: list[Tensor] = []
+        y = y[self.rows]
+        for half in self.site.halves:
+            assert half.magnitude is not None
+            c, out = half.magnitude / self.site.norms(half, self.scale), y[:, half.rows]
+            kept += [c, out.clone()]
+            out.mul_(c)
+            if self.site.bias is not None:
+                out.add_(self.site.bias[half.rows])
+        return kept
+
+    def shorten(self, kept: Sequence[Tensor], y_grad: Tensor) -> None:
+        """Take the gradient of m, and turn that of y, in place, into the gradient of what `lengthen` got."""
+        y_grad = y_grad[self.rows]
+        for half, c, before in zip(self.site.halves, kept[::2], kept[1::2], strict=True):
+            assert half.magnitude is not None and half.magnitude_grad is not None
+            out = y_grad[:, half.rows]
+            norms = self.site.norms(half, self.scale)
+            half.magnitude_grad.add_((out.float() * before.float()).sum(0) / norms)
+            out.mul_(c)
 
     def backward(
         self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None
@@ -211,7 +247,7 @@ class _AddLora(Function):
         ctx.parts, tensors = parts, [x]
         for part in parts:
             low, masks = part.add(x, y)
-            tensors += [low, *masks]
+            tensors += [low, *masks, *(part.lengthen(y) if part.is_dora else ())]
         ctx.save_for_backward(*tensors)
         return y
 
@@ -223,9 +259,13 @@ class _AddLora(Function):
             whole = sum(part.rows.stop - part.rows.start for part in ctx.parts) == len(x)
             x_grad = torch.empty_like(x) if whole else torch.zeros_like(x)
         saved = iter(rest)
+        if any(part.is_dora for part in ctx.parts):
+            y_grad = y_grad.clone()
         for part in ctx.parts:
             low = next(saved)
             masks = [next(saved) for _ in part.site.halves] if part.dropout else []
+            if part.is_dora:
+                part.shorten([next(saved) for _ in range(2 * len(part.site.halves))], y_grad)
             part.backward(x, low, masks, y_grad, x_grad)
         return x_grad, y_grad, None, None
 

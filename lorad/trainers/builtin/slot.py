@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.adapter import MAGNITUDE, Adapter, AdapterConfig
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, IntegrityError
 from lorad.models.base import Base
 from lorad.models.directory import linear_shapes
-from lorad.models.lora import fused_groups, layers_with_experts, members
+from lorad.models.lora import fused_groups, layers_with_experts, members, row_norms, weight_at
 from lorad.protocol.batch import Optimizer
 from lorad.trainers import checkpoint
 from lorad.trainers.base import SlotInfo, SlotSpec
 from lorad.trainers.checkpoint import MOMENTS, RNG, Saved
-from lorad.trainers.slot_math import adamw, initial_a, l2_norm
+from lorad.trainers.slot_math import adamw, initial_a, l2_norm, spans_of
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +33,34 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Half:
     """The B of one trained module of a fused linear, [out, rank], and where it works: output rows, columns of
-    A x.
+    A x. magnitude: of DoRA, [out].
     """
 
     rows: slice
     ranks: slice
     b: Tensor
     b_grad: Tensor
+    magnitude: Tensor | None = None
+    magnitude_grad: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """The trained part of one fused linear: views into the slot's vectors. a: [modules * rank, in]. scale: of
-    B A.
+    B A. weight, bias: the base's.
     """
 
     a: Tensor
     a_grad: Tensor
     halves: tuple[Half, ...]
     scale: float
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+    def norms(self, half: Half, scale: float) -> Tensor:
+        """Return |W + scale * B A| of the rows of a module, [out] in fp32."""
+        assert self.weight is not None
+        return row_norms(self.weight[half.rows], half.b * scale, self.a[half.ranks])
 
 
 class Slot:
@@ -63,6 +72,8 @@ class Slot:
         self.shapes = {**_tensor_shapes(base, spec.adapter), **head}
         self.head = tuple(head)  # names
         total = sum(math.prod(shape) for shape in self.shapes.values())
+        sizes = ((math.prod(shape), ".lora_B." in name) for name, shape in self.shapes.items())
+        self._spans = spans_of(sizes, 0, total)
         others = torch.device("meta") if spec.frozen else base.device  # where vectors take no memory
         self.weights, self.grads, self.exp_avg, self.exp_avg_sq = (
             torch.zeros(total, dtype=torch.float32, device=device) for device in (base.device, *3 * [others])
@@ -78,6 +89,10 @@ class Slot:
         for module in spec.adapter.modules:
             a = weights[f"{module}.lora_A.weight"]
             a.copy_(initial_a(spec.init, (a.shape[0], a.shape[1]), generator))
+        for site in self.sites.values():
+            for half in site.halves:
+                if half.magnitude is not None:  # so that the slot begins as the base
+                    half.magnitude.copy_(site.norms(half, 0.0))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """One of the slot's vectors by logical name, in layout order, sharing its memory."""
@@ -128,7 +143,8 @@ class Slot:
                 self.grads.mul_(max_grad_norm / norm)
             self.step += 1
             settings = optimizer or self.spec.optimizer
-            adamw(self.weights, self.grads, self.exp_avg, self.exp_avg_sq, self.step, lr, settings)
+            moments = self.exp_avg, self.exp_avg_sq
+            adamw(self.weights, self.grads, *moments, self.step, lr, settings, self._spans)
         self.grads.zero_()
         return norm, applied
 
@@ -148,14 +164,17 @@ class Slot:
                 name = f"{module}.lora_B.weight"
                 if name in weights:
                     ranks = slice(len(halves) * rank, (len(halves) + 1) * rank)
-                    halves.append(Half(rows, ranks, weights[name], grads[name]))
+                    magnitude = f"{module}.{MAGNITUDE}"
+                    both = weights.get(magnitude), grads.get(magnitude)
+                    halves.append(Half(rows, ranks, weights[name], grads[name], *both))
                     trained.append(f"{module}.lora_A.weight")
             if halves:
                 a, a_grad = (
                     _stack(flat, views[trained[0]], len(halves) * rank)
                     for flat, views in ((self.weights, weights), (self.grads, grads))
                 )
-                sites[place] = Site(a, a_grad, tuple(halves), adapter.scale_of(names[0]))
+                its = weight_at(base, *place) if adapter.dora else ()
+                sites[place] = Site(a, a_grad, tuple(halves), adapter.scale_of(names[0]), *its)
         return sites
 
 
@@ -167,7 +186,8 @@ def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ..
     if not shapes:
         raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
     places = [members(base, *place) for place in fused_groups(base)]
-    order = [f"{module}.lora_{half}.weight" for modules in places for half in "AB" for module in modules]
+    parts = ("lora_A.weight", "lora_B.weight", MAGNITUDE)
+    order = [f"{module}.{part}" for modules in places for part in parts for module in modules]
     return {name: shapes[name] for name in order if name in shapes}
 
 

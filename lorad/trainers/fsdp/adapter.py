@@ -16,19 +16,22 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from lorad.adapters.adapter import AdapterConfig
+from lorad.adapters.adapter import MAGNITUDE, AdapterConfig
 from lorad.errors import AdapterRefused
+from lorad.models.lora import row_norms
 from lorad.trainers.fsdp import experts
 from lorad.trainers.sharded.body import Mounted, MountKey
 
 _NAME = "mounted"
 _HALVES = ("lora_A", "lora_B")
+_PARTS = (*_HALVES, MAGNITUDE)
 
 
 def is_adapter(parameter: str) -> bool:
     """Return whether a parameter of this name is no part of the base."""
-    return any(f".{half}.{_NAME}." in parameter for half in _HALVES)
+    return any(f".{part}.{_NAME}." in parameter for part in _PARTS)
 
 
 class AdapterRoom:
@@ -117,6 +120,10 @@ class AdapterRoom:
             for name in config.modules
             for half in _HALVES
         ]
+        if config.dora:
+            for name in config.modules:
+                magnitude = _put_dora(self._linears[name], device)
+                places.append(_Place([f"{name}.{MAGNITUDE}"], magnitude))
         self._peft.set_adapter(_NAME)
         self._adapted = [self._linears[name] for name in config.modules]
         return places
@@ -140,6 +147,15 @@ class AdapterRoom:
         for linear in self._adapted:
             linear.enable_adapters(on)
 
+    def row_norms(self, modules: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the length of each row of the base's weights, [out] in fp32. Collective."""
+        found = {}
+        for name in modules:
+            weight = self._linears[name].get_base_layer().weight
+            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            found[name] = row_norms(whole).cpu().numpy()
+        return found
+
     def _check_places(self, config: AdapterConfig) -> None:
         placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
         if placed != set(config.modules):
@@ -157,6 +173,31 @@ class AdapterRoom:
         return linear.weight  # type: ignore[no-any-return]
 
 
+class _Dora:
+    """What PEFT's linear computes in the place of its LoRA: `DoraLinearVariant` with the norm and the
+    magnitude in fp32, whatever the dtype of the base. Inside the forward of a layer its weights are whole.
+    """
+
+    @staticmethod
+    def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
+        a, b = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
+        base, scale = module.get_base_layer(), module.scaling[active_adapter]
+        c = module.lora_magnitude_vector[active_adapter].weight / row_norms(base.weight, scale * b, a)
+        bias = 0 if base.bias is None else base.bias
+        made: Tensor = result - bias + scale * module.lora_B[active_adapter](module.lora_A[active_adapter](x))
+        long: Tensor = c * made
+        return long.to(result.dtype) + bias
+
+
+def _put_dora(linear: Any, device: torch.device) -> nn.Parameter:
+    """Give the adapter of a linear a magnitude, zero, in fp32; PEFT takes it out with the rest."""
+    holder = nn.Module()
+    holder.weight = nn.Parameter(torch.zeros(linear.out_features, device=device))
+    linear.lora_magnitude_vector[_NAME] = holder
+    linear.lora_variant[_NAME] = _Dora()
+    return holder.weight
+
+
 class _Place(NamedTuple):
     """A parameter, and the tensors of an adapter that it holds: one, or a stack of several."""
 
@@ -170,8 +211,8 @@ class _Place(NamedTuple):
 
 
 class _ReplicatedAdapter(Mounted):
-    """Every rank holds all of it: A then B of each linear, in the order of the configuration, then those of
-    each layer's experts.
+    """Every rank holds all of it: A then B of each linear, in the order of the configuration, then the
+    magnitudes of DoRA, then A and B of each layer's experts.
     """
 
     def __init__(self, places: Sequence[_Place]) -> None:
@@ -180,6 +221,10 @@ class _ReplicatedAdapter(Mounted):
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
         return [place.weight for place in self._places]
+
+    @property
+    def are_b(self) -> Sequence[bool]:
+        return [".lora_B." in place.names[0] for place in self._places]
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -69,6 +70,7 @@ class _FsdpBody(Body):
     """
 
     lockstep = True
+    has_dora = True
 
     def __init__(self, settings: BodySettings, attention: str | None) -> None:
         directory = Path(settings.model)
@@ -176,6 +178,9 @@ class _FsdpBody(Body):
 
     def checksum(self) -> str:
         return weights.checksum(self._model)
+
+    def row_norms(self, modules: Sequence[str]) -> dict[str, np.ndarray]:
+        return self._room.row_norms(modules)
 
     def mount(self, key: MountKey) -> Mounted:
         return self._room.put(key, self.dtype, self.device)

@@ -61,7 +61,10 @@ def are_met(experts: Iterable[str], met: Mapping[int, Tensor]) -> list[bool]:
 
 
 def from_all_ranks(
-    wanted: _Shapes, here: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch.device
+    wanted: Mapping[str, tuple[int, ...]],
+    here: Mapping[str, Tensor],
+    group: dist.ProcessGroup,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """fp32 on the CPU, the same on every rank of `group`. here: those of `wanted` that this rank has. The
     bits of all ranks are added up, of which all but one rank's are zeros. Collective.

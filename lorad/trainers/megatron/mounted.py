@@ -191,7 +191,7 @@ class MegatronMounted(Mounted):
         wanted = expected_shapes(key.adapter, shapes)
         modules = [list(target.members.values()) for target in targets]
         self._sharing = modules if key.lora_type == "lora" else []
-        self._experts: dict[str, dict[str, tuple[int, int]]] = {}  # by layer
+        self._experts: dict[str, dict[str, tuple[int, ...]]] = {}  # by layer
         for target in (target for target in targets if target.is_of_expert):
             layer = self._experts.setdefault(target.path.partition(".mlp.")[0], {})
             names = [f"{name}.{side}.weight" for name in target.members.values() for side in _SIDES]
@@ -240,6 +240,11 @@ class MegatronMounted(Mounted):
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
         return [holder.get_parameter("weight") for holder in self._holders]
+
+    @property
+    def are_b(self) -> Sequence[bool]:
+        numbers = {number for name, number in self._holder.items() if ".lora_B." in name}
+        return [number in numbers for number in range(len(self._holders))]
 
     @property
     def expert_parameters(self) -> int:

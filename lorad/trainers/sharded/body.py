@@ -62,6 +62,11 @@ class Mounted(ABC):
         their gradients.
         """
 
+    @property
+    @abstractmethod
+    def are_b(self) -> Sequence[bool]:
+        """Return of each parameter whether it is a B."""
+
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         """Logical name -> whole fp32 tensor on the CPU, from this rank's parts; `local` is shaped as the
@@ -99,6 +104,8 @@ class Body(ABC):
     """Whether this rank counts, in sums over all ranks, what all model-parallel ranks hold alike."""
     has_states: bool = True
     """Whether `states` works, which critics need."""
+    has_dora: bool = False
+    """Whether `row_norms` works, and adapters may have magnitudes."""
     packs: bool = True
     """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its
     own.
@@ -147,6 +154,10 @@ class Body(ABC):
 
         Raises AdapterRefused, and leaves the model with none, for what cannot be trained here.
         """
+
+    def row_norms(self, modules: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the length of each row of the weights of some linears, [out] in fp32. Collective."""
+        raise NotImplementedError("this body has no DoRA")
 
     @abstractmethod
     def unmount(self) -> None:

@@ -19,7 +19,7 @@ from lorad.protocol.batch import Optimizer
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.checkpoint import Saved, later_seed
 from lorad.trainers.sharded.workers import DataParallel
-from lorad.trainers.slot_math import adamw, l2_norm
+from lorad.trainers.slot_math import Spans, adamw, l2_norm, spans_of
 
 _VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
 HOST = torch.device("cpu")
@@ -28,13 +28,14 @@ HOST = torch.device("cpu")
 class Section(NamedTuple):
     """Parameters of a slot that the same ranks hold. counts: whether this rank counts in sums over all ranks,
     where ranks outside of `dp` hold the same. times: how often their gradients have each token, summed over
-    `dp`.
+    `dp`. are_b: which of the parameters are a B; empty: none is.
     """
 
     shapes: Sequence[torch.Size]
     dp: DataParallel
     counts: bool = True
     times: int = 1
+    are_b: Sequence[bool] = ()
 
     @property
     def size(self) -> int:
@@ -43,6 +44,16 @@ class Section(NamedTuple):
     @property
     def padded(self) -> int:
         return -(-self.size // self.dp.size) * self.dp.size
+
+    @property
+    def spans(self) -> Spans:
+        """Return what of this rank's share is of A, and what of B."""
+        share = self.padded // self.dp.size
+        are_b = self.are_b or [False] * len(self.shapes)
+        sizes = [(shape.numel(), is_b) for shape, is_b in zip(self.shapes, are_b, strict=True)]
+        return spans_of(
+            [*sizes, (self.padded - self.size, False)], share * self.dp.rank, share * (self.dp.rank + 1)
+        )
 
 
 class Slot:
@@ -197,7 +208,7 @@ class Slot:
                 if 0 < max_grad_norm < norm:
                     grad.mul_(max_grad_norm / norm)
                 mine = section.dp.part(whole)
-                adamw(mine, grad, average, square, self.step, lr, settings)
+                adamw(mine, grad, average, square, self.step, lr, settings, section.spans)
                 section.dp.join_parts(mine, whole)
         self.grads.zero_()
         return norm, applied

@@ -6,6 +6,7 @@ same grounds everywhere; where ranks may disagree (files), they ask each other f
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lorad.adapters.adapter import Adapter
+from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.targets import MEGATRON
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError
@@ -118,6 +119,10 @@ class RankTrainer:
         wanted = expected_shapes(spec.adapter, self._body.shapes)
         if not wanted:
             raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
+        if spec.adapter.dora and not self._body.has_dora:
+            raise AdapterRefused(
+                "this trainer does not train DoRA", hint="use trainer.backend: builtin or fsdp"
+            )
         if spec.critic and not self._body.has_states:
             raise SpecError("a critic works on one stage only", key="trainer.pp", hint="Use trainer.pp: 1.")
         source = spec.source
@@ -128,12 +133,15 @@ class RankTrainer:
                 else dict(checkpoint.read_source(source, spec.adapter, self._body.shapes).tensors)
             )
         )
+        if spec.adapter.dora and source is None:  # so that it begins as the base
+            norms = self._body.row_norms(spec.adapter.modules)
+            start |= {f"{module}.{MAGNITUDE}": array for module, array in norms.items()}
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         head = [torch.Size(shape) for shape in self._head(spec).values()]
         made = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
         made.fill(made.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self._slots[slot] = made
-        size = sum(rows * columns for rows, columns in wanted.values()) + sum(p.numel() for p in made.head)
+        size = sum(map(math.prod, wanted.values())) + sum(p.numel() for p in made.head)
         vectors = 1 if spec.frozen else 4
         return SlotInfo(slot=slot, parameters=size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
 
@@ -250,11 +258,9 @@ class RankTrainer:
             yield
             return
         before = slot.weights.clone()
-        wanted = expected_shapes(slot.spec.adapter, self._body.shapes)
-        ones = {name: np.full(shape, ".lora_B." in name, np.float32) for name, shape in wanted.items()}
         try:
-            for view, part in zip(slot.views(slot.weights), mounted.scatter(ones), strict=False):
-                if part.any():
+            for view, is_b in zip(slot.views(slot.weights), mounted.are_b, strict=False):
+                if is_b:
                     view.mul_(times)
             slot.bind(mounted.parameters)
             yield
@@ -334,10 +340,10 @@ class RankTrainer:
         return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
 
     def _sections(self, mounted: Mounted) -> list[Section]:
-        shapes, body = [p.shape for p in mounted.parameters], self._body
+        shapes, body, are_b = [p.shape for p in mounted.parameters], self._body, mounted.are_b
         first = len(shapes) - mounted.of_experts
-        experts = Section(shapes[first:], body.expert_dp, times=body.expert_times)
-        return [Section(shapes[:first], body.dp), experts]
+        experts = Section(shapes[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:])
+        return [Section(shapes[:first], body.dp, are_b=are_b[:first]), experts]
 
     def _mount(self, key: MountKey) -> Mounted:
         """Return modules for adapters of this kind, which hold no slot's weights."""
@@ -403,7 +409,7 @@ class RankTrainer:
         raise failure or IntegrityError("another rank refused it", hint="See the log of the trainer.")
 
 
-def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool) -> dict[str, np.ndarray]:
+def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, ...]], *, fuses: bool) -> dict[str, np.ndarray]:
     """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the
     first one's.
     """
@@ -411,7 +417,7 @@ def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool)
     found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
     for module in spec.adapter.modules:
         name = f"{module}.lora_A.weight"
-        found[name] = initial_a(spec.init, wanted[name], generator).numpy()
+        found[name] = initial_a(spec.init, (wanted[name][0], wanted[name][1]), generator).numpy()
     if spec.lora_type == "lora" and fuses:
         for first, *others in (MEGATRON["linear_qkv"], MEGATRON["linear_fc1"]):
             for module in spec.adapter.modules:

@@ -5,18 +5,24 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.adapter import MAGNITUDE, Adapter, AdapterConfig
 
 Shapes = Mapping[str, tuple[int, int]]
 
 
 def random_adapter(
-    shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1, expert_rank: int | None = None
+    shapes: Shapes,
+    seed: int,
+    rank: int = 4,
+    std: float = 0.1,
+    expert_rank: int | None = None,
+    *,
+    dora: bool = False,
 ) -> Adapter:
     """On every linear but lm_head."""
     rng = np.random.default_rng(seed)
     modules = tuple(sorted(module for module in shapes if module != "lm_head"))
-    config, tensors = AdapterConfig(rank, 2.0 * rank, modules, expert_rank=expert_rank), {}
+    config, tensors = AdapterConfig(rank, 2.0 * rank, modules, expert_rank=expert_rank, dora=dora), {}
     for module in modules:
         out, into = shapes[module]
         tensors[f"{module}.lora_A.weight"] = rng.normal(0, std, (config.rank_of(module), into)).astype(
@@ -25,6 +31,8 @@ def random_adapter(
         tensors[f"{module}.lora_B.weight"] = rng.normal(0, std, (out, config.rank_of(module))).astype(
             np.float32
         )
+        if dora:
+            tensors[f"{module}.{MAGNITUDE}"] = rng.uniform(0.5, 2, out).astype(np.float32)
     return Adapter(config, tensors)
 
 

@@ -102,6 +102,10 @@ class TinyMounted(Mounted):
     def parameters(self) -> Sequence[nn.Parameter]:
         return self._parameters
 
+    @property
+    def are_b(self) -> Sequence[bool]:
+        return [False, True]
+
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip((f"{MODULE}.lora_A.weight", f"{MODULE}.lora_B.weight"), local, strict=True))
 

@@ -11,7 +11,8 @@ import pytest
 from lorad.errors import SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
-from tests.conformance.reference import VOCAB
+from tests.conformance.reference import VOCAB, with_biases, write_random_model
+from tests.conformance.trainer_dora import Dora
 from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
@@ -66,6 +67,28 @@ class TestFsdpOneRank(Ranks, TrainerSuite):
 
 class TestFsdpTwoRanks(Ranks, TrainerSuite):
     backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestDoraOnOneRank(Ranks, Dora):
+    backend, sizes = "fsdp", {}
+
+
+class TestDoraOnTwoRanks(Ranks, Dora):
+    backend, sizes = "fsdp", {"dp": 2}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("biased")
+        write_random_model(directory, tie_word_embeddings=False, attention_bias=True)
+        with_biases(directory)
+        return directory
+
+
+@pytest.mark.long
+class TestDoraContextParallel(Ranks, Dora):
+    backend, sizes = "fsdp", {"cp": 2}
 
 
 class TestFsdpContextParallel(Ranks, TrainerSuite):

@@ -42,6 +42,7 @@ from lorad.store.rows import RunRow, SweepRow
 
 _UNSEEN = (
     "lr",
+    "loraplus_lr_ratio",
     "schedule",
     "schedule_steps",
     "warmup_steps",
