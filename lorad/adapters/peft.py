@@ -120,15 +120,18 @@ def outline(directory: Path) -> Outline:
     if pairs:
         config = _with_pairs(config, pairs, directory)
         found |= {name: shape for pair in pairs for name, shape in split_shapes(pair, named).items()}
+    if config.dora and config.experts:
+        raise AdapterRefused(
+            f"{directory / CONFIG}: use_dora on experts ({config.experts[0]})",
+            hint="DoRA is computed on linears beside the experts alone; train without use_dora",
+        )
     _check_used(config, settings, (ranks, alphas), directory)
     return Outline(config, found, copies, tuple(pairs))
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
     """Return the adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is
-    for;
-    None: what
-    it copied of them was compared before.
+    for; None: what it copied of them was compared before.
 
     Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's
     own.
