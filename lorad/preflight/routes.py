@@ -50,11 +50,9 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
         return _Lack(f"{spec.algorithm.name} trains on no samples of the engine", "Set it to off.")
     if engine in registry.SERVERS and (why := _server_lacks(spec, facts)):
         return _Lack(why, "Use rollout.backend: builtin.")
-    if trainer == "megatron":
-        return _Lack("the megatron trainer replays no routes", "Use trainer.backend: fsdp or builtin.")
-    if trainer == "fsdp" and facts.model_type not in REPLAYS:
-        known = ", ".join(REPLAYS)
-        return _Lack(f"fsdp replays no routes of {facts.model_type}, only of {known}", "Set it to off.")
+    if trainer in REPLAYS and facts.model_type not in REPLAYS[trainer]:
+        known = ", ".join(REPLAYS[trainer])
+        return _Lack(f"{trainer} replays no routes of {facts.model_type}, only of {known}", "Set it to off.")
     return None
 
 

@@ -17,8 +17,9 @@ def own_fields(
 ) -> dict[str, object]:
     """Fields of Megatron's configuration that lorad decides.
 
-    No dropout but the adapter's, no loss but the run's, and gradients that autograd keeps. dtype: torch's, of
-    weights and of what stages send. pads: whether the vocabulary has to be padded.
+    No dropout but the adapter's, no loss but the run's, gradients that autograd keeps, and routers
+    whose choice can be replaced. dtype: torch's, of weights and of what stages send. pads: whether the
+    vocabulary has to be padded.
     """
     return {
         "tensor_model_parallel_size": tp,
@@ -37,6 +38,7 @@ def own_fields(
         "attention_dropout": 0.0,
         "moe_aux_loss_coeff": 0.0,
         "moe_router_load_balancing_type": "none",
+        "moe_router_fusion": False,
         "gradient_accumulation_fusion": False,
         "should_pad_vocab": pads,
         "make_vocab_size_divisible_by": 1,
@@ -45,6 +47,6 @@ def own_fields(
 
 
 OWN = frozenset(own_fields(tp=1, pp=1, ep=1, dtype=None, bf16=False, pads=False, on_cpu=False))
-REPLAYS = ("qwen3_moe", "qwen2_moe", "olmoe")
-"""Model types whose routes fsdp replays: their routers take the softmax of their scores, so that other
-experts can be weighed likewise."""
+REPLAYS = {"fsdp": ("qwen3_moe", "qwen2_moe", "olmoe"), "megatron": ("qwen3_moe",)}
+"""Model types whose routes a backend replays. fsdp weighs experts itself, by the softmax of their scores;
+megatron those whose experts it adapts."""

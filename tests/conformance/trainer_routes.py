@@ -35,18 +35,18 @@ def random_routes(batch: Batch, seed: int = 0, unknown: float = 0.1) -> Routes:
 
 
 @contextlib.contextmanager
-def routed(model: Any, routes: list[np.ndarray]) -> Iterator[list[int]]:
+def routed(model: Any, routes: list[np.ndarray]) -> Iterator[list[torch.Tensor]]:
     """Have transformers' routers send sequence after sequence where the routes say, [tokens, layers, per
-    token]. Yields, for each call of a router, how many known tokens it would have sent elsewhere.
+    token]. Yields, for each call of a router, which known tokens it would have sent elsewhere.
     """
-    found: list[int] = []
+    found: list[torch.Tensor] = []
 
     def sent(layer: int, gate: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         logits, _, own = given
         rows = routes[len(found) // SHAPE.layers][: len(own)]
         known = torch.from_numpy(~is_unknown(rows))
         index = torch.where(known[:, None], torch.from_numpy(rows[:, layer].astype(np.int64)), own)
-        found.append(int((index.sort(-1).values != own.sort(-1).values).any(-1).sum()))
+        found.append((index.sort(-1).values != own.sort(-1).values).any(-1))
         weights = F.softmax(logits.float(), -1).gather(1, index)
         return logits, weights / weights.sum(-1, keepdim=True) if gate.norm_topk_prob else weights, index
 
@@ -149,6 +149,21 @@ class ReplayedRoutes(TrainerCase):
         again = [(await trainer.optim_step(slot, 0.0, 0.0)).grad_norm for slot in ("a", "b")]
         assert again == pytest.approx(norms, rel=1e-4)
         assert norms[0] != pytest.approx(norms[1], rel=1e-3)
+
+    async def test_every_token_counts_once(self, trainer: Trainer, base: Any) -> None:
+        """Whatever layers and ranks it passes. Prompts of one token: no layer may leave out any."""
+        drawn, model = random_batch(5, groups=9, samples=1), reference_model(base)
+        batch = Batch.of([(prompt[:1], completions) for prompt, completions in drawn.groups()])
+        routes = random_routes(batch)
+        samples = by_sample(batch, routes)
+        with torch.no_grad(), routed(model, samples) as moved:
+            reference_logprobs(model, batch)
+        rerouted = sum(int((one | two)[:-1].sum()) for one, two in zip(moved[::2], moved[1::2], strict=True))
+        unknown = np.concatenate([is_unknown(sample[:-1]) for sample in samples])
+        await trainer.open("a", spec_for(trainer))
+        stats = await accumulate(trainer, "a", replace(batch, routes=routes))
+        assert (stats.replayed, stats.unrouted) == ((~unknown).sum(), unknown.sum())
+        assert stats.rerouted == rerouted > 0
 
     async def test_routes_of_another_base_are_refused(self, trainer: Trainer) -> None:
         batch = random_batch(5)

@@ -35,7 +35,7 @@ def of_type(model_type: str) -> ModelFacts:
     ("given", "facts", "says"),
     [
         ({}, DENSE, "no mixture"),
-        ({"trainer": {"backend": "megatron"}}, MIXTURE, "the megatron trainer replays no routes"),
+        ({"trainer": {"backend": "megatron"}}, of_type("olmoe"), "megatron replays no routes of olmoe"),
         ({"trainer": {"backend": "fsdp"}}, of_type("glm4_moe"), "fsdp replays no routes of glm4_moe"),
         ({"algorithm": "sft"}, MIXTURE, "sft trains on no samples"),
         ({"rollout": {"backend": "vllm"}}, MIXTURE, "lorad records no routes of vllm"),
@@ -52,10 +52,12 @@ def test_record_is_refused_where_nothing_can(given: dict[str, Any], facts: Model
 
 def test_auto_warns_where_bfloat16_needs_it() -> None:
     trained: dict[str, Any] = {"trainer": {"backend": "megatron"}}
-    (warning,) = check_routes(spec("auto", **trained), MIXTURE)
-    assert "megatron trainer replays no routes" in warning and "fsdp or builtin" in warning
+    other = of_type("olmoe")
+    (warning,) = check_routes(spec("auto", **trained), other)
+    assert "megatron replays no routes of olmoe" in warning and "qwen3_moe" in warning
     for quiet in (spec("auto", "float32", **trained), spec("off", **trained), spec("auto")):
-        assert check_routes(quiet, MIXTURE) == []
+        assert check_routes(quiet, other) == []
+    assert check_routes(spec("auto", **trained), MIXTURE) == []
     assert check_routes(spec("auto"), DENSE) == []
 
 

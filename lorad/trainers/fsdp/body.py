@@ -212,6 +212,7 @@ class _FsdpBody(Body):
         if rows.cut is not None and self._ulysses is not None:
             self._ulysses.starts = rows.cut.starts
         self._router.replay = None if rows.routes is None else replayed(rows.routes, self.device)
+        self._router.tokens = rows.tokens
         decoder.forward = through
         try:
             with self._room.acting(adapter, train):
@@ -226,7 +227,8 @@ class _FsdpBody(Body):
         return self._routes
 
     def replayed(self) -> tuple[int, int, int]:
-        return self._router.replay.counts() if self._router.replay is not None else (0, 0, 0)
+        replay = self._router.replay
+        return replay.counts(slice(self._router.tokens)) if replay is not None else (0, 0, 0)
 
     @property
     def experts(self) -> Sequence[str]:

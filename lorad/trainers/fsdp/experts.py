@@ -179,10 +179,12 @@ def watched(modules: Mapping[str, Any]) -> Iterator[dict[str, list[Tensor]]]:
 class Router:
     """Replays routes in the routers of a model's mixtures, which are beside the experts, as `mlp.gate` is
     beside `mlp.experts`. What `replay` is set to holds until the next: a backward may recompute a layer.
+    tokens: how many it has before padding.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, Any]) -> None:
         self.replay: Replay | None = None
+        self.tokens = 0
         for number, path in enumerate(modules):
             gate: Any = model.get_submodule(f"{path.rpartition('.')[0]}.gate")
             gate.register_forward_hook(partial(self._replayed, number))
@@ -204,7 +206,7 @@ class Router:
 def route_shape(model: Any, modules: Mapping[str, Any]) -> RouteShape | None:
     """None where the model is no mixture, or one whose routes cannot be replayed."""
     config = model.config.get_text_config()
-    if not modules or config.model_type not in REPLAYS:
+    if not modules or config.model_type not in REPLAYS["fsdp"]:
         return None
     return RouteShape(len(modules), next(iter(modules.values())).num_experts, config.num_experts_per_tok)
 

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from lorad.errors import AdapterRefused
 from lorad.models.checksum import add_to
 from lorad.rl.loss import TokenLogprobs
+from lorad.routes import RouteShape
 from lorad.trainers.megatron import provider
 from lorad.trainers.megatron.experts import are_met, expert_linears, expert_names, watched
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
 from lorad.trainers.megatron.provider import DTYPES, Base, build
+from lorad.trainers.megatron.routes import Router
 from lorad.trainers.megatron.targets import Target, chosen, paths_here, those_here, trainable_shapes
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
 from lorad.trainers.sharded.head import Differentiating, RowLoss, Scoring, Visit, likely_of
@@ -64,6 +66,7 @@ class MegatronBody(Body):
         self._pipeline = Pipeline(self.device, self.dtype)
         self._paths = paths_here(self._model)
         self._mixtures = [module for module in self._model.modules() if isinstance(module, MoELayer)]
+        self._router = Router(base, self._mixtures, self._pipeline, settings.tp)
         self._expert_linears = expert_linears(Path(settings.model), base.config)
         self._shapes = trainable_shapes(
             reference, self._expert_linears, self._exist, tied=bool(base.config.tie_word_embeddings)
@@ -75,6 +78,13 @@ class MegatronBody(Body):
 
     def _exist(self, paths: Sequence[str]) -> list[bool]:
         return self._pipeline.anywhere([path in self._paths for path in paths])
+
+    @property
+    def routes(self) -> RouteShape | None:
+        return self._router.shape
+
+    def replayed(self) -> tuple[int, int, int]:
+        return self._router.counts()
 
     @property
     def experts(self) -> Sequence[str] | None:
@@ -185,13 +195,13 @@ class MegatronBody(Body):
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
     ) -> Tensor:
-        self._prepare(adapter, train)
+        self._prepare(rows, adapter, train)
         return self._layers(rows, recompute and train, visit)(None)
 
     def likely(self, rows: Rows, temperature: float, *, adapter: bool) -> TokenLogprobs:
         if self._pipeline.size == 1:
             return super().likely(rows, temperature, adapter=adapter)
-        self._prepare(adapter, train=False)
+        self._prepare(rows, adapter, train=False)
         scoring = Scoring(rows.targets, temperature)
         run = self._layers(rows, recompute=False, visit=scoring)
         self._pipeline.forward(run, hidden_shape(self._model, rows, self._tp), scoring.found)
@@ -201,13 +211,14 @@ class MegatronBody(Body):
         if self._pipeline.size == 1:
             super().backward(rows, loss, recompute=recompute)
             return
-        self._prepare(adapter=True, train=True)
+        self._prepare(rows, adapter=True, train=True)
         visit = Differentiating(rows.targets, loss)
         run = self._layers(rows, recompute, visit)
         self._pipeline.backward(run, hidden_shape(self._model, rows, self._tp), visit)
         loss.note(likely_of(visit.found))
 
-    def _prepare(self, adapter: bool, train: bool) -> None:
+    def _prepare(self, rows: Rows, adapter: bool, train: bool) -> None:
+        self._router.begin(rows)
         for one in self._wrapped:
             one.enable(adapter)
         self._model.train(train)

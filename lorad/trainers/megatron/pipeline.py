@@ -46,6 +46,12 @@ class Pipeline:
         dist.all_reduce(found, dist.ReduceOp.MIN, group=self.whole)
         return int(found.item())
 
+    def on_any_stage(self, flags: Tensor) -> Tensor:
+        """Return which of the flags, bool, are true on some stage. Collective over the stages."""
+        found = flags.to(torch.int32)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return found > 0
+
     def forward(self, run: Run, hidden: Sequence[int], found: Tensor) -> None:
         """Run the stages without a graph. hidden: the shape of what goes up. found: what the visit of the
         last stage has filled, on every stage afterwards.

@@ -28,7 +28,6 @@ _NO_FUSION = {
     "attention_softmax_in_fp32": True,
     "moe_grouped_gemm": False,
     "moe_permute_fusion": False,
-    "moe_router_fusion": False,
 }
 """What Megatron's own layers cannot do without Transformer Engine or Apex, or do less exactly."""
 

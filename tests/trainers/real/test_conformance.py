@@ -163,12 +163,22 @@ class TestLlamaOnFsdp(OtherFamily):
 
 
 @pytest.mark.long
-class TestMixtureOnMegatron(MixtureOfExperts, ExpertRanks, Ranks, TrainerSuite):
+class TestMixtureOnMegatron(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
 
 
-class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, ExpertRanks, Ranks, TrainerSuite):
+class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
     backend, sizes = "megatron", {"dp": 2, "ep": 2}
+
+
+@pytest.mark.long
+class TestMixtureOnMegatronTensorParallel(MixtureOfExperts, ReplayedRoutes, Ranks):
+    backend, sizes = "megatron", {"tp": 2}
+
+
+@pytest.mark.long
+class TestMixtureOnMegatronPipeline(MixtureOfExperts, ReplayedRoutes, Ranks):
+    backend, sizes = "megatron", {"pp": 2}
 
 
 @pytest.mark.long

@@ -82,6 +82,26 @@ def test_every_pair_learns_resumes_and_exports(
     another_trainer_goes_on(made, base, checkpoint, last)
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("trainer", [pytest.param("fsdp", marks=pytest.mark.long), "megatron"])
+def test_a_run_replays_routes_on_ranks(made: World, trainer: str, dtype: str) -> None:
+    """In bfloat16 without being asked."""
+    if missing(trainer):
+        pytest.skip("no interpreter is named")
+    configure(made, trainer)
+    routes = "auto" if dtype == "bfloat16" else "record"
+    how = f"model={{path: {MIXTURE}, dtype: {dtype}}}", f"rollout.routes={routes}", *OF_EXPERTS[trainer]
+    few = "trainer.steps=4", "attest.amplified_every=1"
+    flags = (*LORA, "--trainer", trainer, "--rollout", "builtin")
+    made.lorad("run", made.spec(SPEC), *how, *few, *flags, "--name", "moe", "--detach")
+    made.completed("moe", seconds=420)
+    steps = made.client.steps("moe")
+    assert {step.metrics["routes_unknown"] for step in steps} == {0.0}
+    differ = max(step.metrics["routes_differ"] or 0.0 for step in steps)
+    assert differ == 0 if dtype == "float32" else 0 < differ < 0.3
+    assert {version.attested for version in made.client.adapters("moe")} <= {"passed", "inconclusive"}
+
+
 def configure(made: World, *backends: str) -> None:
     made.home.root.mkdir(parents=True, exist_ok=True)
     made.home.config.write_text(json.dumps({"backends": configured(*backends)}))  # YAML has JSON in it
