@@ -21,13 +21,14 @@ _MOST_SQUARED = 2048
 _KEPT, _DROPOUT = 1.4, 0.7
 """What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
 (builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
-inputs, 0.65 more."""
+inputs, 0.65 more; with DoRA, which keeps the outputs, 0.5 (builtin), for which the same is set aside."""
 
 
 class Room(Struct, frozen=True):
     """What there is for activations on each device.
 
-    bytes: 0 where it is not known. token: bytes that a token keeps. dropout: how many more with dropout.
+    bytes: 0 where it is not known. token: bytes that a token keeps. dropout: how many more with dropout,
+        or DoRA.
     recomputed: bytes that a token keeps with activation checkpointing, one layer's included. most: tokens of
         a micro-batch at most.
     """
@@ -65,7 +66,7 @@ def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
 
 def chosen(args: Open, room: Room) -> Open:
     """Fill in what `args` leaves open. Samples that are longer than a micro-batch have one of their own."""
-    token = room.token + room.dropout * bool(args.dropout)
+    token = room.token + room.dropout * bool(args.dropout or args.dora)
     if not room.bytes or not token:
         return replace(
             args,

@@ -41,6 +41,7 @@ def room(config: PoolSetup) -> Room:
     [
         ({}, 4096, False),
         ({"dropout": 0.1}, 4096, False),
+        ({"dora": True, "tokens_per_microbatch": 6000}, 6000, True),
         ({"longest": 9000}, 16384, True),
         ({"activation_checkpointing": True}, 16384, True),
         ({"activation_checkpointing": False, "longest": 9000}, 4096, False),
@@ -97,9 +98,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("dropout", "dora"), [(0.0, False), (0.1, False), (0.0, True)])
 async def test_passes_keep_no_more_than_was_counted(
-    model: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
+    model: Path, monkeypatch: pytest.MonkeyPatch, dropout: float, dora: bool
 ) -> None:
     kept: dict[int, int] = {}
 
@@ -115,7 +116,7 @@ async def test_passes_keep_no_more_than_was_counted(
     plain = passes.predicting_states
     monkeypatch.setattr(passes, "predicting_states", counted)
     modules = tuple(sorted(name for name in read_facts(model).linears if name != "lm_head"))
-    adapter, compute, totals = AdapterConfig(8, 16, modules, dropout=dropout), Compute(), []
+    adapter, compute, totals = AdapterConfig(8, 16, modules, dropout=dropout, dora=dora), Compute(), []
     trainer = BuiltinTrainer(load_base(model, torch.float32, torch.device("cpu")), compute, "model")
     await trainer.open("a", SlotSpec(adapter))
     for length in (500, 1500):
@@ -127,7 +128,9 @@ async def test_passes_keep_no_more_than_was_counted(
     compute.close()
     found = room(config_of(model, model_path=str(model)))
     measured = (totals[1] - totals[0]) / 1000
-    assert 0.5 < measured / (found.token + found.dropout * bool(dropout)) < 1
+    assert 0.5 < measured / (found.token + found.dropout * bool(dropout or dora)) < 1
+    if dora:
+        assert measured > found.token
 
 
 def test_memory_is_what_the_bases_leave(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

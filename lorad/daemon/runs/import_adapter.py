@@ -32,7 +32,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import base_in
 from lorad.daemon.runs.create import create, make_directory, refuse_used
 from lorad.daemon.runs.versions import heard
-from lorad.errors import Conflict
+from lorad.errors import AdapterRefused, Conflict
 from lorad.files import fsync
 from lorad.models.directory import weight_files
 from lorad.models.facts import read_facts
@@ -110,6 +110,11 @@ def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Ada
 
     Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
     """
+    if told.config.dora and spec.rollout.backend != "builtin":
+        raise AdapterRefused(
+            f"{source}: {spec.rollout.backend} has no place for the magnitudes of DoRA",
+            hint="Serve it with rollout.backend=builtin, or merged into its base.",
+        )
     facts = read_facts(model_path)
     experts = served_experts(spec.rollout.backend, facts)
     shapes = targets_of(spec.trainer.backend, facts.linears, experts)
@@ -129,6 +134,7 @@ def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Seque
         rank=config.rank,
         alpha=config.alpha,
         rslora=config.rslora,
+        dora=config.dora,
         dropout=config.dropout,
         target_modules=[*modules],
         exclude_modules=[],

@@ -21,7 +21,7 @@ from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, 
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.protocol.heartbeat import read_beat
-from lorad.spec.model import Spec
+from lorad.spec.model import Spec, convert
 from lorad.store import runs
 from tests.adapters.test_peft_files import tiny_with_head
 from tests.kit.daemon_world import Api, behave, finished, serving, submit, until, until_state
@@ -30,9 +30,16 @@ from tests.kit.world import world
 MODULES = ("model.layers.0.self_attn.q_proj",)
 
 
-def adapter_in(directory: Path, seed: int = 0, modules: tuple[str, ...] = MODULES, rank: int = 2) -> Path:
+def adapter_in(
+    directory: Path,
+    seed: int = 0,
+    modules: tuple[str, ...] = MODULES,
+    rank: int = 2,
+    *,
+    dora: bool = False,
+) -> Path:
     """A PEFT directory that fits builtin:tiny."""
-    config = AdapterConfig(rank, 4.0, modules)
+    config = AdapterConfig(rank, 4.0, modules, dora=dora)
     shapes = expected_shapes(config, read_facts(resolve("builtin:tiny")).linears)
     numbers = np.random.default_rng(seed)
     tensors = {
@@ -69,6 +76,16 @@ async def test_imported_directory_is_served_by_alias(home: Path, tmp_path: Path)
         table = json.loads((home / "gateway/table.json").read_text())
         assert table["aliases"] == {"bot": "bot@0"} and table["versions"]["bot@0"]["socket"]
         assert (await api("verify", "bot")).problems == 0
+
+
+async def test_imported_dora_stays_dora(home: Path, tmp_path: Path) -> None:
+    source = adapter_in(tmp_path / "bot", dora=True)
+    async with serving(home) as api:
+        await serve(api, bot=source)
+        assert (await api("show", "bot")).spec["lora"]["dora"] is True
+    with pytest.raises(AdapterRefused, match="vllm has no place for the magnitudes of DoRA"):
+        spec = convert({"rollout": {"backend": "vllm"}})
+        import_adapter.read(source, outline(source), spec, resolve("builtin:tiny"))
 
 
 async def test_changed_bytes_become_the_next_version(home: Path, tmp_path: Path) -> None:
