@@ -45,6 +45,11 @@ def own_fields(
 
 
 OWN = frozenset(own_fields(tp=1, pp=1, ep=1, dtype=None, bf16=False, pads=False, on_cpu=False))
+ADAPTS = {
+    "fsdp": ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "glm4_moe", "deepseek_v3"),
+    "megatron": ("qwen3_moe",),
+}
+"""Model types whose experts a trainer adapts."""
 REPLAYS = ("qwen3_moe", "qwen2_moe", "olmoe")
 """Model types whose routes fsdp replays: their routers take the softmax of their scores, so that other
 experts can be weighed likewise."""
