@@ -4,14 +4,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from lorad.adapters.adapter import AdapterConfig
+from lorad.adapters.adapter import AdapterConfig, Outline
 from lorad.adapters.served import partners_of
 from lorad.adapters.targets import experts_of, leaf
-from lorad.errors import SpecError
+from lorad.errors import AdapterRefused, SpecError
 
 _FUSED = ("deepseek_v3", "glm4_moe", "olmoe", "qwen2_moe", "qwen3_moe")
 """Model types whose experts PEFT reads in its own form."""
 _UNCONVERTED = "qwen2_moe"  # one of which PEFT takes no names of single experts
+_INTERLEAVED = ("gpt_oss",)  # of whose gate_up_proj each has every other output
 _SERVED = ("qwen3_moe",)  # model types whose experts servers were seen to read
 _OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 _Shapes = Mapping[str, tuple[int, int]]
@@ -29,6 +30,17 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
     if lost := _lost(config, model_type):
         why = f"PEFT takes {lost[0]} for experts, because of its name, and leaves it as it is"
         raise SpecError(why, key="--format", hint="Export with --merge, or serve it with lorad.")
+
+
+def refuse_interleaved(found: Outline, model_type: str) -> None:
+    """Raise AdapterRefused for PEFT's own form where gate and up take turns in a base's tensors, and so in
+    those of the adapter.
+    """
+    if found.fused and model_type in _INTERLEAVED:
+        raise AdapterRefused(
+            f"PEFT's own form of adapters on experts is not read for {model_type}",
+            hint="train it without target_parameters, or with lorad",
+        )
 
 
 def why_not(

@@ -1,9 +1,25 @@
 """How a phase attends: the one part of the forward that differs between training, prefill and decode."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+class Beside(NamedTuple):
+    """What a layer's attention has beside queries and keys (gpt-oss, arXiv 2508.10925).
+
+    sinks: [heads], a score of each head that takes part in the softmax, of no key and with the value 0.
+    window: how many tokens a query sees at most, its own among them; 0: all.
+    """
+
+    sinks: Tensor
+    window: int
+
+    def near(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether the window of queries at some positions reaches keys at others."""
+        return keys > queries - self.window
 
 
 class Attention(Protocol):
@@ -12,7 +28,9 @@ class Attention(Protocol):
     q: [batch, time, heads, head_dim]; k, v: [batch, time, kv heads, head_dim]; returns the shape of q.
     """
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None
+    ) -> Tensor: ...
 
 
 class CausalAttention:
@@ -21,12 +39,19 @@ class CausalAttention:
     Rows are right-padded: padding is never seen.
     """
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return causal(q, k, v)
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:
+        return causal(q, k, v, beside)
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal(q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:
     """Causal grouped-query attention; shapes as in `Attention`."""
+    if beside is not None:
+        places = torch.arange(q.shape[1], device=q.device)
+        mask = places <= places[:, None]
+        if beside.window:
+            mask &= beside.near(places[:, None], places)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return masked(q, k, v, mask[None, None], sinks=beside.sinks).transpose(1, 2)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -37,16 +62,55 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+def masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Grouped-query attention under a mask that broadcasts to [batch, heads, queries, keys].
+
+    sinks: see `Beside`; then the mask is boolean, and has all queries and keys.
 
     q: [batch, heads, queries, head_dim]; k, v: [batch, kv heads, keys, head_dim]; returns the shape of q. On
     a GPU no fused kernel takes a mask and fewer key heads, and the plain one holds all scores: there the
     heads are repeated.
     """
+    if sinks is not None:
+        scale = scale or q.shape[-1] ** -0.5
+        return masked(*_with_sinks(q, k, v, mask, sinks / scale), scale)[..., : q.shape[-1]]
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1 and q.device.type == "cuda":
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
+
+
+def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Return the shares of keys, the last dimension, in float32, rounded to the dtype of the scores.
+
+    sinks: what has a share beside them, which is left out; broadcasts to one key.
+    """
+    if sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    every = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1)
+    return torch.softmax(every, -1, dtype=torch.float32).to(scores.dtype)[..., :-1].contiguous()
+
+
+_WIDER = 8  # numbers, as the kernels of a GPU want heads of a multiple of so many
+
+
+def _with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what gives sinks to a kernel that knows none: a key more that all queries see, whose product
+    with a query is its head's sink, through a number that all other keys have as 0, and whose value is 0.
+    """
+    dim = q.shape[-1]
+    q, k, v = F.pad(q, (0, _WIDER)), F.pad(k, (0, _WIDER, 0, 1)), F.pad(v, (0, _WIDER, 0, 1))
+    q[..., dim] = sinks[:, None]
+    k[..., -1, dim] = 1
+    return q, k, v, F.pad(mask, (0, 1), value=True)

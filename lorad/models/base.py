@@ -3,11 +3,17 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from lorad.models.checksum import add_to
 from lorad.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_CHUNK = 1 << 22  # numbers that are widened at once
+_ODD = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))  # as int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,9 @@ class Experts:
     shared_gate_up: torch.Tensor | None = None  # [2 * shared width, hidden]
     shared_down: torch.Tensor | None = None  # [hidden, shared width]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
+    router_bias: torch.Tensor | None = None  # [experts]
+    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * width]
+    down_bias: torch.Tensor | None = None  # [experts, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Layer:
     down: torch.Tensor | None  # [hidden, intermediate]
     down_bias: torch.Tensor | None
     experts: Experts | None = None
+    sinks: torch.Tensor | None = None  # [heads]: a score that each head has beside those of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +99,43 @@ class Base:
     def nbytes(self) -> int:
         """Return the bytes of all weights."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.weights())
+
+
+def add_to(digest: "_Hash", tensor: torch.Tensor) -> None:
+    """Add the numbers of a tensor to a digest, bit for bit: on a CPU the bytes.
+
+    A GPU's weights are not copied to the host for it, which would take seconds in which other runs wait: sums
+    are made on the device, of integers, so that no order changes them.
+    """
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if flat.device.type == "cpu":
+        digest.update(flat.numpy().data)
+        return
+    for number in sums(flat):
+        digest.update(number.to_bytes(8, "little", signed=True))
+
+
+def sums(flat: torch.Tensor) -> list[int]:
+    """Return two weighted sums of bytes (uint8 [n]) and their number; the sums are of integers modulo 2^64.
+
+    Whatever changes a byte or moves it changes them, but for a chance of about 2^-64.
+    """
+    count = flat.numel()
+    if (
+        flat.storage_offset() % 8
+    ):  # a part of a larger tensor: words have to begin at a multiple of their size
+        flat = flat.clone()
+    whole = count // 8 * 8
+    words = flat[:whole].view(torch.int64)
+    rest = torch.zeros(8, dtype=torch.uint8, device=flat.device)
+    rest[: count - whole] = flat[whole:]
+    totals = torch.zeros(2, dtype=torch.int64, device=flat.device)
+    parts = [*words.split(_CHUNK), rest.view(torch.int64)]
+    begin = 0
+    for part in parts:
+        place = torch.arange(begin + 1, begin + 1 + len(part), device=flat.device)
+        begin += len(part)
+        for which, odd in enumerate(_ODD):
+            mixed = (part ^ (part >> 29)) * odd + place * _ODD[1 - which]
+            totals[which] += ((mixed ^ (mixed >> 32)) * odd).sum()
+    return [*totals.tolist(), count]

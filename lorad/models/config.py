@@ -5,11 +5,12 @@ Imports no torch.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lorad.errors import SpecError
-from lorad.models.rope_parameters import RopeParameters, parse_rope
+from lorad.models.families import FAMILIES, LINEARS, Family, Mixture
+from lorad.models.rope_parameters import RopeParameters, parse_rope, positive
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -19,148 +20,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Fused linear of a layer -> the Hugging Face modules in it, in the order of their output rows."""
 _MLP = ("gate_up", "down")
-_LINEARS = ("gate_proj", "up_proj", "down_proj")
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixture:
-    """What transformers' code fixes for a family's mixtures of experts.
-
-    count: of experts, where `config.json` leaves it out. width, shared_width: the fields whose product is an
-    intermediate size. is_normalized: as biases of `_Family`. For the rest see `ExpertsConfig`.
-    """
-
-    count: int
-    width: str = "moe_intermediate_size"
-    is_normalized: bool | str = "norm_topk_prob"
-    shared: str = ""
-    shared_width: tuple[str, ...] = ()
-    has_shared_gate: bool = False
-    is_sigmoid: bool = False
-    is_weighted_in_fp32: bool = False
-    block: str = "mlp"
-    linears: tuple[str, str, str] = _LINEARS
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What transformers' code fixes for an architecture.
-
-    A bias or a norm is there always, never, or if that field says so.
-    """
-
-    model_type: str
-    qk_norm: bool | str
-    qkv_bias: bool | str
-    o_bias: bool | str
-    mlp_bias: bool | str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of fields that `config.json` leaves out."""
-    mixture: _Mixture | None = None
-    norms_all_heads: bool = False
-    rotates_partly: bool = False
-
-
-_FAMILIES = {
-    "Qwen2ForCausalLM": _Family("qwen2", False, True, False, False, {"num_key_value_heads": 32}),
-    "Qwen3ForCausalLM": _Family(
-        "qwen3", True, "attention_bias", "attention_bias", False, {"num_key_value_heads": 32, "head_dim": 128}
-    ),
-    "LlamaForCausalLM": _Family("llama", False, "attention_bias", "attention_bias", "mlp_bias"),
-    "Qwen2MoeForCausalLM": _Family(
-        "qwen2_moe",
-        False,
-        "qkv_bias",
-        False,
-        False,
-        {
-            "qkv_bias": True,
-            "num_key_value_heads": 16,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-            "num_experts_per_tok": 4,
-        },
-        _Mixture(
-            60,
-            shared="mlp.shared_expert",
-            shared_width=("shared_expert_intermediate_size",),
-            has_shared_gate=True,
-        ),
-    ),
-    "Qwen3MoeForCausalLM": _Family(
-        "qwen3_moe",
-        True,
-        "attention_bias",
-        "attention_bias",
-        False,
-        {
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-        },
-        _Mixture(128),
-    ),
-    "OlmoeForCausalLM": _Family(
-        "olmoe",
-        True,
-        "attention_bias",
-        "attention_bias",
-        False,
-        {"num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
-        _Mixture(64, "intermediate_size"),
-        norms_all_heads=True,
-    ),
-    "MixtralForCausalLM": _Family(
-        "mixtral",
-        False,
-        False,
-        False,
-        False,
-        {
-            "num_key_value_heads": 8,
-            "num_experts_per_tok": 2,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "use_sliding_window": True,  # wherever sliding_window is a number
-            "sliding_window": None,
-        },
-        _Mixture(
-            8,
-            "intermediate_size",
-            True,
-            is_weighted_in_fp32=True,
-            block="block_sparse_moe",
-            linears=("w1", "w3", "w2"),
-        ),
-    ),
-    "Glm4MoeForCausalLM": _Family(
-        "glm4_moe",
-        "use_qk_norm",
-        "attention_bias",
-        False,
-        False,
-        {
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
-            "moe_intermediate_size": 1408,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "norm_topk_prob": True,
-            "num_nextn_predict_layers": 1,
-        },
-        _Mixture(
-            128,
-            shared="mlp.shared_experts",
-            shared_width=("moe_intermediate_size", "n_shared_experts"),
-            is_sigmoid=True,
-            is_weighted_in_fp32=True,
-        ),
-        rotates_partly=True,
-    ),
-}
-_SUPPORTED = tuple(_FAMILIES)
+_SUPPORTED = tuple(FAMILIES)
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # transformers 5 writes the second
 
 
@@ -188,6 +50,8 @@ class ExpertsConfig:
     scale: weights are multiplied by it.
     is_weighted_in_fp32: whatever the dtype of all else.
     block, linears: the names in checkpoints of the module in a layer, and of an expert's gate, up and down.
+    is_fused: those of all experts are in one tensor, and they and the router have biases.
+    clamp: their activation's limit and gain, see `ops.clamped_swiglu`; None where it is silu.
     """
 
     count: int
@@ -202,7 +66,9 @@ class ExpertsConfig:
     scale: float = 1.0
     is_weighted_in_fp32: bool = False
     block: str = "mlp"
-    linears: tuple[str, str, str] = _LINEARS
+    linears: tuple[str, str, str] = LINEARS
+    is_fused: bool = False
+    clamp: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +98,10 @@ class ModelConfig:
     """The norms of q and k are each over all heads together."""
     unused_layers: int = 0
     """How many layers of the checkpoint follow the last; they predict later tokens."""
+    has_sinks: bool = False
+    """The softmax of each head has a number more, which no token stands for."""
+    windows: tuple[int, ...] = ()
+    """How many tokens a query of each layer sees at most, its own among them; 0, or empty: all."""
 
     @property
     def num_parameters(self) -> int:
@@ -240,11 +110,11 @@ class ModelConfig:
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         norms = 2 * hidden + self.qk_norm * (query + key if self.norms_all_heads else 2 * self.head_dim)
         biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden
-        each = 2 * (query + key) * hidden + norms + biases
+        each = 2 * (query + key) * hidden + norms + biases + self.has_sinks * self.num_attention_heads
         inner, mixture = self.intermediate_size, 0
         dense = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
         if experts is not None:
-            mixture = experts.count * (self._of_expert + hidden + experts.is_sigmoid)
+            mixture = experts.count * (self._of_expert + hidden + (experts.is_sigmoid or experts.is_fused))
             if experts.shared is not None:
                 mixture += hidden * (3 * experts.shared.width + experts.shared.is_gated)
         layers = self.num_hidden_layers * (each + dense) + self._mixtures * (mixture - dense)
@@ -268,7 +138,10 @@ class ModelConfig:
 
     @property
     def _of_expert(self) -> int:
-        return 0 if self.experts is None else 3 * self.hidden_size * self.experts.width
+        if self.experts is None:
+            return 0
+        hidden, width = self.hidden_size, self.experts.width
+        return 3 * hidden * width + self.experts.is_fused * (2 * width + hidden)
 
 
 def groups_of(config: ModelConfig, layer: int) -> tuple[str, ...]:
@@ -290,7 +163,7 @@ def modules_in(config: ModelConfig, group: str) -> tuple[str, ...]:
     path, names = f"{config.experts.block}.{kind}", config.experts.linears
     if kind == "shared":
         assert config.experts.shared is not None
-        path, names = config.experts.shared.name, _LINEARS
+        path, names = config.experts.shared.name, LINEARS
     return tuple(f"{path}.{name}" for name in (names[:2] if linear == "gate_up" else names[2:]))
 
 
@@ -314,12 +187,13 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     Raises: SpecError for an architecture or an option that the builtin forward does not compute.
     """
     architecture = _architecture(data, where)
-    family = _FAMILIES[architecture]
+    family = FAMILIES[architecture]
     data = {**family.defaults, **data}
     layers, positions = (
         _integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings")
     )
-    _refuse_options(data, _slides(data, layers, family), where)
+    windows = _windows(data, layers, where) if family.has_sinks else ()
+    _refuse_options(data, not family.has_sinks and _slides(data, layers, family), where)
     return ModelConfig(
         architecture=architecture,
         vocab_size=_integer(data, "vocab_size", where),
@@ -338,10 +212,12 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
         experts=None if family.mixture is None else _experts(data, family.mixture, layers, where),
         unused_layers=int(data.get("num_nextn_predict_layers") or 0),
+        has_sinks=family.has_sinks,
+        windows=windows,
     )
 
 
-def _experts(data: Mapping[str, Any], mixture: _Mixture, layers: int, where: str) -> ExpertsConfig:
+def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str) -> ExpertsConfig:
     named = next((key for key in _COUNTS if data.get(key) is not None), "")
     count = _integer(data, named, where) if named else mixture.count
     per_token, width, groups, best = (
@@ -369,6 +245,13 @@ def _experts(data: Mapping[str, Any], mixture: _Mixture, layers: int, where: str
         is_weighted_in_fp32=mixture.is_weighted_in_fp32,
         block=mixture.block,
         linears=mixture.linears,
+        is_fused=mixture.is_fused,
+        clamp=(
+            positive("swiglu_limit", data["swiglu_limit"], where),
+            positive("swiglu_alpha", data["swiglu_alpha"], where),
+        )
+        if mixture.is_fused
+        else None,
     )
 
 
@@ -381,12 +264,12 @@ def _dense_layers(data: Mapping[str, Any], layers: int, where: str) -> frozenset
 
 def _architecture(data: Mapping[str, Any], where: str) -> str:
     model_type = data.get("model_type")
-    by_type = {family.model_type: name for name, family in _FAMILIES.items()}
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
     name = next(iter(data.get("architectures") or ()), None) or by_type.get(
         str(model_type), model_type or "none named"
     )
-    other_type = name in _FAMILIES and model_type not in (None, _FAMILIES[name].model_type)
-    if name not in _FAMILIES or other_type:
+    other_type = name in FAMILIES and model_type not in (None, FAMILIES[name].model_type)
+    if name not in FAMILIES or other_type:
         raise SpecError(
             f"{where}: the builtin backend does not know the architecture {name}"
             + (f" of model_type {model_type}" if other_type else ""),
@@ -437,12 +320,29 @@ def _refuse_options(data: Mapping[str, Any], slides: bool, where: str) -> None:
         if found:
             raise SpecError(
                 f"{where}: the builtin backend does not compute {option}",
-                hint="use an unquantized checkpoint with full attention and silu of "
+                hint="use a conversion to bfloat16, as transformers saves it after loading with "
+                "Mxfp4Config(dequantize=True)"
+                if option == "quantization mxfp4"
+                else "use an unquantized checkpoint with full attention and silu of "
                 f"{', '.join(_SUPPORTED)}, or another backend",
             )
 
 
-def _slides(data: Mapping[str, Any], layers: int, family: _Family) -> bool:
+def _windows(data: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...]:
+    """Return `ModelConfig.windows`: `layer_types` says which layers slide, else every other, from the first
+    on.
+    """
+    names = ("sliding_attention", "full_attention")
+    kinds = data.get("layer_types") or [names[layer % 2] for layer in range(layers)]
+    if len(kinds) != layers or not {*kinds} <= {*names}:
+        raise SpecError(
+            f"{where}: layer_types is {kinds!r}, for {layers} layers",
+            hint=f"each layer has one of {', '.join(names)}; download the model again",
+        )
+    return tuple(_integer(data, "sliding_window", where) if kind == names[0] else 0 for kind in kinds)
+
+
+def _slides(data: Mapping[str, Any], layers: int, family: Family) -> bool:
     """Return whether any layer is not full attention: `layer_types` decides, else those from
     max_window_layers on slide; of mixtures, where transformers' models differ, any of them.
     """

@@ -1,8 +1,9 @@
-"""The forward of the families in `lorad.models.config`, fused: same numbers as transformers', fewer and
+"""The forward of the families in `lorad.models.families`, fused: same numbers as transformers', fewer and
 larger calls.
 
 What a family has or lacks (biases, q and k norms, tied embeddings, experts) is in the tensors of `Layer`:
-None is left out. Not computed: dropout, sliding windows, quantization (see `lorad.models.config`).
+None is left out. Not computed: dropout, sliding windows without sinks, quantization (see
+`lorad.models.config`).
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from lorad.models.attention import Attention
+from lorad.models.attention import Attention, Beside
 from lorad.models.base import Base, Experts, Layer
 from lorad.models.experts import mixture
 from lorad.models.lora import LoraApply
@@ -137,7 +138,9 @@ def _attend(
     norm = None
     if layer.qk_norm is not None:
         norm = QKNorm(layer.qk_norm, config.rms_norm_eps, heads if config.norms_all_heads else 0)
-    out = attention(index, *split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope))
+    beside = None if layer.sinks is None else Beside(layer.sinks, config.windows[index])
+    rotated = split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope)
+    out = attention(index, *rotated, beside)
     return out.reshape(-1, heads * dim)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
-from lorad.models.ops import apply, swiglu
+from lorad.models.ops import apply, clamped_swiglu, swiglu
 
 
 def mixture(
@@ -39,9 +39,11 @@ def mixture(
     tokens = order // config.per_token
     rows = x.index_select(0, tokens)
     added = lora.routed(layer, tokens, ends.tolist()) if lora and lora.has_experts(layer) else None
-    y = grouped(rows, experts.gate_up, ends)
-    inner = swiglu(y if added is None else added.apply("gate_up", rows, y))
-    sorted_out = grouped(inner, experts.down, ends)
+    of = flat.index_select(0, order) if config.is_fused else None
+    y = _biased(grouped(rows, experts.gate_up, ends), experts.gate_up_bias, of)
+    y = y if added is None else added.apply("gate_up", rows, y)
+    inner = swiglu(y) if config.clamp is None else clamped_swiglu(y, *config.clamp)
+    sorted_out = _biased(grouped(inner, experts.down, ends), experts.down_bias, of)
     if added is not None:
         sorted_out = added.apply("down", inner, sorted_out)
     home = torch.empty_like(order)
@@ -58,7 +60,7 @@ def _route(
     """
     if config.is_sigmoid:
         return _route_by_sigmoid(x, experts, config, choose)
-    scores = F.linear(x, experts.router)
+    scores = F.linear(x, experts.router, experts.router_bias)
     likely = F.softmax(scores, dim=-1, dtype=torch.float32)
     weights, index = likely.topk(config.per_token)
     if choose is not None:
@@ -89,6 +91,11 @@ def _route_by_sigmoid(
     if config.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return index, weights * config.scale
+
+
+def _biased(y: Tensor, bias: Tensor | None, of: Tensor | None) -> Tensor:
+    """of: the expert of each row, where there are biases."""
+    return y if bias is None or of is None else y + bias.index_select(0, of)
 
 
 def ends_of(flat: Tensor, count: int) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.nn import functional as F
 
-from lorad.models.attention import causal, masked
+from lorad.models.attention import Beside, causal, masked, softmax
 from lorad.models.base import Base
 
 _Seen = tuple[torch.Tensor, torch.Tensor]
@@ -85,11 +85,13 @@ class PrefillAttention:
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beside: Beside | None = None
+    ) -> torch.Tensor:
         keys, values = self.cache.layers[layer]
         keys[:, :, : k.shape[1]] = k.transpose(1, 2)
         values[:, :, : v.shape[1]] = v.transpose(1, 2)
-        return causal(q, k, v)
+        return causal(q, k, v, beside)
 
 
 class ExtendAttention:
@@ -104,22 +106,28 @@ class ExtendAttention:
         positions = starts[:, None] + torch.arange(time, device=starts.device)
         self.slots = torch.arange(cache.slots, device=starts.device)[:, None]
         self.places = positions.clamp(max=cache.length - 1)
-        seen = torch.arange(cache.length, device=starts.device) <= positions[..., None]
-        self.mask = seen[:, None]
+        self.positions, self.every = positions[..., None], torch.arange(cache.length, device=starts.device)
+        self.mask = (self.every <= self.positions)[:, None]
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beside: Beside | None = None
+    ) -> torch.Tensor:
         keys, values = self.cache.layers[layer]
         keys[self.slots, :, self.places] = k
         values[self.slots, :, self.places] = v
-        return masked(q.transpose(1, 2), keys, values, self.mask).transpose(1, 2)
+        mask, sinks = self.mask, None if beside is None else beside.sinks
+        if beside is not None and beside.window:
+            mask = mask & beside.near(self.positions, self.every)[:, None]
+        return masked(q.transpose(1, 2), keys, values, mask, sinks=sinks).transpose(1, 2)
 
 
 class DecodeAttention:
     """One new token per slot, for the first slots of a cache.
 
     positions: int64 [rows], where the new token goes; span: the largest position + 1 or more (an int, so that
-    no device is asked for it). seen: gives what rows see of what comes before the cache, for a layer and q
-    [rows, kv heads, heads of each, head_dim]; a logsumexp of -inf means nothing. Under no_grad only: it
+    no device is asked for it). seen: gives what rows see of what comes before the cache, for a layer, q
+    [rows, kv heads, heads of each, head_dim] and what the layer has beside, of which sinks are left out; a
+    logsumexp of -inf means nothing. Under no_grad only: it
     writes into the cache. Shapes depend on rows and span alone.
     """
 
@@ -127,6 +135,7 @@ class DecodeAttention:
         self, cache: KVCache, positions: torch.Tensor, span: int, seen: Callable[..., _Seen] | None = None
     ) -> None:
         self.cache, self.span, self.rows, self.seen = cache, span, len(positions), seen
+        self.positions = positions[:, None]
         heads, device, dtype = cache.shape[2], positions.device, cache.layers[0].dtype
         every = torch.arange(self.rows * heads, device=device) * cache.length
         self.places = (every.view(self.rows, heads) + positions[:, None]).view(-1)
@@ -134,37 +143,64 @@ class DecodeAttention:
         bias = torch.zeros(unseen.shape, dtype=dtype, device=device)
         self.bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beside: Beside | None = None
+    ) -> torch.Tensor:
         _, _, heads, _, dim = self.cache.shape
         keys, values = self.cache.layers[layer].unbind(0)
         keys.view(-1, dim).index_copy_(0, self.places, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.places, v.reshape(-1, dim))
         keys, values = keys[: self.rows, :, : self.span], values[: self.rows, :, : self.span]
         folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
+        if beside is not None:
+            return self._beside(layer, folded, keys, values, beside).reshape(q.shape)
         if self.seen is None and q.device.type == "cuda":
             mask = self.bias.expand(-1, -1, folded.shape[2], -1)
             return F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask).reshape(q.shape)
         out, scores = attend(folded, keys, values, self.bias)
         if self.seen is not None:
-            before, total = self.seen(layer, folded)
-            share = torch.sigmoid(total - scores.float().logsumexp(-1, keepdim=True))
-            joined = torch.lerp(out.float(), before.float(), share)
-            out = torch.where(total.isinf(), out, joined.to(q.dtype))
+            before, total = self.seen(layer, folded, None)
+            out = _joined(out, scores.float().logsumexp(-1, keepdim=True), before, total)
         return out.reshape(q.shape)
+
+    def _beside(
+        self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, beside: Beside
+    ) -> torch.Tensor:
+        """Attend where there are sinks, which come in last, and windows. A row sees itself in any case."""
+        bias, sinks = self.bias, beside.sinks.view(q.shape[1], -1, 1)
+        if beside.window:
+            is_far = ~beside.near(self.positions, torch.arange(self.span, device=q.device))
+            bias = bias.masked_fill(is_far[:, None, None], float("-inf"))
+        if self.seen is None:
+            return attend(q, keys, values, bias, sinks)[0]
+        out, scores = attend(q, keys, values, bias)
+        (before, total), own = self.seen(layer, q, beside), scores.float().logsumexp(-1, keepdim=True)
+        share = torch.sigmoid(torch.logaddexp(own, total) - sinks.float())
+        return (_joined(out, own, before, total) * share).to(q.dtype)
+
+
+def _joined(out: torch.Tensor, own: torch.Tensor, before: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Join what rows see in two parts, whose scores have the logsumexps own and total; -inf: nothing."""
+    joined = torch.lerp(out.float(), before.float(), torch.sigmoid(total - own))
+    return torch.where(total.isinf(), out, joined.to(out.dtype))
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for long
     queries. Returns the shape of q, and the scores [n, kv heads, queries, span].
 
     q: [n, kv heads, queries, head_dim]; keys, values: [n, kv heads, span, head_dim]; bias: added to the
-    scores.
+    scores. sinks: [kv heads, queries, 1], see `Beside`.
     """
     count, heads, queries, dim = q.shape
     span = keys.shape[2]
     scores = torch.bmm(q.reshape(-1, queries, dim), keys.flatten(0, 1).transpose(1, 2))
     scores = scores.view(count, heads, queries, span).mul_(dim**-0.5).add_(bias)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    weights = softmax(scores, sinks)
     return torch.bmm(weights.view(-1, queries, span), values.flatten(0, 1)).view(q.shape), scores

@@ -80,6 +80,19 @@ class _Source:
         self.rest.discard(name)
         return tensor
 
+    def take_fused(self, name: str, *shape: int) -> torch.Tensor:
+        """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. gate_up: outputs of
+        gate and up take turns in the file, and follow each other here.
+        """
+        found, is_pair = self._mapped(name, shape), ".gate_up_" in name
+        parts = [found[..., first::2] for first in range(2)] if is_pair else [found]
+        parts = [part.mT if len(shape) == 3 else part for part in parts]
+        whole = torch.empty(shape[0], shape[-1], *shape[1:-1], dtype=self.dtype, device=self.device)
+        for half, part in zip(whole.chunk(len(parts), 1), parts, strict=True):
+            half.copy_(part)
+        HEART.progress()
+        return whole
+
     def check_rest(self, embed: torch.Tensor, config: ModelConfig) -> None:
         """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that
         config.json implies, layers after the last that it counts.
@@ -127,6 +140,9 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
         experts=None
         if is_dense or config.experts is None
         else _experts(source, config, config.experts, prefix),
+        sinks=source.take(f"{prefix}self_attn.sinks", config.num_attention_heads)
+        if config.has_sinks
+        else None,
     )
 
 
@@ -138,6 +154,9 @@ def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str) ->
 
 
 def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
+    if experts.is_fused:
+        return _fused_experts(source, config.hidden_size, experts, prefix)
+
     def stack(linear: str) -> torch.Tensor:
         groups = [f"experts.{expert}.{linear}" for expert in range(experts.count)]
         whole = _linears(source, config, prefix, *groups)
@@ -155,6 +174,19 @@ def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefi
         shared_gate=source.take(f"{prefix}{shared.name}_gate.weight", 1, config.hidden_size)
         if shared and shared.is_gated
         else None,
+    )
+
+
+def _fused_experts(source: _Source, hidden: int, experts: ExpertsConfig, prefix: str) -> Experts:
+    """Those of gpt-oss: the linears of all experts in two tensors, and biases."""
+    block, count, width = f"{prefix}{experts.block}", experts.count, experts.width
+    return Experts(
+        router=source.take(f"{block}.router.weight", count, hidden),
+        gate_up=source.take_fused(f"{block}.experts.gate_up_proj", count, hidden, 2 * width),
+        down=source.take_fused(f"{block}.experts.down_proj", count, width, hidden),
+        router_bias=source.take(f"{block}.router.bias", count),
+        gate_up_bias=source.take_fused(f"{block}.experts.gate_up_proj_bias", count, 2 * width),
+        down_bias=source.take_fused(f"{block}.experts.down_proj_bias", count, hidden),
     )
 
 

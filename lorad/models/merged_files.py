@@ -16,7 +16,7 @@ import numpy as np
 
 from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.directory import MANIFEST, write_directory
-from lorad.adapters.targets import HEAD
+from lorad.adapters.targets import HEAD, experts_of
 from lorad.adapters.tensors import bfloat16_bits
 from lorad.errors import Conflict, IntegrityError, SpecError, StorageError
 from lorad.models.directory import INDEX, read_json, weight_files
@@ -133,6 +133,8 @@ def _targets(adapter: Adapter, base: Path, files: list[Path]) -> Iterator[_Targe
         if name not in places:
             tied = module == HEAD and (config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
             why = "shares its weight with the embeddings" if tied else "is no weight of it"
+            if (experts := experts_of(module)) and any(there.startswith(f"{experts}.") for there in places):
+                why = f"is no weight of it, which has all of {experts} in one tensor"
             raise SpecError(f"{base}: {name} {why}", hint="Export without --merge.")
         path, place = places[name]
         a, b = (adapter.tensors[f"{module}.lora_{half}.weight"] for half in "AB")

@@ -108,6 +108,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return apply(_SwiGlu, gate_up) if gate_up.requires_grad else _SwiGlu.plain(gate_up)
 
 
+def clamped_swiglu(gate_up: Tensor, limit: float, gain: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(gain * gate), up within -limit and limit and gate at most limit, as gpt-oss
+    (OpenAI, 2025, arXiv 2508.10925) has it; the last dimension holds gate, then up.
+    """
+    gate, up = gate_up.chunk(2, -1)
+    gate = gate.clamp(max=limit)
+    return (up.clamp(-limit, limit) + 1) * (gate * torch.sigmoid(gate * gain))
+
+
 def split_rotate(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
     """(q, k, v) of [..., heads + 2 kv heads, head_dim]: q and k normalised, if there is a norm,
     and rotated.

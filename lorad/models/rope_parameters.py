@@ -56,7 +56,7 @@ def parse_rope(
         raise _refused(f"partial_rotary_factor {partial}", where)
     fields = {"rope_theta": rope.get("rope_theta") or data.get("rope_theta") or 10000.0}
     fields |= _scaling(rope_type, rope, data.get("original_max_position_embeddings"), max_positions)
-    checked: dict[str, Any] = {key: _positive(key, value, where) for key, value in fields.items()}
+    checked: dict[str, Any] = {key: positive(key, value, where) for key, value in fields.items()}
     if rope_type == "yarn":
         checked["truncate"] = bool(rope.get("truncate", True))
         checked["attention_factor"] = _attention_factor(rope, checked["factor"], where)
@@ -92,17 +92,18 @@ def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> flo
     """YaRN (arXiv 2309.00071), section 3.4: 0.1 ln(factor) + 1, with DeepSeek's mscale and mscale_all_dim."""
     given, mscale, everywhere = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
     if given is not None:
-        return _positive("attention_factor", given, where)
+        return positive("attention_factor", given, where)
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     if not (mscale and everywhere):
         return scale(1.0)
-    return scale(_positive("mscale", mscale, where)) / scale(_positive("mscale_all_dim", everywhere, where))
+    return scale(positive("mscale", mscale, where)) / scale(positive("mscale_all_dim", everywhere, where))
 
 
-def _positive(key: str, value: Any, where: str) -> float:
+def positive(key: str, value: Any, where: str) -> float:
+    """Return a number of `config.json`. Raises SpecError unless it is positive."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise SpecError(
             f"{where}: {key} is {value!r}, not a positive number", hint="download the model again"

@@ -22,6 +22,7 @@ with quick_imports():
 
     from lorad.adapters.adapter import AdapterConfig
     from lorad.adapters.peft import outline, read_peft
+    from lorad.adapters.readers import refuse_interleaved
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
     from lorad.backends.registry import SERVERS
@@ -166,7 +167,7 @@ def _checked(
     told += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
-    _check_adapter(spec, adapter, shapes, cwd, directory)
+    _check_adapter(spec, adapter, shapes, cwd, directory, model.model_type)
     spec = fitted(spec, model.max_positions)
     size = sum(map(math.prod, expected_shapes(adapter, shapes).values()))
     teacher = check_teacher(spec, cwd, directory, model)
@@ -237,13 +238,17 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
     )
 
 
-def _check_adapter(spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path, model: Path) -> None:
+def _check_adapter(
+    spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path, model: Path, model_type: str
+) -> None:
     """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
     if spec.lora.adapter_path is None:
         return
     try:
         source = cwd / Path(spec.lora.adapter_path).expanduser()
-        refuse_unfit(outline(source), shapes)
+        told = outline(source)
+        refuse_interleaved(told, model_type)
+        refuse_unfit(told, shapes)
         found = read_peft(source, weight_files(model))
         validate(found, shapes)
     except AdapterRefused as error:
@@ -274,6 +279,7 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
     if directory is None:
         return 0
     try:
+        refuse_interleaved(outline(directory), model.model_type)
         found = read_peft(directory)
         experts = served_experts(spec.rollout.backend, model)
         validate(found, targets_of(spec.trainer.backend, model.linears, experts))

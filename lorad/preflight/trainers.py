@@ -17,7 +17,7 @@ from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
-from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
+from lorad.trainers.arguments import ADAPTS, ATTENTION, OWN, SPLITS
 
 _AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 _WITH_DORA = ("builtin", "fsdp")
@@ -162,6 +162,14 @@ def check_adapter(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device:
     """Check that the trainer can train this adapter of modules that it can adapt. Raises SpecError."""
     if adapter.dora:
         _check_dora(spec, adapter)
+    backend, kind = spec.trainer.backend, facts.model_type
+    if adapter.experts and kind not in ADAPTS.get(backend, (kind,)):
+        raise SpecError(
+            f"the {backend} trainer adapts no experts of {kind or 'this model'}",
+            key="lora.target_modules",
+            hint='Leave them as they are with lora.exclude_modules: ["*.experts.*"], or use '
+            "trainer.backend: builtin.",
+        )
     if _shares(spec):
         _check_fused(adapter)
     if spec.trainer.backend == "megatron":

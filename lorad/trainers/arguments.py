@@ -47,6 +47,11 @@ def own_fields(
 
 
 OWN = frozenset(own_fields(tp=1, pp=1, ep=1, dtype=None, bf16=False, pads=False, on_cpu=False))
+ADAPTS = {
+    "fsdp": ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "glm4_moe", "deepseek_v3"),
+    "megatron": ("qwen3_moe",),
+}
+"""Model types whose experts a trainer adapts."""
 REPLAYS = {"fsdp": ("qwen3_moe", "qwen2_moe", "olmoe"), "megatron": ("qwen3_moe",)}
 """Model types whose routes a backend replays. fsdp weighs experts itself, by the softmax of their scores;
 megatron those whose experts it adapts."""

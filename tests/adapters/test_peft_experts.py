@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter
 from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_fused, write_peft
-from lorad.adapters.readers import refuse_fused, why_not
+from lorad.adapters.readers import refuse_fused, refuse_interleaved, why_not
 from lorad.adapters.targets import experts_of, match_modules
 from lorad.adapters.validate import validate
 from lorad.backends.registry import SERVERS, dialect_class
@@ -179,6 +179,13 @@ def test_what_peft_trains_on_experts_is_read(
     validate(adapter, SHAPES)
     assert adapter.config.experts and all(map(experts_of, adapter.config.experts))
     assert np.abs(merged_logprobs(adapter, tmp_path / "merged") - expected).max() < 1e-4
+
+
+def test_own_form_is_refused_for_interleaved_experts(tmp_path: Path) -> None:
+    told = outline(fused(adapter_of("all"), tmp_path / "adapter"))
+    refuse_interleaved(told, "qwen3_moe")
+    with pytest.raises(AdapterRefused, match="not read for gpt_oss"):
+        refuse_interleaved(told, "gpt_oss")
 
 
 @pytest.mark.parametrize(

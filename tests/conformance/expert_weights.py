@@ -40,5 +40,8 @@ def weight_in(model: torch.nn.Module, module: str, *, of_gradients: bool = False
     assert whole is not None
     if not expert:
         return whole
+    if "gate_up_proj_bias" in dict(model.get_submodule(f"{path}.experts").named_parameters()):  # gpt-oss
+        turned = whole[int(number)].mT
+        return {"gate_proj": turned[::2], "up_proj": turned[1::2], "down_proj": turned}[linear]
     gate, up = whole[int(number)].chunk(2)
     return {"gate_proj": gate, "up_proj": up, "down_proj": whole[int(number)]}[linear]

@@ -19,15 +19,16 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 28},  # with 24 a token of these tests is as near to two experts
     "qwen2_moe": {"num_experts": 8},
     "mixtral": {"num_local_experts": 8},
+    "gpt_oss": {"num_local_experts": 8},
 }
 AFTER_A_PROMPT = Batch.of([(np.arange(24, dtype=np.int32), [np.array([7], np.int32)])])
 """One token: what the others meet in the last layer changes nothing."""
 
 
-def write_mixture(directory: Path, family: str = "qwen3_moe") -> Path:
+def write_mixture(directory: Path, family: str = "qwen3_moe", **options: object) -> Path:
     """A few layers of experts, with random weights."""
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
-    sizes |= SIZES.get(family, {})
+    sizes |= SIZES.get(family, {}) | options
     make_model(directory, family, vocab_size=VOCAB, tie_word_embeddings=True, **sizes)
     return directory
 
@@ -129,6 +130,12 @@ class Glm4Moe(_Experts):
     """A layer without experts, an MLP beside them, groups of experts, and heads that are rotated partly."""
 
     family = "glm4_moe"
+
+
+class GptOss(_Experts):
+    """Sinks, windows that are shorter than prompts, biases, and a clamped activation."""
+
+    family = "gpt_oss"
 
 
 async def gradient_of_merged(trainer: Trainer, base: Path, **settings: object) -> tuple[float, float]:

@@ -34,6 +34,11 @@ def random_routes(batch: Batch, seed: int = 0, unknown: float = 0.1) -> Routes:
     return Routes(some(batch.prompts.size), some(batch.completions.size))
 
 
+def _routers(model: Any) -> list[Any]:
+    names = ("mlp.gate", "mlp.router")
+    return [module for name, module in model.named_modules() if name.endswith(names)]
+
+
 @contextlib.contextmanager
 def routed(model: Any, routes: list[np.ndarray]) -> Iterator[list[torch.Tensor]]:
     """Have transformers' routers send sequence after sequence where the routes say, [tokens, layers, per
@@ -48,9 +53,13 @@ def routed(model: Any, routes: list[np.ndarray]) -> Iterator[list[torch.Tensor]]
         index = torch.where(known[:, None], torch.from_numpy(rows[:, layer].astype(np.int64)), own)
         found.append((index.sort(-1).values != own.sort(-1).values).any(-1))
         weights = F.softmax(logits.float(), -1).gather(1, index)
-        return logits, weights / weights.sum(-1, keepdim=True) if gate.norm_topk_prob else weights, index
+        return (
+            logits,
+            weights / weights.sum(-1, keepdim=True) if getattr(gate, "norm_topk_prob", True) else weights,
+            index,
+        )
 
-    gates = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    gates = _routers(model)
     hooks = [
         gate.register_forward_hook(lambda gate, _, given, n=n: sent(n, gate, given))
         for n, gate in enumerate(gates)
@@ -73,7 +82,7 @@ def by_sample(batch: Batch, routes: Routes) -> list[np.ndarray]:
 def own_routes(model: Any, batch: Batch) -> Routes:
     """Where transformers' routers send the tokens."""
     seen: list[torch.Tensor] = []
-    gates = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    gates = _routers(model)
     hooks = [gate.register_forward_hook(lambda _, __, given: seen.append(given[2])) for gate in gates]
     with torch.no_grad():
         reference_logprobs(model, batch)

@@ -50,6 +50,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         106_852_251_264,
         13_424_129_664,
     ),
+    "gpt-oss-20b": (
+        {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201088}
+        | {"num_attention_heads": 64, "num_hidden_layers": 24, "num_local_experts": 32},
+        20_914_757_184,
+        4_187_440_704,
+    ),
 }
 """What `config.json` has that no default says, parameters, and those that a token meets."""
 
@@ -125,6 +131,16 @@ def test_bfloat16_is_weighted_in_bfloat16() -> None:
     assert F.cosine_similarity(value.float(), plain(x.float(), wide, config)).mean() > 0.999
 
 
+def weight_of(weights: dict[str, Tensor], module: str) -> Tensor:
+    """A view of the weight in a checkpoint; gpt-oss holds those of all experts in two tensors, transposed."""
+    if f"{module}.weight" in weights:
+        return weights[f"{module}.weight"]
+    experts, _, (number, linear) = (*module.partition(".experts.")[:2], module.split(".")[-2:])
+    if linear == "down_proj":
+        return weights[f"{experts}.experts.down_proj"][int(number)].mT
+    return weights[f"{experts}.experts.gate_up_proj"][int(number)].mT[linear == "up_proj" :: 2]
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 def test_adapters_on_experts_equal_merged_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -138,7 +154,7 @@ def test_adapters_on_experts_equal_merged_models(
         weights = load_file(tmp_path / f"{seed}" / "model.safetensors")
         for module in adapter.config.modules:
             a, b = (torch.tensor(adapter.tensors[f"{module}.lora_{half}.weight"]) for half in "AB")
-            weights[f"{module}.weight"] += adapter.config.scale * b @ a
+            weight_of(weights, module).add_(adapter.config.scale * b @ a)
         save_file(weights, tmp_path / f"{seed}" / "model.safetensors", {"format": "pt"})
     expected = [
         of_transformers(AutoModelForCausalLM.from_pretrained(tmp_path / f"{seed}")) for seed in (1, 2)

@@ -38,6 +38,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "head_dim": 16,
     },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 7,
+        "swiglu_limit": 1.0,
+    },
 }
 FAMILIES = ["qwen2", "qwen3", "llama", *MIXTURES]
 ROPES: dict[str, dict[str, Any]] = {
@@ -134,6 +141,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"use_qk_norm": False, "attention_bias": False, "n_group": 1, "topk_group": 1}),
     ("glm4_moe", {"first_k_dense_replace": 0, "norm_topk_prob": False}),
     ("glm4_moe", {"first_k_dense_replace": 2}),
+    ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention", "sliding_attention"]}),
+    ("gpt_oss", {"swiglu_alpha": 1.2, "sliding_window": 1}),
 ]
 
 
@@ -302,7 +311,7 @@ def test_lora_on_every_linear_equals_peft(tmp_path: Path, family: str) -> None:
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
-    ({"architectures": None, "model_type": "gpt_oss"}, "gpt_oss"),
+    ({"architectures": None, "model_type": "gemma3_text"}, "gemma3_text"),
     ({"model_type": "mistral"}, "Qwen2ForCausalLM of model_type mistral"),
     ({"rope_parameters": {"rope_type": "longrope"}}, "rope type longrope"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "rope type mrope"),
@@ -345,6 +354,11 @@ def test_unsupported_settings_are_refused_by_name(
         ("qwen2_moe", {"layer_types": None, "use_sliding_window": True, "sliding_window": 8}, "sliding"),
         ("glm4_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, of 8 experts in 4 groups, 2 of"),
         ("glm4_moe", {"n_group": 3}, "8 experts in 3 groups"),
+        ("gpt_oss", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ("gpt_oss", {"layer_types": ["full_attention"]}, "for 2 layers"),
+        ("gpt_oss", {"sliding_window": None}, "sliding_window is None"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization mxfp4"),
         ("glm4_moe", {"n_shared_experts": 0}, "n_shared_experts is 0"),
         ("glm4_moe", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor 1.5"),
     ],

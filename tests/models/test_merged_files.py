@@ -64,7 +64,15 @@ def test_merged_model_answers_as_base_with_adapter(tmp_path: Path, dora: bool) -
     assert (found - wanted).abs().max() < 1e-4 < (wanted - before).abs().max()
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_in_one_tensor_are_not_merged(tmp_path: Path) -> None:
+    make_model(tmp_path, "gpt_oss")
+    adapter = random_adapter(linear_shapes(read_config(tmp_path)), 1)
+    with pytest.raises(SpecError, match="in one tensor") as caught:
+        merge(adapter, tmp_path, tmp_path / "merged")
+    assert "without --merge" in caught.value.hint and not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("family", [family for family in MIXTURES if family != "gpt_oss"])
 def test_merged_mixtures_answer_as_base_with_adapter(tmp_path: Path, family: str) -> None:
     base, merged = tmp_path / "base", tmp_path / "merged"
     before = of_transformers(make_model(base, family))

@@ -322,6 +322,22 @@ def test_dora_is_refused_where_nobody_computes_it(more: dict[str, Any], model: s
     assert str(refused.value).startswith(says) and "leave lora.dora out" in refused.value.hint
 
 
+@pytest.mark.parametrize("backend", ["fsdp", "megatron", "builtin"])
+def test_families_whose_experts_a_trainer_lacks_are_refused(backend: str) -> None:
+    facts = dataclasses.replace(read_facts(resolve("builtin:tiny-moe")), model_type="gpt_oss")
+    every, few = (
+        convert({"trainer": {"backend": backend}, "lora": lora})
+        for lora in ({}, {"exclude_modules": ["*.experts.*"]})
+    )
+    check_adapter(few, facts, AdapterConfig(8, 16.0, modules_of(few, facts)), "cpu")
+    adapter = AdapterConfig(8, 16.0, modules_of(every, facts))
+    if backend == "builtin":
+        check_adapter(every, facts, adapter, "cpu")
+        return
+    with pytest.raises(SpecError, match=f"the {backend} trainer adapts no experts of gpt_oss"):
+        check_adapter(every, facts, adapter, "cpu")
+
+
 def ranks_of(lora: dict[str, Any], **more: Any) -> tuple[int, int]:
     """The rank of an adapter of the mixture, and its rank on experts."""
     made = adapter_config(convert({"lora": lora, **more}), read_facts(resolve("builtin:tiny-moe")))

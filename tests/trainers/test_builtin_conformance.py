@@ -13,7 +13,15 @@ from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.reference import with_biases, write_random_model
 from tests.conformance.trainer_dora import Dora
 from tests.conformance.trainer_expert_ranks import ExpertRanks
-from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
+from tests.conformance.trainer_experts import (
+    Glm4Moe,
+    GptOss,
+    Mixtral,
+    MixtureOfExperts,
+    Olmoe,
+    Qwen2Moe,
+    write_mixture,
+)
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_routes import ReplayedRoutes
@@ -85,3 +93,14 @@ class TestMixtral(_OtherMixture, Mixtral):
 
 class TestGlm4Moe(_OtherMixture, Glm4Moe):
     pass
+
+
+class TestGptOss(_OtherMixture, GptOss):
+    pass
+
+
+class TestRoutesOfGptOss(_OtherMixture, ReplayedRoutes):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write_mixture(tmp_path_factory.mktemp("moe"), "gpt_oss", num_local_experts=4)

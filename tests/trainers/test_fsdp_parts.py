@@ -36,8 +36,11 @@ def test_attention_that_is_not_installed_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", [*MIXTURES, "qwen3"])
 def test_experts_are_named_as_in_checkpoints(tmp_path: Path, family: str) -> None:
     make_model(tmp_path, family)
-    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["sdpa"])
+    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
     found = experts.experts_in(architecture.decoder_layers(model), model)
+    if family == "gpt_oss":  # see `ADAPTS`
+        assert not found
+        return
     assert experts.expert_shapes(found) == read_facts(tmp_path).experts
     stored = {f"{name}.weight" for name in read_facts(tmp_path).experts}
     assert set(experts.parts_of(found)) == stored <= set(load_file(tmp_path / "model.safetensors"))

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
 from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
+from lorad.adapters.readers import refuse_interleaved
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
 from lorad.backends.setup import served_experts, targets_of
@@ -118,6 +119,7 @@ def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Ada
     facts = read_facts(model_path)
     experts = served_experts(spec.rollout.backend, facts)
     shapes = targets_of(spec.trainer.backend, facts.linears, experts)
+    refuse_interleaved(told, facts.model_type)
     refuse_unfit(told, shapes)
     adapter = read_peft(source, weight_files(model_path))
     validate(adapter, shapes)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lorad.models.attention import Beside
 from lorad.models.base import Base
 from lorad.models.kv import KVCache, attend
 from lorad.models.lora import moves
@@ -105,11 +106,13 @@ class SharedPrompts:
         span = min(self.cache.length, spanned(int(self.lengths[owner].max())))
         self.shape = PromptShape(count, per, span)
 
-    def attention(self, rows: int, shape: PromptShape) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def attention(
+        self, positions: torch.Tensor, shape: PromptShape
+    ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         """Return what gives `DecodeAttention` what the first rows see of their prompts, in a step of this
-        shape.
+        shape. positions: int64 [rows], of their new tokens.
         """
-        slots, per, span = shape
+        (slots, per, span), rows = shape, len(positions)
         gather, places = self._gather[: slots * per], self._places[:rows]
         is_one = (self.begins[:rows] > 0)[:, None, None, None]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
@@ -117,12 +120,21 @@ class SharedPrompts:
         bias = torch.zeros(unseen.shape, dtype=self.cache.layers[0].dtype, device=gather.device)
         bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
 
-        def seen(layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def within(beside: Beside, group: int) -> torch.Tensor:
+            """[slots, 1, per * group, span]: the bias of a layer with a window, of which each row has its
+            own. One that reaches no prompt leaves none of it.
+            """
+            queries = positions.index_select(0, gather).view(slots, 1, per, 1)
+            is_far = ~beside.near(queries, torch.arange(span, device=gather.device))
+            return bias.masked_fill(is_far, float("-inf")).repeat_interleave(group, 2)
+
+        def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = self.cache.layers[layer][:, :slots, :, :span].unbind(0)
             _, heads, group, dim = q.shape
             together = q.index_select(0, gather).view(slots, per, heads, group, dim).transpose(1, 2)
             together = together.reshape(slots, heads, per * group, dim)
-            out, scores = attend(together, keys, values, bias)
+            seen_by = within(beside, group) if beside is not None and beside.window else bias
+            out, scores = attend(together, keys, values, seen_by)
             out, total = (
                 part.view(slots, heads, per, group, -1).transpose(1, 2).reshape(slots * per, heads, group, -1)
                 for part in (out, scores.float().logsumexp(-1, keepdim=True))

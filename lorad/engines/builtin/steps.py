@@ -125,7 +125,7 @@ def _step(
     positions = rows.lengths[some].clamp(max=most - 1)  # rows that are padding run on and on
     places, seen = positions, None
     if shape.prompts is not None:
-        places, seen = positions - prompts.begins[some], prompts.attention(shape.rows, shape.prompts)
+        places, seen = positions - prompts.begins[some], prompts.attention(positions, shape.prompts)
     attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
     ids = rows.tokens[some, None]
     states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from lorad.models.attention import masked
+from lorad.models.attention import Beside, masked, softmax
 from lorad.models.ops import apply
 from lorad.trainers.builtin.blocks import Block, Layout
 
@@ -22,8 +22,8 @@ class PackedAttention:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return apply(_Attend, q, k, v, self.layout)  # type: ignore[no-any-return]
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:
+        return apply(_Attend, q, k, v, self.layout, beside)  # type: ignore[no-any-return]
 
 
 class _Products(NamedTuple):
@@ -38,11 +38,16 @@ class _Products(NamedTuple):
 
     @classmethod
     def forward(
-        cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor
+        cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None
     ) -> "tuple[Tensor, _Products]":
-        assert block.bias is not None
-        scores = torch.baddbmm(block.bias, q, k.transpose(1, 2), alpha=scale)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+        bias, sinks = block.seen(beside), None
+        assert bias is not None
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scale)
+        if beside is not None:  # the frozen sinks get no gradient; what they take away is in the shares
+            kv, queries = len(q) // block.shape[0], block.shape[2]
+            each = beside.sinks.view(kv, -1, 1).expand(-1, -1, queries).reshape(kv, -1, 1)
+            sinks = each.repeat(block.shape[0], 1, 1)
+        weights = softmax(scores, sinks)
         return torch.bmm(weights, v), cls(q, k, v, weights)
 
     def backward(self, scale: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,13 +69,15 @@ class _Fused(NamedTuple):
     out: Tensor
 
     @classmethod
-    def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> "tuple[Tensor, _Fused]":
+    def forward(
+        cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None
+    ) -> "tuple[Tensor, _Fused]":
         sequences, _, queries, _ = block.shape
         q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
         heads = q.view(sequences, -1, queries, q.shape[-1])
         keys, values = (t.view(sequences, -1, *t.shape[1:]) for t in (k, v))
-        if block.bias is not None:
-            out = masked(heads, keys, values, block.bias, scale)
+        if (bias := block.seen(beside)) is not None:
+            out = masked(heads, keys, values, bias, scale, None if beside is None else beside.sinks)
         else:
             gqa = q.shape[1] != queries
             out = F.scaled_dot_product_attention(
@@ -86,20 +93,21 @@ class _Fused(NamedTuple):
 
 class _Attend(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, beside: Beside | None) -> Tensor:
         keep = any(ctx.needs_input_grad)
         flat = [t.reshape(-1, layout.dim) for t in (q, k, v)]
         ctx.layout, ctx.blocks, outs = layout, [], []
         for block in layout.blocks:
             kind = _Fused if block.fused else _Products
             with torch.set_grad_enabled(keep and block.fused):
-                out, kept = kind.forward(block, layout.dim**-0.5, *_gathered(block, layout, *flat))
+                those = _gathered(block, layout, *flat)
+                out, kept = kind.forward(block, layout.dim**-0.5, *those, beside)
             outs.append(out.view(-1, layout.dim))
             ctx.blocks.append(kept if keep else None)
         return torch.cat(outs).index_select(0, layout.out).view(q.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         layout: Layout = ctx.layout
         grad = grad.reshape(-1, layout.dim)
         found = []
@@ -119,6 +127,7 @@ class _Attend(Function):
             _home(q, layout.out).view(rows[0]),
             _home(k, layout.home).view(rows[1]),
             _home(v, layout.home).view(rows[1]),
+            None,
             None,
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lorad.models.attention import Beside
 from lorad.models.base import Base
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -83,11 +84,17 @@ class Block:
     fused: bool
     queries: Tensor
     keys: Tensor
-    bias: Tensor | None  # None of fused blocks that share nothing: the kernel knows what is causal
+    # None of fused blocks that share nothing, without sinks: the kernel knows what is causal
+    bias: Tensor | None
     live: Tensor | None
     level: int
     is_shared: bool
     sharers: Tensor | None
+    near: Tensor | None = None  # as bias, of layers with a window
+
+    def seen(self, beside: Beside | None) -> Tensor | None:
+        """Return the bias of a layer."""
+        return self.near if beside is not None and beside.window else self.bias
 
 
 class Layout:
@@ -105,6 +112,7 @@ class Layout:
             config.head_dim,
         )
         self._base, self._sequences = base, sequences
+        self.window = max(config.windows, default=0)
         groups = list(similar(sequences))
         levels, ends = sequences.levels, sequences.prefixes + sequences.lengths
         self._rank = np.zeros_like(ends)  # of each run on its level, in the order of the blocks
@@ -141,19 +149,22 @@ class Layout:
             queries=self._tensor(query_heads.ravel()),
             keys=self._tensor(key_heads.ravel()),
             bias=self._bias(prefixes, wide, long, fused),
+            near=self._bias(prefixes, wide, long, fused, self.window) if self.window else None,
             live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
             level=int(runs.levels[group[0]]),
             is_shared=bool(np.isin(group, runs.owner).any()),
             sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
         )
 
-    def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool) -> Tensor | None:
+    def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool, window: int = 0) -> Tensor | None:
         """Make the attention mask: zero where visible, else minus infinity; for the fused kernel true and
         false.
         """
-        if fused and not wide:
+        if fused and not wide and not self._base.config.has_sinks:
             return None
         visible = self._visible(prefixes, wide, long)
+        if window:
+            visible = visible & self._near(prefixes, wide, long, window)
         if fused:
             return visible
         bias = torch.zeros(visible.shape, dtype=self._base.dtype, device=visible.device)
@@ -169,6 +180,13 @@ class Layout:
         if (prefixes == wide).all():
             return visible
         return visible & ((keys < self._tensor(prefixes)[:, None, None, None]) | (keys >= wide))
+
+    def _near(self, prefixes: Ints, wide: int, long: int, window: int) -> Tensor:
+        """bool [S, 1, Q, K]: which keys are among the `window` last that a query could see."""
+        cells = torch.arange(wide + long, device=self._base.device)
+        before = self._tensor(prefixes[:1] if (prefixes == wide).all() else prefixes)[:, None]
+        places = torch.where(cells < wide, cells, cells - wide + before)  # of keys, in their sequence
+        return (places[:, None] > places[:, wide:, None] - window)[:, None]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._base.device)

@@ -22,10 +22,9 @@ from lorad.models.experts import ends_of, grouped
 from lorad.models.ops import apply
 from lorad.models.routes import Replay
 from lorad.routes import RouteShape
-from lorad.trainers.arguments import REPLAYS
+from lorad.trainers.arguments import ADAPTS, REPLAYS
 
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
-_FAMILIES = {"qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "glm4_moe", "deepseek_v3"}
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _MIXTRAL, _OF_MIXTRAL = ".block_sparse_moe.", ("w1", "w3", "w2")  # its checkpoints have other names
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
@@ -69,7 +68,7 @@ def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
     and checkpoints name their linears as `expert_shapes` does.
     """
     family = model.config.get_text_config().model_type
-    if family not in _FAMILIES:
+    if family not in ADAPTS["fsdp"]:
         return {}
     inside = {id(module) for layer in layers for module in layer.modules()}
     found = {name: module for name, module in model.named_modules() if _is_mixture(module)}

@@ -17,15 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lorad.models.facts import read_facts
+from lorad.trainers.arguments import ADAPTS
 
-_FAMILIES = ("qwen3_moe",)
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)")
 _Shapes = Mapping[str, tuple[int, int]]
 
 
 def expert_linears(model: Path, config: Any) -> _Shapes:
     """(out, in) of the experts' linears by logical name, of families whose experts were tried."""
-    return read_facts(model).experts if config.model_type in _FAMILIES else {}
+    return read_facts(model).experts if config.model_type in ADAPTS["megatron"] else {}
 
 
 def expert_names(linears: Iterable[str]) -> list[str]:

@@ -1,0 +1,175 @@
+"""The families that lorad computes itself. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LINEARS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What transformers' code fixes for a family's mixtures of experts.
+
+    count: of experts, where `config.json` leaves it out. width, shared_width: the fields whose product is an
+    intermediate size. is_normalized: as biases of `Family`. For the rest see `ExpertsConfig`.
+    """
+
+    count: int
+    width: str = "moe_intermediate_size"
+    is_normalized: bool | str = "norm_topk_prob"
+    shared: str = ""
+    shared_width: tuple[str, ...] = ()
+    has_shared_gate: bool = False
+    is_sigmoid: bool = False
+    is_weighted_in_fp32: bool = False
+    block: str = "mlp"
+    linears: tuple[str, str, str] = LINEARS
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What transformers' code fixes for an architecture.
+
+    A bias or a norm is there always, never, or if that field says so.
+    """
+
+    model_type: str
+    qk_norm: bool | str
+    qkv_bias: bool | str
+    o_bias: bool | str
+    mlp_bias: bool | str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of fields that `config.json` leaves out."""
+    mixture: Mixture | None = None
+    norms_all_heads: bool = False
+    rotates_partly: bool = False
+    has_sinks: bool = False
+
+
+FAMILIES = {
+    "Qwen2ForCausalLM": Family("qwen2", False, True, False, False, {"num_key_value_heads": 32}),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", True, "attention_bias", "attention_bias", False, {"num_key_value_heads": 32, "head_dim": 128}
+    ),
+    "LlamaForCausalLM": Family("llama", False, "attention_bias", "attention_bias", "mlp_bias"),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe",
+        False,
+        "qkv_bias",
+        False,
+        False,
+        {
+            "qkv_bias": True,
+            "num_key_value_heads": 16,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts_per_tok": 4,
+        },
+        Mixture(
+            60,
+            shared="mlp.shared_expert",
+            shared_width=("shared_expert_intermediate_size",),
+            has_shared_gate=True,
+        ),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        True,
+        "attention_bias",
+        "attention_bias",
+        False,
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+        },
+        Mixture(128),
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe",
+        True,
+        "attention_bias",
+        "attention_bias",
+        False,
+        {"num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
+        Mixture(64, "intermediate_size"),
+        norms_all_heads=True,
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        False,
+        False,
+        False,
+        False,
+        {
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "use_sliding_window": True,  # wherever sliding_window is a number
+            "sliding_window": None,
+        },
+        Mixture(
+            8,
+            "intermediate_size",
+            True,
+            is_weighted_in_fp32=True,
+            block="block_sparse_moe",
+            linears=("w1", "w3", "w2"),
+        ),
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4_moe",
+        "use_qk_norm",
+        "attention_bias",
+        False,
+        False,
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "num_nextn_predict_layers": 1,
+        },
+        Mixture(
+            128,
+            shared="mlp.shared_experts",
+            shared_width=("moe_intermediate_size", "n_shared_experts"),
+            is_sigmoid=True,
+            is_weighted_in_fp32=True,
+        ),
+        rotates_partly=True,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        False,
+        "attention_bias",
+        "attention_bias",
+        False,
+        {
+            "attention_bias": True,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "sliding_window": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+        },
+        Mixture(128, "intermediate_size", True, is_fused=True),
+        has_sinks=True,
+    ),
+}
