@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from lorad.models.base import Experts
+from lorad.models.base import Experts, Weight
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
 from lorad.models.ops import apply, swiglu
+from lorad.models.packed import Packed
 
 
 def mixture(
@@ -97,35 +98,41 @@ def ends_of(flat: Tensor, count: int) -> Tensor:
     return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
 
 
-def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def grouped(x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
     """[rows, out]: x [rows, in], sorted by expert, times the transposed weights [experts, out, in].
 
     ends: of each expert's rows, see `ends_of`. The weights are frozen, and get no gradient.
     """
-    return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights.mT, ends)
+    return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights, ends)
 
 
 class _Grouped(Function):
     """The frozen weights get no gradient, which would be as large as all experts."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, ends)
-        return _product(x, weights.mT, ends)
+    def forward(ctx: Any, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
+        ctx.weights = weights
+        ctx.save_for_backward(ends)
+        return _product(x, weights, ends)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        weights, ends = ctx.saved_tensors
-        return _product(grad.contiguous(), weights, ends), None, None
+        (ends,) = ctx.saved_tensors
+        return _product(grad.contiguous(), ctx.weights, ends, is_backward=True), None, None
 
 
-def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """x [rows, in] times weights [experts, in, out]."""
+def _product(x: Tensor, weights: Weight, ends: Tensor, *, is_backward: bool = False) -> Tensor:
+    """x [rows, in] times weights [experts, out, in] transposed; backward, [rows, out] times these. Packed
+    experts are dense one after another; all at once in the one product that a GPU has for them.
+    """
     if x.dtype == torch.bfloat16 and x.device.type == "cuda":
-        return F.grouped_mm(x, weights, offs=ends)
-    y, begin = x.new_empty(len(x), weights.shape[-1]), 0
+        dense = weights.dense() if isinstance(weights, Packed) else weights
+        return F.grouped_mm(x, dense if is_backward else dense.mT, offs=ends)
+    y, begin = x.new_empty(len(x), weights.shape[2 if is_backward else 1]), 0
     for expert, end in enumerate(ends.tolist()):
         if end > begin:
-            torch.mm(x[begin:end], weights[expert], out=y[begin:end])
+            one = weights[expert]
+            weight = one.dense() if isinstance(one, Packed) else one
+            torch.mm(x[begin:end], weight if is_backward else weight.t(), out=y[begin:end])
         begin = end
     return y

@@ -5,8 +5,8 @@ import hashlib
 import pytest
 import torch
 
-from lorad.models import checksum
-from lorad.models.checksum import add_to, sums
+from lorad.models import base
+from lorad.models.base import add_to, sums
 
 
 def weights(count: int = 1000) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_parts_of_a_larger_tensor_are_like_others() -> None:
 
 def test_portions_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = seen(weights(4099))
-    monkeypatch.setattr(checksum, "_CHUNK", 64)
+    monkeypatch.setattr(base, "_CHUNK", 64)
     assert seen(weights(4099)) == whole
 
 

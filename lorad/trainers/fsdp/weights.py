@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from lorad.errors import SpecError
-from lorad.models.checksum import add_to
+from lorad.models.base import add_to
 from lorad.models.directory import weight_files
 from lorad.trainers.fsdp import experts
 from lorad.trainers.fsdp.adapter import is_adapter

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lorad.errors import AdapterRefused
-from lorad.models.checksum import add_to
+from lorad.models.base import add_to
 from lorad.rl.loss import TokenLogprobs
 from lorad.trainers.megatron import provider
 from lorad.trainers.megatron.experts import are_met, expert_linears, expert_names, watched
