@@ -117,6 +117,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
         exported = client.export(version, str(temporary))
         settings = _settings(temporary)
         base, run = base_directory(settings), client.show(exported.version.rpartition("@")[0])
+        _refuse_quantized(run)
         _refuse_other_base(base, run)
         text = card(exported, settings, run, merged=str(base))
         with _shown(f"merging {exported.version}") as progress:
@@ -135,6 +136,16 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
             "Served beside the base, the adapter loses none of it."
         )
     return Exported(exported.version, str(target), exported.sha256), merged
+
+
+def _refuse_quantized(run: RunDetails) -> None:
+    """Raises SpecError: the version was trained and served on rounded weights, which the files are not."""
+    if form := (run.spec.get("model") or {}).get("quantize"):
+        raise SpecError(
+            f"{run.name} was trained on its base rounded to {form}: added to the weights as they are in its "
+            "files, the adapter would be another model than the one that was served",
+            hint="Export without --merge, and serve the adapter with model.quantize as in the run.",
+        )
 
 
 def _refuse_other_base(base: Path, run: RunDetails) -> None:

@@ -136,6 +136,7 @@ def setup_for(
         model=spec.model.path,
         model_path=model_path,
         dtype=_dtype_of(spec, dtype, on_cpu=on_cpu),
+        quantize=spec.model.quantize,
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
         mode=_mode_of(spec, on_cpu),

@@ -1,4 +1,9 @@
-"""The frozen base model in memory: fused weights that nobody writes to."""
+"""The frozen base model in memory: fused weights that nobody writes to, and a checksum
+to see that nobody did.
+
+On a CPU the checksum is of their bytes. A GPU's weights are not copied to the host for it, which would take
+seconds in which other runs wait: sums are made on the device, of integers, so that no order changes them.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,10 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from lorad.models.config import ModelConfig
+from lorad.models.packed import Packed
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+Weight = torch.Tensor | Packed  # of a linear, or of those of all experts
 _CHUNK = 1 << 22  # numbers that are widened at once
 _ODD = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))  # as int64
 
@@ -23,11 +30,11 @@ class Experts:
     """
 
     router: torch.Tensor  # [experts, hidden]
-    gate_up: torch.Tensor  # [experts, 2 * width, hidden]
-    down: torch.Tensor  # [experts, hidden, width]
+    gate_up: Weight  # [experts, 2 * width, hidden]
+    down: Weight  # [experts, hidden, width]
     bias: torch.Tensor | None = None  # float32 [experts]: added to scores where they are compared
-    shared_gate_up: torch.Tensor | None = None  # [2 * shared width, hidden]
-    shared_down: torch.Tensor | None = None  # [hidden, shared width]
+    shared_gate_up: Weight | None = None  # [2 * shared width, hidden]
+    shared_down: Weight | None = None  # [hidden, shared width]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
     router_bias: torch.Tensor | None = None  # [experts]
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * width]
@@ -42,15 +49,15 @@ class Layer:
     """
 
     input_norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [(heads + 2 kv) * head_dim, hidden]
+    qkv: Weight  # [(heads + 2 kv) * head_dim, hidden]
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None  # [heads + kv, head_dim]: q_norm and k_norm, repeated per head
-    o: torch.Tensor  # [hidden, heads * head_dim]
+    o: Weight  # [hidden, heads * head_dim]
     o_bias: torch.Tensor | None
     post_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor | None  # [2 * intermediate, hidden]
+    gate_up: Weight | None  # [2 * intermediate, hidden]
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor | None  # [hidden, intermediate]
+    down: Weight | None  # [hidden, intermediate]
     down_bias: torch.Tensor | None
     experts: Experts | None = None
     sinks: torch.Tensor | None = None  # [heads]: a score that each head has beside those of keys
@@ -71,7 +78,15 @@ class Base:
     sin: torch.Tensor  # [max positions, rotated], the first half negated (see `ops.Rope`)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight once, under a stable name, in a stable order."""
+        """Yield every weight once, under a stable name, in a stable order: of packed ones codes, scales."""
+        for name, weight in self._weights():
+            if isinstance(weight, Packed):
+                yield f"{name}.{weight.form}", weight.codes
+                yield f"{name}.scales", weight.scales
+            else:
+                yield name, weight
+
+    def _weights(self) -> Iterator[tuple[str, Weight]]:
         yield "embed", self.embed
         for index, layer in enumerate(self.layers):
             for field in Layer.__dataclass_fields__:
@@ -95,6 +110,11 @@ class Base:
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
             add_to(digest, tensor)
         return digest.hexdigest()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether linears are in the bits of a narrow format."""
+        return any(isinstance(weight, Packed) for _, weight in self._weights())
 
     def nbytes(self) -> int:
         """Return the bytes of all weights."""

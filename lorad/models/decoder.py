@@ -2,7 +2,7 @@
 larger calls.
 
 What a family has or lacks (biases, q and k norms, tied embeddings, experts) is in the tensors of `Layer`:
-None is left out. Not computed: dropout, sliding windows without sinks, quantization (see
+None is left out. Not computed: dropout, sliding windows without sinks, quantized checkpoints (see
 `lorad.models.config`).
 """
 
@@ -14,11 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from lorad.models.attention import Attention, Beside
-from lorad.models.base import Base, Experts, Layer
-from lorad.models.experts import mixture
+from lorad.models.base import Base, Experts, Layer, Weight
+from lorad.models.experts import Routing, mixture
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
-from lorad.models.routes import Routing
 
 LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""
@@ -172,7 +171,7 @@ def _shared(x: torch.Tensor, experts: Experts, index: int, lora: LoraApply | Non
 
 def _linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     layer: int,
     group: str,

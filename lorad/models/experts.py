@@ -3,20 +3,32 @@ scores highest (Switch Transformers, arXiv 2101.03961; top-k as in Mixtral, arXi
 
 Tokens are sorted by expert, all experts are one grouped product, and a token's experts are added in the order
 of their scores, whatever else is in the batch.
+
+Routes can be recorded and replayed (R3, Rollout Routing Replay, Ma et al., 2025, arXiv 2510.11370): a trainer
+that sends each token to the experts of the rollout differs from the engine by rounding alone, where a router
+near a tie would send it elsewhere. The experts are those of the rollout; their weights are the trainer's own
+scores of them, so that gradients pass through the router.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from lorad.models.base import Experts
+from lorad.models.base import Base, Experts, Weight
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
 from lorad.models.ops import apply, clamped_swiglu, swiglu
+from lorad.models.packed import Packed
+from lorad.routes import RouteShape
+
+Routing = Callable[[int, Tensor | None, Tensor], Tensor]
+"""From (number among the layers with experts, which of the tokens these are, None: all, the experts that the
+router chose) to the experts that the tokens are sent to; int64 [tokens, per token], as the choice."""
 
 
 def mixture(
@@ -30,7 +42,7 @@ def mixture(
     """[tokens, hidden] to the same: the weighted sum of each token's experts, with adapters where `lora` has
     some at this layer's.
 
-    choose: from the experts that the router chose to those that are taken; see `lorad/models/routes.py`.
+    choose: from the experts that the router chose to those that are taken; see `Routing`.
     """
     index, weights = _route(x, experts, config, choose)
     flat = index.reshape(-1)
@@ -104,35 +116,100 @@ def ends_of(flat: Tensor, count: int) -> Tensor:
     return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
 
 
-def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def grouped(x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
     """[rows, out]: x [rows, in], sorted by expert, times the transposed weights [experts, out, in].
 
     ends: of each expert's rows, see `ends_of`. The weights are frozen, and get no gradient.
     """
-    return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights.mT, ends)
+    return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights, ends)
 
 
 class _Grouped(Function):
     """The frozen weights get no gradient, which would be as large as all experts."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, ends)
-        return _product(x, weights.mT, ends)
+    def forward(ctx: Any, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
+        ctx.weights = weights
+        ctx.save_for_backward(ends)
+        return _product(x, weights, ends)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        weights, ends = ctx.saved_tensors
-        return _product(grad.contiguous(), weights, ends), None, None
+        (ends,) = ctx.saved_tensors
+        return _product(grad.contiguous(), ctx.weights, ends, is_backward=True), None, None
 
 
-def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """x [rows, in] times weights [experts, in, out]."""
+def _product(x: Tensor, weights: Weight, ends: Tensor, *, is_backward: bool = False) -> Tensor:
+    """x [rows, in] times weights [experts, out, in] transposed; backward, [rows, out] times these. Packed
+    experts are dense one after another; all at once in the one product that a GPU has for them.
+    """
     if x.dtype == torch.bfloat16 and x.device.type == "cuda":
-        return F.grouped_mm(x, weights, offs=ends)
-    y, begin = x.new_empty(len(x), weights.shape[-1]), 0
+        dense = weights.dense() if isinstance(weights, Packed) else weights
+        return F.grouped_mm(x, dense if is_backward else dense.mT, offs=ends)
+    y, begin = x.new_empty(len(x), weights.shape[2 if is_backward else 1]), 0
     for expert, end in enumerate(ends.tolist()):
         if end > begin:
-            torch.mm(x[begin:end], weights[expert], out=y[begin:end])
+            one = weights[expert]
+            weight = one.dense() if isinstance(one, Packed) else one
+            torch.mm(x[begin:end], weight if is_backward else weight.t(), out=y[begin:end])
         begin = end
     return y
+
+
+def route_shape(base: Base) -> RouteShape | None:
+    """None where the base is no mixture."""
+    config = base.config.experts
+    if config is None:
+        return None
+    layers = sum(layer.experts is not None for layer in base.layers)
+    return RouteShape(layers, config.count, config.per_token)
+
+
+class Recording:
+    """Notes the routes of one forward pass, and changes none."""
+
+    def __init__(self, shape: RouteShape) -> None:
+        self._shape = shape
+        self._layers: list[Tensor] = []
+
+    def __call__(self, layer: int, rows: Tensor | None, own: Tensor) -> Tensor:
+        assert rows is None and layer == len(self._layers)
+        self._layers.append(own)
+        return own
+
+    def routes(self) -> np.ndarray:
+        """Return the routes of the pass's flat tokens."""
+        return torch.stack(self._layers, 1).cpu().numpy().astype(self._shape.dtype)
+
+
+class Replay:
+    """Sends the tokens of a forward pass where `routes` says, int32 [tokens, layers, per token]; those of
+    which it has numbers below 0 go where the router sends them. Recomputing a layer changes nothing.
+    """
+
+    def __init__(self, routes: Tensor) -> None:
+        self.routes = routes
+        self.known = routes[:, 0, 0] >= 0
+        self.differs = torch.zeros_like(self.known)
+        """bool [tokens]: the router would have sent it to other experts, in any layer."""
+
+    def __call__(self, layer: int, rows: Tensor | None, own: Tensor) -> Tensor:
+        every = slice(None) if rows is None else rows
+        given, known = self.routes[every, layer], self.known[every]
+        is_other = (given.sort(-1).values != own.sort(-1).values).any(-1)
+        self.differs[every] |= known & is_other
+        return torch.where(known[:, None], given.to(own.dtype), own)
+
+    def counts(self, tokens: slice = slice(None)) -> tuple[int, int, int]:
+        """Return how many tokens were sent where `routes` says, how many of them the router would have sent
+        elsewhere, and how many were sent by the router since nothing was known.
+        """
+        known = int(self.known[tokens].sum())
+        return known, int(self.differs[tokens].sum()), self.known[tokens].numel() - known
+
+
+def replayed(routes: np.ndarray, device: torch.device) -> Replay:
+    """Return what replays an array of routes, see `lorad/routes.py`."""
+    largest = np.iinfo(routes.dtype).max
+    found = torch.from_numpy(routes.astype(np.int32)).to(device)
+    return Replay(torch.where(found == largest, -1, found))

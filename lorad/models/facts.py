@@ -19,8 +19,10 @@ from lorad.errors import SpecError
 from lorad.files import open_file, refuse_sparse
 from lorad.models.config import ModelConfig, parse_config
 from lorad.models.directory import BYTES, linear_shapes, read_json, weight_files
+from lorad.protocol.pool_setup import Quantize
 from lorad.routes import RouteShape
 
+NF4_BLOCK = 64  # numbers of a linear that share a scale
 _Shapes = dict[str, tuple[int, int]]
 
 _HEADER_LIMIT = 100 << 20  # bytes, as the safetensors library has it
@@ -99,15 +101,28 @@ def read_facts(directory: Path) -> ModelFacts:
         return _of_headers(data, files, str(path))
 
 
-def weights_sha256(directory: Path) -> str:
-    """sha256 (hex) over the names and bytes of the weight files: equal for every trainer and any sharding."""
-    digest = hashlib.sha256()
+def weights_sha256(directory: Path, quantize: Quantize | None = None) -> str:
+    """sha256 (hex) over the names and bytes of the weight files, and the grid that linears are rounded to:
+    equal for every trainer and any sharding.
+    """
+    digest = hashlib.sha256(f"{quantize}\n".encode() if quantize else b"")
     for path in weight_files(directory):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def refuse_unfilled(linears: Mapping[str, tuple[int, int]]) -> None:
+    """Raise SpecError for a linear that blocks of nf4 do not fill."""
+    for name, (out, inputs) in linears.items():
+        if out * inputs % NF4_BLOCK:
+            raise SpecError(
+                f"nf4 has one scale for {NF4_BLOCK} numbers, which do not divide {name} [{out}, {inputs}]",
+                key="model.quantize",
+                hint="Use fp8, or leave it out.",
+            )
 
 
 def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:

@@ -7,25 +7,29 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lorad.errors import SpecError
-from lorad.models.base import Base, Experts, Layer
+from lorad.models.base import Base, Experts, Layer, Weight
 from lorad.models.config import ExpertsConfig, ModelConfig, modules_in, shapes_in
 from lorad.models.directory import read_config, weight_files
+from lorad.models.packed import pack, stacked
 from lorad.models.rope import rope_tables
 from lorad.protocol.heartbeat import HEART
+from lorad.protocol.pool_setup import Quantize
 
 _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
 
 
-def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base:
+def load_base(
+    directory: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
+) -> Base:
     """Reads, casts and fuses the weights of a Hugging Face directory, one tensor at a time and straight to
-    the device.
+    the device. quantize: the grid that linears are rounded to.
 
     Raises: SpecError for an unknown architecture, a missing file or tensor, a tensor of another shape, and
     one that the forward would leave out.
     """
     config = read_config(directory)
-    source = _Source(directory, dtype, device)
+    source = _Source(directory, dtype, device, quantize)
     embed = source.take(_EMBED, config.vocab_size, config.hidden_size)
     head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
@@ -38,8 +42,10 @@ def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base
 class _Source:
     """Tensors by name over all shards of a directory, each read once and cast on its way to its place."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self.directory, self.dtype, self.device = directory, dtype, device
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize | None
+    ) -> None:
+        self.directory, self.dtype, self.device, self.quantize = directory, dtype, device, quantize
         self.files: dict[str, Path] = {}
         for path in weight_files(directory):
             try:
@@ -65,6 +71,17 @@ class _Source:
             part.copy_(self._mapped(name, tuple(part.shape)))
             HEART.progress()
         return whole
+
+    def linears(self, names: Sequence[str], rows: Sequence[int], *shape: int) -> Weight:
+        """Return the weights of linears one above the other, seen as `shape`."""
+        if self.quantize is None:
+            return self.stack(names, rows, shape[-1]).view(shape)
+        parts = []
+        for name, count in zip(names, rows, strict=True):
+            mapped = self._mapped(name, (count, shape[-1]))
+            parts.append(pack(mapped, self.quantize, self.dtype, self.device))
+            HEART.progress()
+        return stacked(parts, shape)
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A view of the file, to be copied before the next is asked for."""
@@ -146,21 +163,21 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     )
 
 
-def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str) -> torch.Tensor:
-    """Return the weights of all linears of some groups one above the other."""
+def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str, count: int = 0) -> Weight:
+    """Return the weights of linears of some groups one above the other: [out, in], or [count, out, in]."""
     names = [f"{prefix}{module}.weight" for group in groups for module in modules_in(config, group)]
     shapes = [shape for group in groups for shape in shapes_in(config, group)]
-    return source.stack(names, [rows for rows, _ in shapes], shapes[0][1])
+    rows, inputs = [rows for rows, _ in shapes], shapes[0][1]
+    return source.linears(names, rows, *([count, sum(rows) // count] if count else [sum(rows)]), inputs)
 
 
 def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
     if experts.is_fused:
         return _fused_experts(source, config.hidden_size, experts, prefix)
 
-    def stack(linear: str) -> torch.Tensor:
+    def stack(linear: str) -> Weight:
         groups = [f"experts.{expert}.{linear}" for expert in range(experts.count)]
-        whole = _linears(source, config, prefix, *groups)
-        return whole.view(experts.count, -1, whole.shape[1])
+        return _linears(source, config, prefix, *groups, count=experts.count)
 
     gate, shared = f"{prefix}{experts.block}.gate", experts.shared
     score_bias = [f"{gate}.e_score_correction_bias"]

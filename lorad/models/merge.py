@@ -46,8 +46,11 @@ class Merger:
 
 
 def gains_by_merging(base: Base) -> bool:
-    """Return whether copies of a base are small and exact enough to merge adapters into them."""
-    return base.device.type == "cpu" and base.dtype == torch.float32 and base.nbytes() <= _MERGE_BYTES
+    """Return whether copies of a base are small and exact enough to merge adapters into them; those of a
+    packed one would be dense.
+    """
+    is_exact = base.device.type == "cpu" and base.dtype == torch.float32 and not base.is_packed
+    return is_exact and base.nbytes() <= _MERGE_BYTES
 
 
 def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.Tensor]) -> Base:

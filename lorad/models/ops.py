@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from lorad.models.packed import Packed
+
 
 class Rope(NamedTuple):
     """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces
@@ -74,8 +76,15 @@ def apply(function: type[Function], *arguments: Any) -> Any:
 FEW, _LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out]."""
+def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None) -> Tensor:
+    """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out].
+
+    A packed weight is dense during the product alone, and again during its backward.
+    """
+    if isinstance(weight, Packed):
+        if x.requires_grad and torch.is_grad_enabled():
+            return apply(_PackedLinear, x, weight, bias)  # type: ignore[no-any-return]
+        weight = weight.dense()
     is_bound_by_memory = len(x) <= FEW and weight.numel() >= _LARGE
     if (
         is_bound_by_memory
@@ -96,6 +105,17 @@ def _few_rows(x: Tensor, weight: Tensor) -> Tensor:
     even = torch.cat([x, x[:1]]) if rows % 2 else x
     y = torch.mm(weight, even.t()).t() if out >= into or rows <= 2 else F.linear(even, weight)
     return y[:rows].contiguous()
+
+
+class _PackedLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return F.linear(x, weight.dense(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad @ ctx.weight.dense(), None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

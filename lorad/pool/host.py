@@ -231,7 +231,7 @@ def _check_mode(config: PoolSetup, engine: Engine) -> None:
 
 
 def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
-    """Load the pool's model, or that of `path` in the same dtype. facts: of the pool's."""
+    """Load the pool's model, or that of `path` in the same dtype and as it is. facts: of the pool's."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
@@ -239,7 +239,8 @@ def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
         # of this thread, which does all the work: streams and graphs are made there
         torch.cuda.set_device(device)
     dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
-    return load_base(Path(path or config.model_path), dtype, device)
+    quantize = None if path else config.quantize
+    return load_base(Path(path or config.model_path), dtype, device, quantize)
 
 
 async def run(config: PoolSetup, root: Path) -> None:
@@ -385,9 +386,8 @@ def _usage_file(config: PoolSetup, root: Path, pool: Pool) -> UsageFile:
 
 def _digests(config: PoolSetup) -> tuple[str, str]:
     """Digest the weight files of the model, and of the teacher, "" without one."""
-    paths = config.model_path, config.teacher_path
-    model, teacher = (weights_sha256(Path(path)) if path else "" for path in paths)
-    return model, teacher
+    teacher = weights_sha256(Path(config.teacher_path)) if config.teacher_path else ""
+    return weights_sha256(Path(config.model_path), config.quantize), teacher
 
 
 def _info(

@@ -41,6 +41,7 @@ with quick_imports():
     from lorad.preflight.look import look_at
     from lorad.preflight.memory import available_memory, base_memory, check_memory
     from lorad.preflight.notify import check_receivers
+    from lorad.preflight.quantize import check_blocks
     from lorad.preflight.routes import check_routes, records_routes
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
@@ -225,7 +226,9 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     if needs_base(spec):
         read_config(directory)
     check_weights(directory)
-    return read_facts(directory)
+    facts = read_facts(directory)
+    check_blocks(spec, facts)
+    return facts
 
 
 def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | None) -> BaseFacts:

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from lorad.backends import registry
 from lorad.box.config import Config
 from lorad.errors import SpecError
+from lorad.preflight.quantize import check_quantize
 from lorad.preflight.trainers import check_trainer_keys
 from lorad.protocol.pool_setup import UNIX
 from lorad.spec.model import Spec
@@ -23,6 +24,7 @@ def check_backends(spec: Spec, config: Config) -> None:
     _check_name("trainer.backend", spec.trainer.backend, registry.TRAINERS, config, "trainer")
     _check_name("rollout.backend", spec.rollout.backend, registry.ENGINES, config, "engine")
     check_trainer_keys(spec)
+    check_quantize(spec)
     if spec.rollout.backend in registry.SERVERS:
         _check_server_keys(spec)
     else:

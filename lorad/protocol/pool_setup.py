@@ -18,6 +18,7 @@ UNIX = "unix:"  # how the address of a server on a Unix socket begins
 SERVER_SLOTS = 5
 _Size = Annotated[int, Meta(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
+Quantize = Literal["nf4", "fp8"]
 Mode = Literal["fused", "resident", "timesliced"]
 
 
@@ -86,6 +87,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     teacher, teacher_path: another model, which is held beside it for its log-probabilities; "" for none.
     socket: the path of the pool's socket.
     dtype: `auto` is the checkpoint's own on a GPU and float32 on the CPU.
+    quantize: the format whose grid the base's linears are rounded to.
     trainer, engine: the names of the backends.
     trainer_class, engine_class: `module:Class` that replaces what the name means.
     pythonpath: where such modules are found, separated as in PYTHONPATH.
@@ -110,6 +112,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     teacher_path: str = ""
     socket: str = ""
     dtype: Dtype = "auto"
+    quantize: Quantize | None = None
     trainer: str = "builtin"
     engine: str = "builtin"
     trainer_class: str | None = None
@@ -153,6 +156,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
                 *(_part_key(part) for part in (self.server, self.ranks) if part),
                 *self.devices,
+                *([f"quantize {self.quantize}"] if self.quantize else []),
                 *([f"teacher {self.teacher_path}"] if self.teacher_path else []),
             ]
         )

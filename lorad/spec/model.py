@@ -49,10 +49,15 @@ class Model(Part, frozen=True):
         path: `builtin:tiny`, `builtin:tiny-moe`, a local Hugging Face directory, or a hub id, perhaps with
             `@revision`.
         dtype: type of the base's weights; auto is the checkpoint's own.
+        quantize: rounds the linears once, as they are loaded, to the numbers of a narrow format, for trainer
+            and engine alike (not embeddings, head, norms and routers). nf4 is the 4-bit format of QLoRA with
+            a scale for 64 numbers, fp8 is e4m3 with a scale for an output row. Needs the builtin trainer and
+            engine.
     """
 
     path: str = "builtin:tiny"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantize: Literal["nf4", "fp8"] | None = None
 
 
 class LoraExperts(Part, frozen=True):

@@ -43,11 +43,13 @@ def test_mixed_adapters_are_those_of_the_builtin_engine(base: Base) -> None:
         return rows @ a.T @ b.T
 
     slots = torch.from_numpy(np.where(owner == 2, -1, owner))
+    gate_up, down = experts.gate_up, experts.down
+    assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
     found = plain_experts(
         x,
         *routed(x, base),
-        experts.gate_up,
-        experts.down,
+        gate_up,
+        down,
         slots,
         lambda *place: added("gate_up", *place),
         lambda *place: added("down", *place),
@@ -65,5 +67,7 @@ def test_tokens_without_adapters_get_the_base(base: Base) -> None:
         raise AssertionError((slot, expert, rows))
 
     slots = torch.full((TOKENS,), -1)
-    found = plain_experts(x, *routed(x, base), experts.gate_up, experts.down, slots, never, never)
+    gate_up, down = experts.gate_up, experts.down
+    assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+    found = plain_experts(x, *routed(x, base), gate_up, down, slots, never, never)
     assert torch.allclose(found, mixture(x, experts, config), atol=1e-4)

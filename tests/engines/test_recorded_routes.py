@@ -13,10 +13,10 @@ from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
 from lorad.models.directory import resolve
+from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import bytes_per_token
 from lorad.models.loading import load_base
 from lorad.models.merge import Merger
-from lorad.models.routes import Recording, route_shape
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.routes import is_unknown
 from tests.engines.test_decode_batch import ENOUGH, NEVER, finish, version

@@ -113,6 +113,7 @@ def test_experts_nobody_is_sent_to_change_nothing() -> None:
     one = x[:1]
     chosen = int((one @ experts.router.T).argmax())
     others = torch.arange(COUNT) != chosen
+    assert isinstance(experts.gate_up, Tensor) and isinstance(experts.down, Tensor)
     experts.gate_up[others], experts.down[others] = float("nan"), float("nan")
     assert mixture(one, experts, config).isfinite().all()
 
@@ -127,6 +128,7 @@ def test_bfloat16_is_weighted_in_bfloat16() -> None:
     (experts, x), config = made(dtype=torch.bfloat16), ExpertsConfig(COUNT, 2, WIDTH, True)
     value = mixture(x, experts, config)
     assert value.dtype == torch.bfloat16
+    assert isinstance(experts.gate_up, Tensor) and isinstance(experts.down, Tensor)
     wide = Experts(experts.router.float(), experts.gate_up.float(), experts.down.float())
     assert F.cosine_similarity(value.float(), plain(x.float(), wide, config)).mean() > 0.999
 

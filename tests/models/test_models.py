@@ -185,7 +185,9 @@ def test_checksum_sees_one_changed_weight(tmp_path: Path) -> None:
     base = load_base(tmp_path, torch.float32, CPU)
     before = base.checksum()
     assert before == load_base(tmp_path, torch.float32, CPU).checksum()
-    base.layers[1].o[0, 0] += 1e-3
+    o = base.layers[1].o
+    assert isinstance(o, torch.Tensor)
+    o[0, 0] += 1e-3
     assert base.checksum() != before
 
 

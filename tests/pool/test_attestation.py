@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from lorad.errors import AttestationFailed
+from lorad.models.facts import weights_sha256
 from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Limits, judge
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Nothing, Published
 from lorad.protocol.connection import Connection
-from tests.kit.pool_kit import OPEN, generate, learn, publish, running_pool
+from lorad.protocol.pool_setup import Quantize
+from tests.kit.pool_kit import OPEN, TINY, generate, learn, publish, running_pool
 
 WORDS = {
     "ServesBase": "like the base",
@@ -28,10 +30,16 @@ WORDS = {
 
 
 @contextmanager
-def opened_pool(directory: Path, engine: str | None = None, dtype: str = "float32") -> Iterator[Connection]:
+def opened_pool(
+    directory: Path, engine: str | None = None, dtype: str = "float32", quantize: Quantize | None = None
+) -> Iterator[Connection]:
     """A run with an open slot, in a pool of its own."""
+    directory.mkdir(exist_ok=True)
     changes = {"engine_class": f"tests.kit.fakes.faulty_engines:{engine}"} if engine else {}
-    with running_pool(directory, dtype=dtype, **changes) as running, running.connect("sorter") as connection:
+    with (
+        running_pool(directory, dtype=dtype, quantize=quantize, **changes) as running,
+        running.connect("sorter") as connection,
+    ):
         connection.call("open", OPEN)
         yield connection
 
@@ -81,6 +89,20 @@ def test_engine_with_another_base_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(AttestationFailed, match="disagree about the base"),
         opened_pool(tmp_path, "AnotherBase"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("form", ["nf4", "fp8"])
+def test_engine_with_unrounded_base_is_refused(form: Quantize, tmp_path: Path) -> None:
+    with opened_pool(tmp_path / "clean", quantize=form) as connection:
+        published = publish_until(connection, tmp_path, 1, lr=1e-3)
+        assert published.attestation.verdict == "passed"
+        info = connection.call("status", Nothing()).info
+        assert info.model_sha256 == weights_sha256(TINY, form) != weights_sha256(TINY)
+    with (
+        pytest.raises(AttestationFailed, match="disagree about the base"),
+        opened_pool(tmp_path / "faulty", "ServesUnrounded", quantize=form),
     ):
         pass
 

@@ -18,12 +18,14 @@ from lorad.daemon.storage.prune import age
 from lorad.errors import LoradError
 from lorad.models.facts import weights_sha256
 from lorad.protocol.journal import Record, decode
+from lorad.protocol.pool_setup import Quantize
 
 
 @dataclass(frozen=True)
 class Subject:
     """A run as the database has it.
 
+    quantize: the grid that the base was rounded to.
     digests: number of a version -> sha256 of its tensors.
     needed: versions whose files must be there.
     checkpoints: paths of the checkpoints that count.
@@ -33,6 +35,7 @@ class Subject:
 
     directory: RunDir
     model_path: Path
+    quantize: Quantize | None
     digests: dict[int, str]
     needed: frozenset[int]
     checkpoints: frozenset[str]
@@ -81,7 +84,7 @@ def _check_base(run: Subject, records: list[Record]) -> Check:
     if not told:
         return Check("base", "no attempt recorded its checksum", [])
     try:
-        found = weights_sha256(run.model_path)
+        found = weights_sha256(run.model_path, run.quantize)
     except (LoradError, OSError) as error:
         return Check("base", str(run.model_path), [f"{run.model_path}: {error}"])
     wrong = [

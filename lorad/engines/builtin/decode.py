@@ -18,9 +18,9 @@ from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
 from lorad.engines.builtin.steps import Memory, Rows, Shape, Stepper, seeds_of, stepper
+from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.merge import Merger
-from lorad.models.routes import Recording, route_shape
 from lorad.models.turns import FIRST_SHARE
 from lorad.protocol.batch import Chunk
 

@@ -39,10 +39,10 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes
+from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.models.routes import Recording, route_shape
 from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Payer, Work, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
 

@@ -12,9 +12,9 @@ import torch
 
 from lorad.engines.builtin.calls import Group, HeldLora
 from lorad.models.decoder import hidden, logits
+from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import ExtendAttention, KVCache, PrefillAttention
 from lorad.models.merge import Merger
-from lorad.models.routes import Recording, route_shape
 
 BLOCK = 64  # tokens
 

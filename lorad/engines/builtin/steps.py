@@ -14,10 +14,10 @@ from lorad.engines.builtin.prompts import PromptShape, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
+from lorad.models.experts import Recording
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
-from lorad.models.routes import Recording
 
 Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs float32 [rows]
 _Loras = Sequence[FrozenLora | None]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lorad.models.base import Base
-from lorad.models.routes import Replay, replayed
+from lorad.models.experts import Replay, replayed
 from lorad.protocol.batch import Batch
 from lorad.routes import unknown_like
 from lorad.trainers.builtin.attention import PackedAttention

@@ -18,7 +18,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
-from lorad.models.routes import route_shape
+from lorad.models.experts import route_shape
 from lorad.protocol.batch import (
     Batch,
     Gradients,

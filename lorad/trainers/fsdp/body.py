@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from lorad.errors import SpecError
-from lorad.models.routes import replayed
+from lorad.models.experts import replayed
 from lorad.routes import RouteShape
 from lorad.trainers.arguments import ATTENTION
 from lorad.trainers.fsdp import architecture, experts, weights

@@ -1,4 +1,4 @@
-"""Routes replayed in Megatron's routers, see `lorad/models/routes.py`."""
+"""Routes replayed in Megatron's routers, see `lorad/models/experts.py`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lorad.models.routes import Replay, replayed
+from lorad.models.experts import Replay, replayed
 from lorad.routes import RouteShape, unknown_like
 from lorad.trainers.arguments import REPLAYS
 from lorad.trainers.megatron.pipeline import Pipeline

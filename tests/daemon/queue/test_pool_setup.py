@@ -167,6 +167,7 @@ def test_runs_that_fit_one_server_share_pools() -> None:
         setup({"engine_args": {"a": 1}}),
         setup({"url": "http://h:1"}),
         setup(lora={"rank": 17}),
+        setup(model={"quantize": "nf4"}),
         setup(data={"max_prompt_tokens": 1024}),
         setup(
             config=Config(backends={"sglang": Backend(python=Path("/venv/bin/python"), env={"TOKEN": "x"})})

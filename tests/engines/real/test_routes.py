@@ -16,9 +16,9 @@ from lorad.engines.remote.engine import RemoteEngine
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
+from lorad.models.experts import Recording, route_shape
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
-from lorad.models.routes import Recording, route_shape
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.routes import is_unknown
 from tests.conformance.expert_adapters import BATCH, MOE, SHAPES, adapter_of

@@ -21,6 +21,7 @@ from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.errors import Conflict
 from lorad.models.base import Base
 from lorad.models.compute import Compute
+from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.pool.attest.attester import MARK
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
@@ -283,6 +284,13 @@ class Misnames(BuiltinEngine):
             yield (
                 chunk if request.startswith("canaries") else msgspec.structs.replace(chunk, version="other@7")
             )
+
+
+class ServesUnrounded(BuiltinEngine):
+    """Holds the base as its files have it, whatever grid the trainer's is on."""
+
+    def __init__(self, base: Base, compute: Compute, directory: Path, **options: Any) -> None:
+        super().__init__(load_base(directory, base.dtype, base.device), compute, directory, **options)
 
 
 class AnotherBase(BuiltinEngine):

@@ -35,6 +35,7 @@ def _subject(ctx: Context, run: RunRow) -> Subject:
     return Subject(
         directory=run.dir,
         model_path=Path(request_of(run).model_path),
+        quantize=spec_of(run).model.quantize,
         digests={row.version: row.sha256 for row in rows},
         needed=frozenset(held if works else held | {row.version for row in kept}),
         checkpoints=frozenset(row.path for row in kept),
