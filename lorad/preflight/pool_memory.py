@@ -10,18 +10,30 @@ from typing import NamedTuple
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import HEAD, experts_of, leaf
-from lorad.backends.activations import LEAST, MOST, MOST_SQUARED, kept, on_cpu
+from lorad.backends.activations import CPU_CACHE, LEAST, MOST, MOST_SQUARED, kept, on_cpu
 from lorad.backends.registry import RANKED, SERVERS
-from lorad.backends.setup import max_rank, served_experts
+from lorad.backends.setup import context_length, max_rank, served_experts
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
-from lorad.protocol.pool_setup import SERVER_SLOTS
+from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
 from lorad.rl.data import Dataset
 from lorad.spec.model import Spec
 
 _MB = 1 << 20
-_PROCESSES = {"builtin": 225, "pool": 195, "fsdp": 370, "megatron": 600, "sglang": 2100, "vllm": 2900}
+_PROCESSES = {"builtin": 225, "pool": 190, "fsdp": 335, "megatron": 590, "sglang": 1630, "vllm": 2510}
+"""MiB that a process takes before it holds anything of a model: the pool's with a trainer in it, the same
+without, a rank, and a server with all its processes. Measured on 26 November 2026 by `make bench-pool-memory`
+on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23, vLLM 0.32.0."""
+_SHARED = {"megatron": 190}
+"""MiB of libraries that ranks after the first share with it; those of FSDP share the pool's."""
+_GATHERED = 4
+"""Sizes of the base that gathered weights add to the heap of each FSDP rank on a CPU: layers are gathered and
+let go between activations, forward and backward, and malloc keeps the gaps. Measured as 3.9 and 4.1 (100 M,
+one rank and two, three steps)."""
+_SCORES = 1.43
+"""Arrays of tokens x tokens that Megatron's attention without Transformer Engine keeps for each head, as on a
+CPU; of the micro-batch's whole row."""
 _LOOKED_AT = 64  # rows of the data, whose lengths stand for all
 _LOGITS, _LOGIT_ROWS = 1 << 22, 128  # numbers and rows of a chunk of logits, see lorad/trainers/head_rows.py
 _CHUNKS = 2  # of logits that live at a time
@@ -139,7 +151,8 @@ def _processes(spec: Spec) -> int:
     trainer, rollout = spec.trainer, spec.rollout
     found = _PROCESSES["builtin"]
     if trainer.backend in RANKED:
-        found = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend]
+        shared = (trainer.ranks - 1) * _SHARED.get(trainer.backend, 0)
+        found = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
     return (found + _started(spec) * _PROCESSES.get(rollout.backend, 0)) * _MB
 
 
@@ -147,23 +160,35 @@ def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     """FSDP cuts one base over all ranks, Megatron has one for each data-parallel copy."""
     trainer = spec.trainer
     copies = trainer.dp if trainer.backend == "megatron" else 1
+    gathers = device == "cpu" and trainer.backend == "fsdp"
     return {
+        "gathered weights": _GATHERED * trainer.ranks * model.bytes(dtype) * gathers,
         "bases": copies * model.bytes(dtype),
         "activations": _activations(spec, model, step, device, dtype),
     }
 
 
 def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
-    """Servers have a base each; a base in the pool's process is the trainer's, where that is there too."""
+    """Servers have a base each; a base in the pool's process is the trainer's, where that is there too. On
+    GPUs engines take what is left for keys and values, whatever that is.
+    """
     in_pool = int(spec.rollout.backend not in SERVERS)
     bases = in_pool * (spec.trainer.backend in RANKED) + _started(spec)
-    most = step.prompt + spec.rollout.max_new_tokens
-    # on GPUs engines take what is left, whatever that is
-    tokens = int(step.samples * most) if device == "cpu" and not spec.rollout.urls else 0
-    return {
-        "bases": bases * model.bytes(dtype),
-        "keys and values": tokens * model.cached * BYTES[dtype],
-    }
+    cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
+    if in_pool:
+        cache = min(cache, CPU_CACHE)
+    return {"bases": bases * model.bytes(dtype), "keys and values": cache}
+
+
+def _cached_tokens(spec: Spec, model: ModelFacts, step: Step) -> int:
+    """Return the tokens whose keys and values are in memory on a CPU: those of the samples of a step; with
+    SGLang of as many whole contexts as it runs samples at once, since it writes zeros to all of its cache.
+    """
+    if spec.rollout.backend == "sglang":
+        context = context_length(spec, model.max_positions)
+        return _started(spec) * (MAX_RUNNING["cpu"] + 1) * context
+    longest = step.prompt + spec.rollout.max_new_tokens
+    return 0 if spec.rollout.urls else int(step.samples * longest)
 
 
 def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> int:
@@ -174,19 +199,27 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     parts, dp = (trainer.tp * trainer.pp * trainer.cp, trainer.dp) if is_ranked else (1, 1)
     each = kept(model, BYTES[dtype], parts)
     token = each.token + each.dropout * bool(spec.lora.dropout)
-    if trainer.activation_checkpointing is True:
-        token = each.recomputed
-    tokens = -(-step.inputs(shared=not is_ranked) // (spec.algorithm.minibatches * dp))
-    if trainer.tokens_per_microbatch != "auto":
-        tokens = min(tokens, max(trainer.tokens_per_microbatch, spec.longest_row))
-    elif device != "cpu":
-        tokens = min(tokens, LEAST)
-    else:
-        most = MOST_SQUARED if trainer.backend == "megatron" else MOST
-        tokens = min(tokens, most, max(LEAST, _room(spec, model, dtype) // max(1, token)))
+    given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
+    room = _room(spec, model, dtype) if device == "cpu" else 0
+    recomputes = trainer.activation_checkpointing
+    if recomputes == "auto":
+        recomputes = room // max(1, token) < max(spec.longest_row, given or LEAST)
+    token = each.recomputed if recomputes else token
+    most = MOST_SQUARED if trainer.backend == "megatron" else MOST
+    most = max(given, spec.longest_row) if given else min(most, max(LEAST, room // max(1, token)))
+    tokens = min(most, -(-step.inputs(shared=not is_ranked) // (spec.algorithm.minibatches * dp)))
     rows = min(tokens, max(_LOGIT_ROWS, _LOGITS // model.vocab))
     logits = _CHUNKS * rows * model.vocab * _FP32 if device == "cpu" else 0
-    return parts * dp * (tokens * token + logits)
+    scores = _scores(model, tokens) if device == "cpu" and trainer.backend == "megatron" else 0
+    scores //= model.layers if recomputes else 1
+    return parts * dp * (tokens * token + logits) + dp * scores
+
+
+def _scores(model: ModelFacts, tokens: int) -> int:
+    """Return the bytes of attention that holds tokens x tokens for each head."""
+    width = model.cached // max(1, 2 * model.layers * model.kv_heads)
+    rows = sum(shape[0] for name, shape in model.linears.items() if leaf(name) == "q_proj")
+    return int(_SCORES * _FP32 * rows // max(1, width) * tokens**2)
 
 
 def _room(spec: Spec, model: ModelFacts, dtype: str) -> int:

@@ -118,14 +118,14 @@ def measured(case: str, engine: str, model: Path, steps: int) -> Found:
     trainer = case.partition("-")[0]
     sizes = [f"trainer.{key}={value}" for key, value in CASES[case].items()]
     on = (f"model.path={model}", f"trainer.steps={steps}", *sizes)
-    flags = ("--trainer", trainer, "--rollout", engine)
+    on += (f"trainer.backend={trainer}", f"rollout.backend={engine}")
     with world() as made:
         made.home.root.mkdir(parents=True)
         made.home.config.write_text(json.dumps({"backends": configured(trainer, engine)}))
         (made.root / "reward.py").write_text(REWARD)
         spec = made.spec(SPEC)
-        found = Found(made.json("check", spec, *on, *flags)["memory_parts"], Peak())
-        made.lorad("run", spec, *on, *flags, "--name", "cell", "--detach")
+        found = Found(made.json("check", spec, *on)["memory_parts"], Peak())
+        made.lorad("run", spec, *on, "--name", "cell", "--detach")
         watch(made, found.peak)
         made.completed("cell")
     return found
