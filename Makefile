@@ -15,6 +15,7 @@
 # make bench-presets       learning curves of all algorithms, with a picture
 # make bench-moe           mixtures of experts: trainers and engines against merged models, and what adapters on experts cost beside PEFT's
 # make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
+# make bench-pool-memory   what the preflight says that a pool takes, beside what real pools take
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
@@ -46,7 +47,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -152,6 +153,11 @@ bench-swaps bench-publish: $(VENV)/.ready-dev
 bench-memory: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines megatron); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.training.memory $(ARGS)
+
+## Runs decide about threads and malloc themselves, as they do for users.
+bench-pool-memory: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
+	env "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.training.pool_memory $(ARGS)
 
 kill9: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9 --kills $(N) $(ARGS)

@@ -52,7 +52,8 @@ def _rate(check: Check) -> str:
 
 
 def _memory(check: Check) -> str:
-    needs = f"needs {output.size(check.memory_needed)}"
+    parts = ", ".join(f"{name} {output.size(size)}" for name, size in check.memory_parts.items())
+    needs = f"needs {output.size(check.memory_needed)}{f' ({parts})' if parts else ''}"
     if check.memory_available is None:
         return f"{needs}; what the device has is known once a pool is there"
     may = f"of which a pool may take {check.memory_share:.0%}"

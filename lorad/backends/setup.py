@@ -65,7 +65,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         tp=rollout.tp,
         max_rank=max_rank(spec.lora),
         targets=targets(facts.modules, takes & {*facts.linears}, facts.of_experts),
-        context_length=_context_length(spec, facts.max_positions),
+        context_length=context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
         urls=rollout.urls,
         key_file=absolute(rollout.key_file, cwd),
@@ -108,7 +108,7 @@ def longest(spec: Spec) -> int:
     return max(sample, CANARY_PROMPT + spec.attest.tokens + 1)
 
 
-def _context_length(spec: Spec, positions: int) -> int:
+def context_length(spec: Spec, positions: int) -> int:
     """Return the next power of two, so that runs of about the same length share the server; at most the
     base's positions.
     """

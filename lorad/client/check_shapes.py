@@ -62,6 +62,7 @@ class Check(Struct, frozen=True):
     algorithm: str = ""  # the parts that its name stands for, in words
     rate: Rate | None = None
     memory_needed: int = 0
+    memory_parts: dict[str, int] = {}  # of what is needed, by what takes them
     memory_available: int | None = None
     memory_share: float = 1.0  # of what is available that a pool may take
     rows: int | None = None  # of the training data; None: they never end

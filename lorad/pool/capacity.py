@@ -8,15 +8,14 @@ from typing import Literal
 import psutil
 import torch
 
+from lorad.backends.activations import ADAPTERS, CPU_CACHE
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.protocol.pool_setup import PoolSetup
 
-# one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
-ADAPTERS = 4
-CPU_CACHE, _LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
+_LEAST_CACHE = 256 << 20  # bytes for keys and values; they have half of what the base leaves of a GPU
 # what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
 _TRAINER_SHARE = 1.2
 _LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile

@@ -7,21 +7,13 @@ same bits.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.adapters.targets import HEAD
+from lorad.backends.activations import ADAPTERS, LEAST, MOST, MOST_SQUARED, kept, on_cpu
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
-from lorad.pool.capacity import ADAPTERS, CPU_CACHE, dtype_of, memory_left, trainer_bytes
+from lorad.pool.capacity import dtype_of, memory_left, trainer_bytes
 from lorad.protocol.calls import Open
 from lorad.protocol.pool_setup import PoolSetup
-
-_MOST, _LEAST = 16384, 1024  # tokens of a micro-batch
-_MOST_SQUARED = 2048
-"""The same where attention holds tokens x tokens for each head: 71 MB of each at 2,048 tokens, measured."""
-_KEPT, _DROPOUT = 1.4, 0.7
-"""What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
-(builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
-inputs, 0.65 more; with DoRA, which keeps the outputs, 0.5 (builtin), for which the same is set aside."""
 
 
 class Room(Struct, frozen=True):
@@ -37,23 +29,15 @@ class Room(Struct, frozen=True):
     token: int = 0
     dropout: int = 0
     recomputed: int = 0
-    most: int = _MOST
+    most: int = MOST
 
 
 def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
-    width = BYTES[dtype_of(config, facts)]
     ranks = config.ranks
     parts = 1 if ranks is None else ranks.tp * ranks.pp * ranks.cp
-    numbers = _through_linears(facts) // parts
-    states = facts.hidden_size * facts.layers // parts
-    layer = numbers // max(1, facts.layers)
-    return Room(
-        bytes=_bytes(config, facts),
-        token=int(_KEPT * numbers * width),
-        dropout=int(_DROPOUT * numbers * width),
-        recomputed=int((states + _KEPT * layer) * width),
-        most=_MOST_SQUARED if _is_squared(config, facts) else _MOST,
-    )
+    each = kept(facts, BYTES[dtype_of(config, facts)], parts)
+    most = MOST_SQUARED if _is_squared(config, facts) else MOST
+    return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most)
 
 
 def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
@@ -73,25 +57,14 @@ def chosen(args: Open, room: Room) -> Open:
             tokens_per_microbatch=args.tokens_per_microbatch or room.most,
             activation_checkpointing=bool(args.activation_checkpointing),
         )
-    fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or _LEAST)
+    fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or LEAST)
     checkpointing = args.activation_checkpointing
     if checkpointing is None:
         checkpointing = fits < wanted
     if checkpointing:
         fits = room.bytes // max(1, room.recomputed)
-    tokens = args.tokens_per_microbatch or max(_LEAST, min(room.most, 1 << max(0, fits.bit_length() - 1)))
+    tokens = args.tokens_per_microbatch or max(LEAST, min(room.most, 1 << max(0, fits.bit_length() - 1)))
     return replace(args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing)
-
-
-def _through_linears(facts: ModelFacts) -> int:
-    """Return how many numbers go into and out of the linears of all layers for one token, which meets some
-    experts of a layer only.
-    """
-    dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
-    experts = sum(sum(shape) for shape in facts.experts.values())
-    held = sum(out * into for out, into in facts.experts.values())
-    met = 1 - (facts.parameters - facts.active) / held if held else 0.0
-    return dense + int(experts * met)
 
 
 def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
@@ -103,10 +76,9 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
         if granted >= NO_LIMIT:
             return 0
         bases = 1 + (config.ranks is not None or config.server is not None)
-        left = (
-            int(granted * config.memory_fraction) - bases * facts.bytes(dtype_of(config, facts)) - CPU_CACHE
-        )
-        return max(0, left) // ADAPTERS // (1 if config.ranks is None else config.ranks.ranks)
+        ranks = 1 if config.ranks is None else config.ranks.ranks
+        whole = bases * facts.bytes(dtype_of(config, facts))
+        return on_cpu(granted * config.memory_fraction, whole, ranks)
     left = memory_left(config, facts)
     if config.mode == "fused":
         return max(0, left // 2 - left // ADAPTERS)  # half is for keys and values

@@ -39,8 +39,9 @@ with quick_imports():
     from lorad.preflight.directory import check_weights, model_directory
     from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
-    from lorad.preflight.memory import available_memory, base_memory, check_memory
+    from lorad.preflight.memory import available_memory, check_memory
     from lorad.preflight.notify import check_receivers
+    from lorad.preflight.pool_memory import Numbers, adapters_alone, pool_memory, step_of
     from lorad.preflight.quantize import check_blocks
     from lorad.preflight.routes import check_routes, records_routes
     from lorad.preflight.teacher import Teacher, check_teacher
@@ -71,9 +72,6 @@ _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
     "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
 )
-# of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
-_SLOT_COPIES = 8
-_CRITIC_COPIES = 4  # no snapshot, no versions
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
@@ -175,13 +173,11 @@ def _checked(
     frozen = _check_reference(reference, spec, teacher.facts if teacher else model)
     frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
     critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank * spec.algorithm.has_critic
-    needed = 4 * (size * _SLOT_COPIES + frozen + critic * _CRITIC_COPIES)
-    if not warm:
-        needed += base_memory(spec, model, device, adapter.modules, teacher and teacher.facts)
-    free = available_memory() if available is None and device == "cpu" else available
-    check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
+    parts = _memory(spec, model, adapter, Numbers(size, frozen, critic), data, device, teacher, warm=warm)
+    free = available_memory() if available is None and device == "cpu" else available
+    check_memory(parts, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
     check_sets(spec, tokenizer, cwd)
@@ -205,7 +201,8 @@ def _checked(
         expert_rank=adapter.rank_of_experts if adapter.experts else 0,
         reference_parameters=frozen,
         critic_parameters=critic,
-        memory_needed=needed,
+        memory_needed=sum(parts.values()),
+        memory_parts=parts,
         memory_available=free,
         dataset_size=data.size,
         dropped=data.dropped,
@@ -216,6 +213,24 @@ def _checked(
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
     return facts, data, tokenizer
+
+
+def _memory(
+    spec: Spec,
+    model: ModelFacts,
+    adapter: AdapterConfig,
+    numbers: Numbers,
+    data: Dataset,
+    device: str,
+    teacher: Teacher | None,
+    *,
+    warm: bool,
+) -> dict[str, int]:
+    """Return bytes by part. warm: see Question."""
+    if warm:
+        return adapters_alone(spec, model, adapter, numbers, device)
+    facts = teacher.facts if teacher else None
+    return pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, facts)
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 UNIX = "unix:"  # how the address of a server on a Unix socket begins
 # distinct versions in one batch of a server: the current one, the one before, some that are served; the base
 SERVER_SLOTS = 5
+MAX_RUNNING = {"cpu": 32, "cuda": 256}  # samples at once in a server
 _Size = Annotated[int, Meta(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantize = Literal["nf4", "fp8"]

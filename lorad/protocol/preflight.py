@@ -108,6 +108,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
     critic_parameters: parameters of the run's critic, its head left out; 0 without one.
     memory_needed, memory_available: bytes; None where nobody looked.
+    memory_parts: of those that are needed, by what takes them.
     dataset_size: rows of the training data; None for a task, which never ends.
     dropped: rows that are too long.
     data_format: what the rows are, where completions are trained on; "" otherwise.
@@ -132,6 +133,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     critic_parameters: _Count = 0
     memory_needed: _Count = 0
     memory_available: _Count | None = None
+    memory_parts: dict[str, _Count] = {}
     dataset_size: _Count | None = None
     dropped: _Count = 0
     data_format: str = ""

@@ -6,9 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lorad.backends.activations import ADAPTERS, CPU_CACHE
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.pool import capacity
-from lorad.pool.capacity import ADAPTERS, CPU_CACHE, memory_for_adapters
+from lorad.pool.capacity import memory_for_adapters
 from tests.kit.pool_kit import config_of
 
 MARGIN = 64 << 20  # by which this process may grow meanwhile

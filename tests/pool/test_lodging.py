@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lorad.backends.activations import ADAPTERS
 from lorad.pool import capacity, lodging
 from lorad.pool.lodging import within_what_is_free
 from lorad.protocol.pool_setup import PoolSetup, RanksSetup, ServerSetup
@@ -46,7 +47,7 @@ def test_pool_takes_no_more_than_was_free(
     assert config.memory_fraction == FREE and held == [(FREE, "cuda:0")]
     assert "the pool takes 50% of it at most, which was free, instead of 85%" in caplog.text
     monkeypatch.setattr(capacity, "_total", lambda _: 80 << 30)
-    assert capacity.memory_for_adapters(config) <= (40 << 30) // capacity.ADAPTERS
+    assert capacity.memory_for_adapters(config) <= (40 << 30) // ADAPTERS
 
 
 def test_fullest_gpu_decides(monkeypatch: pytest.MonkeyPatch, held: list[tuple[float, str]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lorad.adapters.adapter import AdapterConfig
 from lorad.backends import engine_install as install_module
 from lorad.backends.engine_install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
 from lorad.backends.registry import SERVERS, dialect_class
@@ -19,13 +20,14 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
-from lorad.preflight.memory import base_memory
+from lorad.preflight.pool_memory import Numbers, Step, pool_memory
 from lorad.protocol.pool_setup import SERVER_SLOTS
 from lorad.spec.model import convert
 from tests.kit.world import REPOSITORY
 from tests.models.test_families import make_model
 
 BACKENDS = sorted(SERVERS)
+STEP = Step(prompts=2, samples=8, prompt=10, tokens=80)
 
 
 @pytest.fixture
@@ -131,9 +133,10 @@ def test_an_installed_server_is_fit_to_run(backend: str, install: Any, tmp_path:
 
 def test_each_server_needs_memory_for_its_base(install: Any, tmp_path: Path) -> None:
     install("sglang")
-    alone = check(tmp_path, {}).memory_needed
+    one, three = (check(tmp_path, {"backend": "sglang", "servers": n}).memory_parts for n in (1, 3))
     base = read_facts(resolve("builtin:tiny")).bytes("float32")
-    assert check(tmp_path, {"backend": "sglang", "servers": 3}).memory_needed == alone + 3 * base
+    assert one["bases"] == 2 * base and three["bases"] == 4 * base
+    assert three["processes"] > one["processes"] > check(tmp_path, {}).memory_parts["processes"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -147,9 +150,11 @@ def test_memory_for_adapters_on_experts_is_counted(backend: str, install: Any, t
     assert (len(with_them.modules), len(without.modules)) == (48, 12)
     assert with_them.of_experts == ["down_proj", "gate_proj", "up_proj"] == without.of_experts
     buffers = SERVER_SLOTS * 32 * sum(map(sum, facts.experts.values()))
-    trained = 8 * (with_them.adapter_parameters - without.adapter_parameters)
-    assert trained == 8 * (17 // facts.experts_per_token) * sum(map(sum, facts.experts.values()))
-    assert with_them.memory_needed - without.memory_needed == 4 * (trained + buffers)
+    trained = with_them.adapter_parameters - without.adapter_parameters
+    assert trained == (17 // facts.experts_per_token) * sum(map(sum, facts.experts.values()))
+    more = {name: size - without.memory_parts.get(name, 0) for name, size in with_them.memory_parts.items()}
+    assert more["expert buffers"] == 4 * buffers and more["adapter"] == more["versions"] == 16 * trained
+    assert with_them.memory_needed - without.memory_needed == 4 * (8 * trained + buffers)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +170,10 @@ def test_sglang_needs_memory_for_experts_beside(
     tmp_path: Path, backend: str, module: str, counts: bool
 ) -> None:
     make_model(tmp_path, "glm4_moe")
-    facts, asked = read_facts(tmp_path), {"rollout": {"backend": backend}, "lora": {"rank": 16}}
+    facts, spec = read_facts(tmp_path), convert({"rollout": {"backend": backend}, "lora": {"rank": 16}})
     buffers = SERVER_SLOTS * 16 * sum(map(sum, facts.experts.values())) * 4
-    needed, bare = (base_memory(convert(asked), facts, "cpu", modules) for modules in ((module,), ()))
-    assert needed - bare == buffers * counts
+    needed = pool_memory(spec, facts, AdapterConfig(16, 32.0, (module,)), Numbers(0), STEP, "cpu")
+    assert needed.get("expert buffers", 0) == buffers * counts
 
 
 @pytest.mark.parametrize(
@@ -184,8 +189,9 @@ def test_bases_that_take_turns_count_once(device: str, trainer: str, mode: str, 
     """The ranks' base leaves a GPU while the server is awake; the builtin trainer's stays."""
     facts = read_facts(resolve("builtin:tiny"))
     asked = {"trainer": {"backend": trainer}, "rollout": {"backend": "sglang"}, "pool": {"mode": mode}}
-    needed = base_memory(convert(asked | {"model": {"dtype": "float32"}}), facts, device, ())
-    assert needed == bases * facts.bytes("float32")
+    spec = convert(asked | {"model": {"dtype": "float32"}})
+    needed = pool_memory(spec, facts, AdapterConfig(16, 32.0, ()), Numbers(0), STEP, device)
+    assert needed["bases"] == bases * facts.bytes("float32")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -167,13 +167,13 @@ def test_on_the_cpu_ranks_are_processes(tmp_path: Path) -> None:
 
 def test_each_copy_of_the_base_needs_memory(install: Any, tmp_path: Path) -> None:
     install("megatron")
-    alone, base = check(tmp_path, {}).memory_needed, read_facts(TINY).bytes("float32")
+    base = read_facts(TINY).bytes("float32")
     wanted = {"fsdp": {"dp": 4}, "megatron": {"tp": 2, "dp": 3}}
     found = {
-        name: check(tmp_path, {"trainer": {"backend": name, **sizes}}).memory_needed
+        name: check(tmp_path, {"trainer": {"backend": name, **sizes}}).memory_parts["bases"]
         for name, sizes in wanted.items()
     }
-    assert found == {"fsdp": alone + base, "megatron": alone + 3 * base}
+    assert found == {"fsdp": 2 * base, "megatron": 4 * base}
 
 
 @pytest.mark.parametrize("lacks", ["megatron-core", "msgspec"])

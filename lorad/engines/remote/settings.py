@@ -12,13 +12,12 @@ from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
 from lorad.models.facts import read_facts
-from lorad.protocol.pool_setup import SERVER_SLOTS, UNIX, ServerSetup
+from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS, UNIX, ServerSetup
 
 MAX_VERSIONS, _LEAST_VERSIONS = 64, 8
 _HOST_SHARE, _COPIES = 4, 8
 """A quarter of the host's memory is for versions: each number has 4 bytes in a file, which lies in memory,
 and at most as many in the server's own copy."""
-_MAX_RUNNING = {"cpu": 32, "cuda": 256}
 
 
 def settings_of(
@@ -47,7 +46,7 @@ def settings_of(
         threads=threads,
         tp=setup.tp,
         devices=devices,
-        max_running=_MAX_RUNNING[device.partition(":")[0]],
+        max_running=MAX_RUNNING[device.partition(":")[0]],
         scaled_logprobs=setup.scaled_logprobs,
         sleep=sleep,
         engine_args=setup.engine_args,

@@ -1,0 +1,55 @@
+"""What a pass keeps for its backward, by which micro-batches are made. Imports no torch."""
+
+from typing import NamedTuple
+
+from lorad.adapters.targets import HEAD
+from lorad.models.facts import ModelFacts
+
+MOST = 16384  # tokens of a micro-batch
+MOST_SQUARED = 2048
+"""The same where attention holds tokens x tokens for each head: 71 MB of each at 2,048 tokens, measured."""
+LEAST = 1024
+ADAPTERS = 4  # one in so many bytes that bases leave is for adapters, another for activations
+CPU_CACHE = 2 << 30  # bytes for keys and values of an engine in the pool, which a small machine never fills
+_KEPT, _DROPOUT = 1.4, 0.7
+"""What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
+(builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
+inputs, 0.65 more; with DoRA, which keeps the outputs, 0.5 (builtin), for which the same is set aside."""
+
+
+class _Kept(NamedTuple):
+    """Bytes that a token keeps. dropout: how many more with dropout, or DoRA. recomputed: with activation
+    checkpointing, one layer's included.
+    """
+
+    token: int
+    dropout: int
+    recomputed: int
+
+
+def kept(facts: ModelFacts, width: int, parts: int = 1) -> _Kept:
+    """width: bytes of a number. parts: ranks over which a token is cut."""
+    numbers = _through_linears(facts) // parts
+    states = facts.hidden_size * facts.layers // parts
+    layer = numbers // max(1, facts.layers)
+    return _Kept(
+        token=int(_KEPT * numbers * width),
+        dropout=int(_DROPOUT * numbers * width),
+        recomputed=int((states + _KEPT * layer) * width),
+    )
+
+
+def on_cpu(granted: float, bases: int, ranks: int = 1) -> int:
+    """Return the bytes for activations of each rank. granted: to the pool. bases: bytes of all."""
+    return max(0, int(granted) - bases - CPU_CACHE) // ADAPTERS // ranks
+
+
+def _through_linears(facts: ModelFacts) -> int:
+    """Return how many numbers go into and out of the linears of all layers for one token, which meets some
+    experts of a layer only.
+    """
+    dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
+    experts = sum(sum(shape) for shape in facts.experts.values())
+    held = sum(out * into for out, into in facts.experts.values())
+    met = 1 - (facts.parameters - facts.active) / held if held else 0.0
+    return dense + int(experts * met)

@@ -1,0 +1,267 @@
+"""What a run's pool takes at its peak, part by part. `make bench-pool-memory` compares it with real pools.
+
+On a CPU all of it is memory of the machine. On a GPU it is memory of the devices, where only the parts that
+are known are counted: what CUDA takes for each process is not, and engines take what is left for keys and
+values.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.adapters.targets import HEAD, experts_of, leaf
+from lorad.backends.activations import CPU_CACHE, LEAST, MOST, MOST_SQUARED, kept, on_cpu
+from lorad.backends.registry import RANKED, SERVERS
+from lorad.backends.setup import context_length, max_rank, served_experts
+from lorad.box.machine import NO_LIMIT, read_machine
+from lorad.models.directory import BYTES
+from lorad.models.facts import ModelFacts
+from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
+from lorad.rl.data import Dataset
+from lorad.spec.model import Spec
+
+_MB = 1 << 20
+_PROCESSES = {"builtin": 225, "pool": 190, "fsdp": 335, "megatron": 590, "sglang": 1630, "vllm": 2510}
+"""MiB that a process takes before it holds anything of a model: the pool's with a trainer in it, the same
+without, a rank, and a server with all its processes. Measured on 26 November 2026 by `make bench-pool-memory`
+on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23, vLLM 0.32.0."""
+_SHARED = {"megatron": 190}
+"""MiB of libraries that ranks after the first share with it; those of FSDP share the pool's."""
+_GATHERED = 4
+"""Sizes of the base that gathered weights add to the heap of each FSDP rank on a CPU: layers are gathered and
+let go between activations, forward and backward, and malloc keeps the gaps. Measured as 3.9 and 4.1 (100 M,
+one rank and two, three steps)."""
+_SCORES = 1.43
+"""Arrays of tokens x tokens that Megatron's attention without Transformer Engine keeps for each head, as on a
+CPU; of the micro-batch's whole row."""
+_LOOKED_AT = 64  # rows of the data, whose lengths stand for all
+_LOGITS, _LOGIT_ROWS = 1 << 22, 128  # numbers and rows of a chunk of logits, see lorad/trainers/head_rows.py
+_CHUNKS = 2  # of logits that live at a time
+_FP32 = 4  # bytes; adapters and logits are
+_VECTORS = 4  # of an adapter that is trained: weights, gradients, two moments
+_SNAPSHOT, _VERSIONS = 1, 3
+
+
+class Step(NamedTuple):
+    """What a step trains on. prompts, samples: how many. prompt: tokens of one, mean; tokens: of all
+    completions.
+    """
+
+    prompts: int
+    samples: int
+    prompt: float
+    tokens: int
+
+    def inputs(self, *, shared: bool) -> int:
+        """Return the tokens that are computed. shared: a prompt is computed once for all its samples."""
+        return int(self.prompt * (self.prompts if shared else self.samples)) + self.tokens - self.samples
+
+
+class Numbers(NamedTuple):
+    """Parameters: of the adapter, of a frozen one that KL is measured against, and of the critic."""
+
+    adapter: int
+    frozen: int = 0
+    critic: int = 0
+
+
+def step_of(spec: Spec, data: Dataset) -> Step:
+    """Samples are as long as they may be; completions of the data as long as those of its first rows."""
+    prompts = spec.data.prompts_per_step
+    some = data.take(0, min(prompts, _LOOKED_AT))
+    prompt = sum(len(example.tokens) for example in some) / max(1, len(some))
+    if spec.algorithm.kind == "rl":
+        samples = prompts * spec.algorithm.group_size
+        return Step(prompts, samples, prompt, samples * spec.rollout.max_new_tokens)
+    targets = [target.tokens.size for example in some for target in example.targets]
+    times = prompts / max(1, len(some))
+    return Step(prompts, int(times * len(targets)), prompt, int(times * sum(targets)))
+
+
+def _dtype_of(spec: Spec, model: ModelFacts, device: str) -> str:
+    """`auto` is float32 on a CPU, the checkpoint's own else."""
+    if spec.model.dtype != "auto":
+        return spec.model.dtype
+    return "float32" if device == "cpu" else model.dtype
+
+
+def pool_memory(
+    spec: Spec,
+    model: ModelFacts,
+    adapter: AdapterConfig,
+    numbers: Numbers,
+    step: Step,
+    device: str,
+    teacher: ModelFacts | None = None,
+) -> dict[str, int]:
+    """Return bytes by part, summed over all processes of the pool.
+
+    On GPUs trainers of ranks move their base away while a server is awake, which sleeps while they train:
+    there the side that is larger counts.
+    """
+    dtype = _dtype_of(spec, model, device)
+    trained, sampled = (
+        _training(spec, model, step, device, dtype),
+        _sampling(spec, model, step, device, dtype),
+    )
+    sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
+    sides = [max(trained, sampled, key=_total)] if _takes_turns(spec, device) else [trained, sampled]
+    found = {
+        "processes": _processes(spec) if device == "cpu" else 0,
+        "bases": 0 if teacher is None else teacher.bytes(dtype),
+        **_of_adapters(spec, model, adapter, numbers, dtype),
+    }
+    for side in sides:
+        for name, size in side.items():
+            found[name] = found.get(name, 0) + size
+    if not _apart(spec):  # one process samples or trains, and its malloc keeps what the other left
+        smaller = min("activations", "keys and values", key=lambda name: found[name])
+        found[smaller] = 0
+    return {name: size for name, size in found.items() if size}
+
+
+def adapters_alone(
+    spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, device: str
+) -> dict[str, int]:
+    """Return what one more run takes of a pool that is there already."""
+    return _of_adapters(spec, model, adapter, numbers, _dtype_of(spec, model, device), warm=True)
+
+
+def _total(parts: Mapping[str, int]) -> int:
+    return sum(parts.values())
+
+
+def _apart(spec: Spec) -> bool:
+    """Return whether trainer and engine are in processes of their own."""
+    return spec.trainer.backend in RANKED or spec.rollout.backend in SERVERS
+
+
+def _started(spec: Spec) -> int:
+    """Return how many servers are started."""
+    return spec.rollout.servers if spec.rollout.backend in SERVERS and not spec.rollout.urls else 0
+
+
+def _takes_turns(spec: Spec, device: str) -> bool:
+    is_ranked = spec.trainer.backend in RANKED
+    return device != "cpu" and bool(_started(spec)) and is_ranked and spec.pool.mode in ("auto", "timesliced")
+
+
+def _processes(spec: Spec) -> int:
+    """Return what processes take before they hold anything of the model."""
+    trainer, rollout = spec.trainer, spec.rollout
+    found = _PROCESSES["builtin"]
+    if trainer.backend in RANKED:
+        shared = (trainer.ranks - 1) * _SHARED.get(trainer.backend, 0)
+        found = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
+    return (found + _started(spec) * _PROCESSES.get(rollout.backend, 0)) * _MB
+
+
+def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
+    """FSDP cuts one base over all ranks, Megatron has one for each data-parallel copy."""
+    trainer = spec.trainer
+    copies = trainer.dp if trainer.backend == "megatron" else 1
+    gathers = device == "cpu" and trainer.backend == "fsdp"
+    return {
+        "gathered weights": _GATHERED * trainer.ranks * model.bytes(dtype) * gathers,
+        "bases": copies * model.bytes(dtype),
+        "activations": _activations(spec, model, step, device, dtype),
+    }
+
+
+def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
+    """Servers have a base each; a base in the pool's process is the trainer's, where that is there too. On
+    GPUs engines take what is left for keys and values, whatever that is.
+    """
+    in_pool = int(spec.rollout.backend not in SERVERS)
+    bases = in_pool * (spec.trainer.backend in RANKED) + _started(spec)
+    cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
+    if in_pool:
+        cache = min(cache, CPU_CACHE)
+    return {"bases": bases * model.bytes(dtype), "keys and values": cache}
+
+
+def _cached_tokens(spec: Spec, model: ModelFacts, step: Step) -> int:
+    """Return the tokens whose keys and values are in memory on a CPU: those of the samples of a step; with
+    SGLang of as many whole contexts as it runs samples at once, since it writes zeros to all of its cache.
+    """
+    if spec.rollout.backend == "sglang":
+        context = context_length(spec, model.max_positions)
+        return _started(spec) * (MAX_RUNNING["cpu"] + 1) * context
+    longest = step.prompt + spec.rollout.max_new_tokens
+    return 0 if spec.rollout.urls else int(step.samples * longest)
+
+
+def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> int:
+    """Return those of a micro-batch of each rank, as the pool makes them (lorad/pool/microbatches.py), and
+    the chunk of logits. On a GPU, where the pool goes by what is left, those of the smallest micro-batch.
+    """
+    trainer, is_ranked = spec.trainer, spec.trainer.backend in RANKED
+    parts, dp = (trainer.tp * trainer.pp * trainer.cp, trainer.dp) if is_ranked else (1, 1)
+    each = kept(model, BYTES[dtype], parts)
+    token = each.token + each.dropout * bool(spec.lora.dropout)
+    given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
+    room = _room(spec, model, dtype) if device == "cpu" else 0
+    recomputes = trainer.activation_checkpointing
+    if recomputes == "auto":
+        recomputes = room // max(1, token) < max(spec.longest_row, given or LEAST)
+    token = each.recomputed if recomputes else token
+    most = MOST_SQUARED if trainer.backend == "megatron" else MOST
+    most = max(given, spec.longest_row) if given else min(most, max(LEAST, room // max(1, token)))
+    tokens = min(most, -(-step.inputs(shared=not is_ranked) // (spec.algorithm.minibatches * dp)))
+    rows = min(tokens, max(_LOGIT_ROWS, _LOGITS // model.vocab))
+    logits = _CHUNKS * rows * model.vocab * _FP32 if device == "cpu" else 0
+    scores = _scores(model, tokens) if device == "cpu" and trainer.backend == "megatron" else 0
+    scores //= model.layers if recomputes else 1
+    return parts * dp * (tokens * token + logits) + dp * scores
+
+
+def _scores(model: ModelFacts, tokens: int) -> int:
+    """Return the bytes of attention that holds tokens x tokens for each head."""
+    width = model.cached // max(1, 2 * model.layers * model.kv_heads)
+    rows = sum(shape[0] for name, shape in model.linears.items() if leaf(name) == "q_proj")
+    return int(_SCORES * _FP32 * rows // max(1, width) * tokens**2)
+
+
+def _room(spec: Spec, model: ModelFacts, dtype: str) -> int:
+    """Return the bytes that the pool leaves to the activations of each rank on a CPU."""
+    granted = read_machine().memory
+    if granted >= NO_LIMIT:
+        return NO_LIMIT
+    bases = (1 + _apart(spec)) * model.bytes(dtype)
+    ranks = spec.trainer.ranks if spec.trainer.backend in RANKED else 1
+    return on_cpu(granted * spec.pool.memory_fraction, bases, ranks)
+
+
+def _of_adapters(
+    spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, dtype: str, *, warm: bool = False
+) -> dict[str, int]:
+    """Every rank has all weights and gradients of an adapter, and its share of the moments. Servers set room
+    aside for as many adapters as a batch may have, on all linears that are targets.
+    """
+    ranks = spec.trainer.dp if spec.trainer.backend in RANKED else 1
+    vectors = _VECTORS // 2 * ranks + _VECTORS // 2
+    versions = _FP32 * numbers.adapter * (_SNAPSHOT + _VERSIONS)
+    if not warm and (servers := _started(spec)):
+        leaves = {leaf(module) for module in adapter.modules if not experts_of(module)}
+        through = sum(sum(s) for n, s in model.linears.items() if leaf(n) in leaves and leaf(n) != HEAD)
+        versions += servers * SERVER_SLOTS * max_rank(spec.lora) * through * BYTES[dtype]
+    return {
+        "adapter": _FP32 * ((numbers.adapter + numbers.critic) * vectors + numbers.frozen),
+        "versions": versions,
+    }
+
+
+def _expert_buffers(spec: Spec, model: ModelFacts, modules: tuple[str, ...], dtype: str) -> int:
+    """Return the bytes that servers set aside for adapters on experts: in each slot for every expert, at the
+    highest rank, whichever of them the run adapts.
+
+    SGLang (0.5.23, `lora/mem_pool.py`) does so too where linears beside the experts are adapted that have
+    the names of theirs, as those of a shared MLP.
+    """
+    if not (servers := _started(spec)):
+        return 0
+    experts = served_experts(spec.rollout.backend, model) if any(map(experts_of, modules)) else {}
+    if spec.rollout.backend == "sglang" and {*map(leaf, modules)} & {*map(leaf, model.experts)}:
+        experts = model.experts
+    numbers = max_rank(spec.lora) * sum(map(sum, experts.values()))
+    return servers * SERVER_SLOTS * numbers * BYTES[dtype]
