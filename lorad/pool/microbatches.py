@@ -102,9 +102,8 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
         if granted >= NO_LIMIT:
             return 0
         bases = 1 + (config.ranks is not None or config.server is not None)
-        left = (
-            int(granted * config.memory_fraction) - bases * facts.bytes(dtype_of(config, facts)) - CPU_CACHE
-        )
+        held = bases * facts.bytes(dtype_of(config, facts), config.quantize)
+        left = int(granted * config.memory_fraction) - held - CPU_CACHE
         return max(0, left) // ADAPTERS // (1 if config.ranks is None else config.ranks.ranks)
     left = memory_left(config, facts)
     if config.mode == "fused":

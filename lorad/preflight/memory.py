@@ -49,7 +49,8 @@ def base_memory(
     dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
     beside = 0 if teacher is None else teacher.bytes(model.dtype if dtype == "auto" else dtype)
     room = _expert_buffers(spec, model, modules, dtype)
-    training, sampling = model.bytes(dtype) * trained, model.bytes(dtype) * sampled + room
+    held = model.bytes(dtype, spec.model.quantize)
+    training, sampling = held * trained, held * sampled + room
     sleeps = device != "cpu" and rollout.backend in SERVERS and not rollout.urls
     takes_turns = sleeps and trainer.backend in RANKED and spec.pool.mode in ("auto", "timesliced")
     return (max(training, sampling) if takes_turns else training + sampling) + beside
