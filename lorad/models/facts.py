@@ -75,16 +75,20 @@ class ModelFacts:
     hidden_size: int
     routes: RouteShape | None = None
 
-    def bytes(self, dtype: str = "auto") -> int:
-        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for
-        an unknown one.
+    def bytes(self, dtype: str = "auto", quantize: Quantize | None = None) -> int:
+        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. quantize: the format
+        that linears are packed in. Raises SpecError for an unknown dtype.
         """
         name = self.dtype if dtype == "auto" else dtype
         if name not in BYTES:
             raise SpecError(
                 f"{name} is not supported", key="model.dtype", hint=f"use one of {', '.join(BYTES)}"
             )
-        return self.parameters * BYTES[name]
+        packed = {} if quantize is None else {**self.linears, **self.experts}
+        shapes = [shape for name, shape in packed.items() if name != HEAD]
+        numbers, rows = sum(out * inputs for out, inputs in shapes), sum(out for out, _ in shapes)
+        bits = numbers // 2 + 4 * numbers // NF4_BLOCK if quantize == "nf4" else numbers + 4 * rows
+        return (self.parameters - numbers) * BYTES[name] + bits
 
 
 def read_facts(directory: Path) -> ModelFacts:

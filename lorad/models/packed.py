@@ -13,6 +13,7 @@ same numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -87,6 +88,7 @@ def pack(weight: Tensor, form: Quantize, dtype: torch.dtype, device: torch.devic
     rows = weight.view(-1, NF4_BLOCK if form == "nf4" else weight.shape[-1])
     found = [_nearest(part, form) for part in rows.split(max(1, _CHUNK // rows.shape[1]))]
     codes, scales = (torch.cat(parts).to(device) for parts in zip(*found, strict=True))
+    _pairs(device)
     return Packed(form, tuple(weight.shape), dtype, codes, scales)
 
 
@@ -104,7 +106,8 @@ def _nearest(rows: Tensor, form: Quantize) -> tuple[Tensor, Tensor]:
     return codes[:, ::2] << 4 | codes[:, 1::2], largest
 
 
+@cache
 def _pairs(device: torch.device) -> Tensor:
-    """fp32 [256, 2]: the two values of each byte of nf4."""
+    """fp32 [256, 2]: the two values of each byte of nf4, made before a GPU's steps are captured."""
     values = torch.tensor(_NF4, device=device)
     return torch.cartesian_prod(values, values)

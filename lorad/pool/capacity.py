@@ -66,7 +66,7 @@ def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
     over tp and pp.
     """
-    whole = facts.bytes(dtype_of(config, facts))
+    whole = facts.bytes(dtype_of(config, facts), config.quantize)
     ranks = config.ranks
     if ranks is None:
         return whole

@@ -77,7 +77,7 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
             return 0
         bases = 1 + (config.ranks is not None or config.server is not None)
         ranks = 1 if config.ranks is None else config.ranks.ranks
-        whole = bases * facts.bytes(dtype_of(config, facts))
+        whole = bases * facts.bytes(dtype_of(config, facts), config.quantize)
         return on_cpu(granted * config.memory_fraction, whole, ranks)
     left = memory_left(config, facts)
     if config.mode == "fused":

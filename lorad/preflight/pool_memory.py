@@ -163,7 +163,7 @@ def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     gathers = device == "cpu" and trainer.backend == "fsdp"
     return {
         "gathered weights": _GATHERED * trainer.ranks * model.bytes(dtype) * gathers,
-        "bases": copies * model.bytes(dtype),
+        "bases": copies * model.bytes(dtype, spec.model.quantize),
         "activations": _activations(spec, model, step, device, dtype),
     }
 
@@ -177,7 +177,7 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
     if in_pool:
         cache = min(cache, CPU_CACHE)
-    return {"bases": bases * model.bytes(dtype), "keys and values": cache}
+    return {"bases": bases * model.bytes(dtype, spec.model.quantize), "keys and values": cache}
 
 
 def _cached_tokens(spec: Spec, model: ModelFacts, step: Step) -> int:
@@ -198,7 +198,7 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     trainer, is_ranked = spec.trainer, spec.trainer.backend in RANKED
     parts, dp = (trainer.tp * trainer.pp * trainer.cp, trainer.dp) if is_ranked else (1, 1)
     each = kept(model, BYTES[dtype], parts)
-    token = each.token + each.dropout * bool(spec.lora.dropout)
+    token = each.token + each.dropout * bool(spec.lora.dropout or spec.lora.dora)
     given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
     room = _room(spec, model, dtype) if device == "cpu" else 0
     recomputes = trainer.activation_checkpointing
@@ -227,7 +227,7 @@ def _room(spec: Spec, model: ModelFacts, dtype: str) -> int:
     granted = read_machine().memory
     if granted >= NO_LIMIT:
         return NO_LIMIT
-    bases = (1 + _apart(spec)) * model.bytes(dtype)
+    bases = (1 + _apart(spec)) * model.bytes(dtype, spec.model.quantize)
     ranks = spec.trainer.ranks if spec.trainer.backend in RANKED else 1
     return on_cpu(granted * spec.pool.memory_fraction, bases, ranks)
 

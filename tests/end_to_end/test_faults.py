@@ -218,6 +218,17 @@ def test_resume_on_other_base_weights_is_refused(made: World) -> None:
     assert "are not those that rebased@2 was trained on" in made.client.show("forked").detail
 
 
+def test_rounded_base_stays_on_its_grid(made: World, tmp_path: Path) -> None:
+    made.run("rounded", "model.quantize=nf4", "trainer.steps=2")
+    assert {version["attested"] for version in made.json("adapters", "rounded")} == {"passed"}
+    made.lorad("verify", "rounded")
+    merge = made.lorad("export", "rounded@2", tmp_path / "model", "--merge", expect=2).stderr
+    assert "trained on its base rounded to nf4" in merge and not list(tmp_path.iterdir())
+    fork = ("fork", "rounded@2", "--name", "forked", "--steps", "1", "--wait")
+    made.json(*fork, "model.quantize=null", expect=1)
+    assert "are not those that rounded@2 was trained on" in made.client.show("forked").detail
+
+
 def test_full_disk_keeps_the_last_good_checkpoint() -> None:
     with world() as made, small_disk(made, "7m") as disk:
         made.home.root.mkdir()

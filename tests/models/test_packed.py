@@ -13,7 +13,7 @@ from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.directory import BUILTIN
 from lorad.models.experts import mixture
-from lorad.models.facts import weights_sha256
+from lorad.models.facts import read_facts, weights_sha256
 from lorad.models.loading import load_base
 from lorad.models.merge import gains_by_merging
 from lorad.models.ops import linear, swiglu
@@ -141,6 +141,8 @@ def test_linears_take_the_bytes_of_their_format(
     rest = sum(4 * t.numel() for name, t in dense.weights() if not is_linear(name))
     numbers = sum(t.numel() for name, t in dense.weights() if is_linear(name))
     assert (base.nbytes() - rest) / numbers <= bytes_each
+    facts = read_facts(BUILTIN[model])
+    assert dense.nbytes() - base.nbytes() == facts.bytes("float32") - facts.bytes("float32", form)
     assert not gains_by_merging(base) and gains_by_merging(dense) == (dense.nbytes() <= 32 << 20)
 
 
