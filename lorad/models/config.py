@@ -188,7 +188,8 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     """
     architecture = _architecture(data, where)
     family = FAMILIES[architecture]
-    data = {**family.defaults, **data}
+    given = {key: value for key, value in data.items() if key != "rope_parameters" or value is not None}
+    data = {**family.defaults, **given}
     layers, positions = (
         _integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings")
     )

@@ -162,6 +162,7 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
     named = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     short = {key: whole[key] for key in ("model_type", "max_position_embeddings", *named)}
     assert parse_config(short, "short") == parse_config(whole, "whole")
+    assert parse_config(short | {"rope_parameters": None}, "null") == parse_config(whole, "whole")
 
 
 def test_layers_that_predict_later_tokens_are_not_computed(tmp_path: Path) -> None:
