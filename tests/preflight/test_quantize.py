@@ -27,8 +27,9 @@ def spec(quantize: str = "nf4", path: str = "builtin:tiny", **more: Any) -> Spec
 @pytest.mark.parametrize("form", ["nf4", "fp8"])
 def test_backends_that_read_checkpoints_are_refused(form: str, section: str) -> None:
     for backend in {"trainer": ("fsdp", "megatron"), "rollout": ("sglang", "vllm")}[section]:
+        chosen: dict[str, Any] = {section: {"backend": backend}}
         with pytest.raises(SpecError, match=f"{form}, but {backend} reads the checkpoint itself") as refused:
-            check_backends(spec(form, **{section: {"backend": backend}}), Config())
+            check_backends(spec(form, **chosen), Config())
         assert refused.value.key == "model.quantize"
         assert f"{section}.backend: builtin" in str(refused.value.hint)
     check_backends(spec(form), Config())
@@ -40,6 +41,12 @@ def test_linears_without_whole_blocks_are_refused() -> None:
         check_blocks(spec(), odd)
     check_blocks(spec("fp8"), odd)
     check_blocks(spec(), replace(FACTS, linears={**FACTS.linears, "lm_head": (3, 100)}))
+
+
+def test_fused_experts_are_not_rounded() -> None:
+    with pytest.raises(SpecError, match="tensors of all experts") as refused:
+        check_blocks(spec("fp8"), replace(FACTS, model_type="gpt_oss"))
+    assert refused.value.key == "model.quantize"
 
 
 def test_model_of_odd_width_is_refused(tmp_path: Path) -> None:
