@@ -224,9 +224,9 @@ def test_rounded_base_stays_on_its_grid(made: World, tmp_path: Path) -> None:
     made.lorad("verify", "rounded")
     merge = made.lorad("export", "rounded@2", tmp_path / "model", "--merge", expect=2).stderr
     assert "trained on its base rounded to nf4" in merge and not list(tmp_path.iterdir())
-    fork = ("fork", "rounded@2", "--name", "forked", "--steps", "1", "--wait")
+    fork = ("fork", "rounded@2", "--name", "regridded", "--steps", "1", "--wait")
     made.json(*fork, "model.quantize=null", expect=1)
-    assert "are not those that rounded@2 was trained on" in made.client.show("forked").detail
+    assert "are not those that rounded@2 was trained on" in made.client.show("regridded").detail
 
 
 def test_full_disk_keeps_the_last_good_checkpoint() -> None:
