@@ -58,12 +58,11 @@ def bind(path: Path, mode: int = 0o600) -> socket.socket:
         raise Conflict(f"another process answers on {path}", hint="`lorad daemon stop` ends it.")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    before = os.umask(0o777 & ~mode)  # from the first moment: who comes early is not turned away
     try:
         listener.bind(str(path))
     finally:
         os.umask(before)
-    path.chmod(mode)
     return listener
 
 
