@@ -113,13 +113,12 @@ QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFL
 bench-rewards: MODULE := rollout.rewards
 bench-scaling: MODULE := rollout.scaling
 bench-arrivals: MODULE := rollout.arrivals
-bench-prompts: MODULE := rollout.prompts
 bench-curves: MODULE := training.curves
 bench-algorithms: MODULE := training.algorithms
 bench-seeds: MODULE := training.seeds
 bench-episodes: MODULE := training.episodes
 bench-presets: MODULE := training.presets
-bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts bench-algorithms bench-seeds bench-episodes bench-presets: $(VENV)/.ready-bench
+bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.
@@ -136,6 +135,9 @@ gpu-day: $(if $(WHEELS),$(VENV)/.ready-wheels,$(VENV)/.ready-dev)
 $(VENV)/.ready-wheels: .ci/setup-wheels .ci/find-python
 	@.ci/setup-wheels "$(WHEELS)"
 	@touch $@
+
+bench-prompts: $(VENV)/.ready-dev
+	@$(QUIET) $(BIN)/python -m tests.benchmarks.rollout.prompts $(ARGS)
 
 bench-moe: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.training.moe $(ARGS)

@@ -68,29 +68,15 @@ def adamw(
     """Step number `step` (from 1), in place; the arithmetic and its order are those of torch.optim.AdamW, and
     with a ratio of rates those of its two parameter groups.
     """
-    if optimizer.loraplus_lr_ratio == 1:
-        _adamw(weights, grads, exp_avg, exp_avg_sq, step, lr, optimizer)
-        return
-    for span, is_b in spans:
-        rate = lr * optimizer.loraplus_lr_ratio if is_b else lr
-        _adamw(weights[span], grads[span], exp_avg[span], exp_avg_sq[span], step, rate, optimizer)
-
-
-def _adamw(
-    weights: Tensor,
-    grads: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: int,
-    lr: float,
-    optimizer: Optimizer,
-) -> None:
     beta1, beta2 = optimizer.betas
-    weights.mul_(1 - lr * optimizer.weight_decay)
-    exp_avg.lerp_(grads, 1 - beta1)
-    exp_avg_sq.mul_(beta2).addcmul_(grads, grads, value=1 - beta2)
-    denominator = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(optimizer.eps)
-    weights.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+    for span, is_b in [(slice(None), False)] if optimizer.loraplus_lr_ratio == 1 else spans:
+        rate = lr * optimizer.loraplus_lr_ratio if is_b else lr
+        mine, grad, average, square = (flat[span] for flat in (weights, grads, exp_avg, exp_avg_sq))
+        mine.mul_(1 - rate * optimizer.weight_decay)
+        average.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        denominator = (square.sqrt() / (1 - beta2**step) ** 0.5).add_(optimizer.eps)
+        mine.addcdiv_(average, denominator, value=-rate / (1 - beta1**step))
 
 
 def l2_norm(flat: Tensor) -> float:

@@ -92,11 +92,13 @@ def test_preempted_sample_continues_its_prompt(models: Merger) -> None:
 def test_equal_prompts_of_calls_are_one(models: Merger) -> None:
     batch = DecodeBatch(models, 64, ENOUGH)
     slots = watch(batch, lambda: len(set(batch.slots.tolist())))
+    lengths = watch(batch, lambda: int(batch.lengths.max()))
 
     def make() -> list[Call]:
         return group(4, 20) + group(1, 20)
 
-    assert same(finish(batch, *make()), alone(models, make)) and max(slots) == 1
+    assert same(finish(batch, *make()), alone(models, make))
+    assert max(slots) == 1 and max(lengths) < 20
 
 
 def test_other_version_has_other_keys(models: Merger) -> None:

@@ -200,7 +200,6 @@ class Call:
         self.stream, self.counted = sampling.stream, 0
         self.as_they_end = sampling.stream or sampling.as_they_end
         self.reported = 0.0 if self.stream else time.monotonic()
-        self.new = sampling.max_new_tokens
 
     @property
     def goes_first(self) -> bool:
@@ -210,7 +209,8 @@ class Call:
     def most_tokens(self) -> int:
         """Keys and values that all its samples can need at once, in a batch of their own."""
         shared = [group.prompt for group in self.groups if group.shares]
-        own = max((group.prompt for group in self.groups if not group.shares), default=0) + self.new
+        own = max((group.prompt for group in self.groups if not group.shares), default=0)
+        own += self.sampling.max_new_tokens
         return len(self.samples) * own + len(shared) * max(shared, default=0)
 
     def report(self, now: float) -> list[Chunk] | None:

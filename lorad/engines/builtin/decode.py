@@ -77,9 +77,8 @@ class DecodeBatch:
 
     max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample;
     when samples outgrow it, the youngest give up their rows and are computed again later. A long prompt is
-    kept once for all its samples (see `SharedPrompts`). prefixes: where
-    beginnings of prompts are kept, if they are. seen: gets the number of versions in each step that has any,
-    the base not counted.
+    kept once for all its samples (see `SharedPrompts`). prefixes: where beginnings of prompts are kept, if
+    they are. seen: gets the number of versions in each step that has any, the base not counted.
 
     Groups of parties that go first are admitted before others, at once, while they have less than
     `FIRST_SHARE` of the rows.
@@ -236,20 +235,21 @@ class DecodeBatch:
         samples = [one for group in groups for one in group.samples]
         owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
         rows = torch.from_numpy(owners).to(scores.device)
-        totals = [len(groups[owner].tokens) for owner in owners]
+        totals = np.array([len(groups[owner].tokens) for owner in owners])
         own = np.array([self._own(groups[owner]) for owner in owners])
         start = len(self.samples)
         self.prompts.reserve(*self._shared(groups))
         self._reserve(start + len(samples), int(own.max()) + 1, _longest(own, samples))
         slots = self._place(groups, cache, owners, start)
         tokens, alive = self._first(samples, scores.index_select(0, rows))
-        self.memory.rows.put(start, samples, tokens, totals)
+        self.memory.rows.put(start, samples, tokens, totals.tolist())
         for one in samples:
             one.number = one.number or self.admitted + 1
             self.admitted += 1
         self.samples = self.samples + samples
         self.groups = self.groups + [groups[owner] for owner in owners]
-        self.lengths = np.concatenate([self.lengths, own])
+        shared = [groups[owner].prompt for owner in owners] * (slots != NONE)
+        self.lengths = np.concatenate([self.lengths, totals - shared])
         self.slots = np.concatenate([self.slots, slots])
         self.bound = False
         self._retain([True] * start + alive)
