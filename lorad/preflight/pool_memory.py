@@ -238,7 +238,7 @@ def _of_adapters(
     """Every rank has all weights and gradients of an adapter, and its share of the moments. Servers set room
     aside for as many adapters as a batch may have, on all linears that are targets.
     """
-    ranks = spec.trainer.dp if spec.trainer.backend in RANKED else 1
+    ranks = spec.trainer.dp * spec.trainer.cp if spec.trainer.backend in RANKED else 1
     vectors = _VECTORS // 2 * ranks + _VECTORS // 2
     versions = _FP32 * numbers.adapter * (_SNAPSHOT + _VERSIONS)
     if not warm and (servers := _started(spec)):

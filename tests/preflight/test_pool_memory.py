@@ -36,6 +36,11 @@ def test_builtin_pool_computes_prompts_once_per_group() -> None:
     assert "keys and values" not in found  # the same memory, at another time
 
 
+def test_ranks_that_cut_sequences_hold_whole_adapters() -> None:
+    cut, beside = (parts(trainer={"backend": "fsdp", axis: 2})["adapter"] for axis in ("cp", "dp"))
+    assert cut == beside > parts(trainer={"backend": "fsdp"})["adapter"]
+
+
 def test_ranks_compute_prompts_for_each_sample() -> None:
     one, two = (parts(trainer={"backend": "fsdp", "dp": dp}) for dp in (1, 2))
     assert one["activations"] == two["activations"] > parts()["activations"]
