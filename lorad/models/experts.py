@@ -11,7 +11,7 @@ scores of them, so that gradients pass through the router.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from lorad.models.base import Base, Experts, Weight
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
-from lorad.models.ops import apply, clamped_swiglu, swiglu
-from lorad.models.packed import Packed
+from lorad.models.ops import apply, clamped_swiglu, grouped, swiglu
 from lorad.routes import RouteShape
 
 Routing = Callable[[int, Tensor | None, Tensor], Tensor]
@@ -45,23 +44,79 @@ def mixture(
     choose: from the experts that the router chose to those that are taken; see `Routing`.
     """
     index, weights = _route(x, experts, config, choose)
-    flat = index.reshape(-1)
-    order = torch.argsort(flat, stable=True)
+    order, flat = _Order.by_expert(index), index.reshape(-1)
     ends = ends_of(flat, config.count)
-    tokens = order // config.per_token
-    rows = x.index_select(0, tokens)
-    added = lora.routed(layer, tokens, ends.tolist()) if lora and lora.has_experts(layer) else None
-    of = flat.index_select(0, order) if config.is_fused else None
-    y = _biased(grouped(rows, experts.gate_up, ends), experts.gate_up_bias, of)
-    y = y if added is None else added.apply("gate_up", rows, y)
+    added = lora.routed(layer, order.tokens, ends.tolist()) if lora and lora.has_experts(layer) else None
+    of = flat.index_select(0, order.pairs) if config.is_fused else None
+
+    def linear(name: str, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        y = grouped(x, weight, ends) if added is None else added.product(name, x, weight, ends)
+        return y if bias is None or of is None else y + bias.index_select(0, of)
+
+    rows = apply(_Spread, x, order) if x.requires_grad else x.index_select(0, order.tokens)
+    y = linear("gate_up", rows, experts.gate_up, experts.gate_up_bias)
     inner = swiglu(y) if config.clamp is None else clamped_swiglu(y, *config.clamp)
-    sorted_out = _biased(grouped(inner, experts.down, ends), experts.down_bias, of)
-    if added is not None:
-        sorted_out = added.apply("down", inner, sorted_out)
-    home = torch.empty_like(order)
-    home[order] = torch.arange(len(order), device=order.device)
-    out = sorted_out.index_select(0, home).view(len(x), config.per_token, -1)
-    return (out * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+    out = linear("down", inner, experts.down, experts.down_bias)
+    if out.requires_grad:
+        return apply(_WeightedSum, out, weights, order).to(x.dtype)  # type: ignore[no-any-return]
+    return _WeightedSum.plain(out, weights, order).to(x.dtype)
+
+
+class _Order(NamedTuple):
+    """How pairs of a token and one of its experts, token by token, are sorted by expert. int64 [pairs]."""
+
+    pairs: Tensor  # the pair of each row
+    tokens: Tensor  # the token of each row
+    rows: Tensor  # the row of each pair
+
+    @staticmethod
+    def by_expert(index: Tensor) -> "_Order":
+        """index: the experts of each token, [tokens, per token]."""
+        pairs = torch.argsort(index.reshape(-1), stable=True)
+        rows = torch.empty_like(pairs)
+        rows[pairs] = torch.arange(len(pairs), device=pairs.device)
+        return _Order(pairs, pairs // index.shape[1], rows)
+
+
+class _Spread(Function):
+    """Rows sorted by expert, of tokens [tokens, width]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: _Order) -> Tensor:
+        ctx.count, ctx.order = len(x), order
+        return x.index_select(0, order.tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.index_select(0, ctx.order.rows).view(ctx.count, -1, grad.shape[-1]).sum(1), None
+
+
+class _WeightedSum(Function):
+    """Tokens [tokens, width], of rows sorted by expert: the sum of each token's times their weights [tokens,
+    per token].
+    """
+
+    @staticmethod
+    def plain(y: Tensor, weights: Tensor, order: _Order) -> Tensor:
+        out = y.index_select(0, order.rows).view(*weights.shape, -1)
+        out = out.mul_(weights.unsqueeze(-1)) if out.dtype == weights.dtype else out * weights.unsqueeze(-1)
+        return out.sum(1)
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weights: Tensor, order: _Order) -> Tensor:
+        ctx.save_for_backward(y, weights)
+        ctx.order = order
+        return _WeightedSum.plain(y, weights, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        y, weights = ctx.saved_tensors
+        order, to_weights = ctx.order, None
+        grad = grad.index_select(0, order.tokens)
+        if ctx.needs_input_grad[1]:
+            to_weights = (y * grad).sum(-1).index_select(0, order.rows).view(weights.shape)
+        grad.mul_(weights.reshape(-1, 1).index_select(0, order.pairs))
+        return grad.to(y.dtype), to_weights, None
 
 
 def _route(
@@ -105,55 +160,10 @@ def _route_by_sigmoid(
     return index, weights * config.scale
 
 
-def _biased(y: Tensor, bias: Tensor | None, of: Tensor | None) -> Tensor:
-    """of: the expert of each row, where there are biases."""
-    return y if bias is None or of is None else y + bias.index_select(0, of)
-
-
 def ends_of(flat: Tensor, count: int) -> Tensor:
     """int32 [experts]: where the rows of each expert end."""
     sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
     return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
-
-
-def grouped(x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
-    """[rows, out]: x [rows, in], sorted by expert, times the transposed weights [experts, out, in].
-
-    ends: of each expert's rows, see `ends_of`. The weights are frozen, and get no gradient.
-    """
-    return apply(_Grouped, x, weights, ends) if x.requires_grad else _product(x, weights, ends)
-
-
-class _Grouped(Function):
-    """The frozen weights get no gradient, which would be as large as all experts."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
-        ctx.weights = weights
-        ctx.save_for_backward(ends)
-        return _product(x, weights, ends)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (ends,) = ctx.saved_tensors
-        return _product(grad.contiguous(), ctx.weights, ends, is_backward=True), None, None
-
-
-def _product(x: Tensor, weights: Weight, ends: Tensor, *, is_backward: bool = False) -> Tensor:
-    """x [rows, in] times weights [experts, out, in] transposed; backward, [rows, out] times these. Packed
-    experts are dense one after another; all at once in the one product that a GPU has for them.
-    """
-    if x.dtype == torch.bfloat16 and x.device.type == "cuda":
-        dense = weights.dense() if isinstance(weights, Packed) else weights
-        return F.grouped_mm(x, dense if is_backward else dense.mT, offs=ends)
-    y, begin = x.new_empty(len(x), weights.shape[2 if is_backward else 1]), 0
-    for expert, end in enumerate(ends.tolist()):
-        if end > begin:
-            one = weights[expert]
-            weight = one.dense() if isinstance(one, Packed) else one
-            torch.mm(x[begin:end], weight if is_backward else weight.t(), out=y[begin:end])
-        begin = end
-    return y
 
 
 def route_shape(base: Base) -> RouteShape | None:

@@ -15,9 +15,10 @@ import torch
 from torch.nn import functional as F
 
 from lorad.adapters.adapter import MAGNITUDE
-from lorad.models.base import Base
+from lorad.models.base import Base, Weight
 from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
+from lorad.models.ops import grouped
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 _ROWS = 4096  # of a weight that are fp32 at once
@@ -60,8 +61,8 @@ class LoraApply(Protocol):
 class RoutedLora(Protocol):
     """What one layer's experts ask of an adapter."""
 
-    def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """As `LoraApply.apply`, for the rows of all experts. linear: `gate_up` or `down`."""
+    def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
+        """Return what `grouped` does, with the adapter. linear: `gate_up` or `down`."""
         ...
 
 
@@ -151,6 +152,19 @@ class FrozenLora:
                 self.gains[place] = c, torch.zeros_like(c) if bias is None else (1 - c) * bias.float()
             self.pairs[place] = a.to(base.dtype), b.to(base.dtype)
         self._with_experts = layers_with_experts(self.pairs)
+        # by layer and linear, [experts, …], where all experts have something: what `pairs` has are views
+        self.of_experts: dict[_Place, _Pair] = {}
+        if base.config.experts is not None:
+            for layer, linear in itertools.product(self._with_experts, ("gate_up", "down")):
+                self._stack_experts(layer, linear, base.config.experts.count)
+
+    def _stack_experts(self, layer: int, linear: str, count: int) -> None:
+        places = [(layer, f"experts.{expert}.{linear}") for expert in range(count)]
+        pairs = [self.pairs[place] for place in places if place in self.pairs]
+        if len(pairs) == count and len({len(a) for a, _ in pairs}) == 1:
+            a, b = torch.stack([a.mT for a, _ in pairs]).mT, torch.stack([b for _, b in pairs])
+            self.of_experts[layer, linear] = a, b
+            self.pairs.update(zip(places, zip(a, b, strict=True), strict=True))
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.pairs.get((layer, group))
@@ -289,8 +303,16 @@ class _RoutedFrozen:
 
     def __init__(self, lora: FrozenLora, layer: int, ends: Sequence[int]) -> None:
         self._lora, self._layer, self._ends = lora, layer, ends
+        experts = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        self._moves = None
+        if _way_of(experts, len(ends)) == "padded":
+            a, _ = next(iter(lora.pairs.values()))
+            self._moves = _moves(experts, len(ends), 0, a.device)
 
-    def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
+        y, stack = grouped(x, weights, ends), self._lora.of_experts.get((self._layer, linear))
+        if stack is not None and self._moves is not None:
+            return _added(stack, x, y, *self._moves)
         for expert, rows in runs(self._ends):
             self._lora.apply(self._layer, f"experts.{expert}.{linear}", x[rows], y[rows])
         return y
@@ -306,8 +328,8 @@ class _RoutedMixed:
         self._way, self._pairs = _way_of(pairs, count), torch.from_numpy(pairs).to(lora.device)
         self._moves = _moves(pairs, count, 0, lora.device) if self._way == "padded" else None
 
-    def apply(self, linear: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        stack = self._lora.of_experts.get((self._layer, linear))
+    def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
+        y, stack = grouped(x, weights, ends), self._lora.of_experts.get((self._layer, linear))
         if stack is None:
             return y
         a, b = (half.flatten(0, 1) for half in stack)
@@ -350,7 +372,8 @@ def _for_experts(base: Base, count: int, places: Signature, layer: int, linear: 
     ]
     rank = max(rank for group, rank in of_experts if group.endswith(f".{linear}"))
     room = (count, base.config.experts.count)
-    return pair[0].new_zeros(*room, rank, pair[0].shape[1]), pair[1].new_zeros(*room, pair[1].shape[0], rank)
+    a = pair[0].new_zeros(*room, pair[0].shape[1], rank).mT  # as the product for all of them reads it fastest
+    return a, pair[1].new_zeros(*room, pair[1].shape[0], rank)
 
 
 def moves(owner: _Array, count: int, per: int = 0) -> tuple[_Array, _Array]:

@@ -66,10 +66,10 @@ def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
     over tp and pp.
     """
-    whole = facts.bytes(dtype_of(config, facts), config.quantize)
-    ranks = config.ranks
+    ranks, dtype = config.ranks, dtype_of(config, facts)
     if ranks is None:
-        return whole
+        return facts.bytes(dtype, config.quantize)
+    whole = facts.bytes(dtype)  # ranks hold rounded numbers as dense ones
     return -(-whole // (ranks.tp * ranks.pp if config.trainer == "megatron" else ranks.ranks))
 
 

@@ -151,6 +151,7 @@ class _Start:
             devices=("cpu",) if config.device == "cpu" else gpus,
             threads=max(1, config.threads // setup.ranks),
             hang=config.hang,
+            quantize=config.quantize,
         )
         logs = log_directory(self.root)
         trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs)

@@ -75,9 +75,10 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
         granted = read_machine().memory
         if granted >= NO_LIMIT:
             return 0
-        bases = 1 + (config.ranks is not None or config.server is not None)
-        ranks = 1 if config.ranks is None else config.ranks.ranks
-        whole = bases * facts.bytes(dtype_of(config, facts), config.quantize)
+        ranks, dtype = 1 if config.ranks is None else config.ranks.ranks, dtype_of(config, facts)
+        whole = facts.bytes(dtype, config.quantize)
+        if config.ranks is not None or config.server is not None:
+            whole += facts.bytes(dtype)
         return on_cpu(granted * config.memory_fraction, whole, ranks)
     left = memory_left(config, facts)
     if config.mode == "fused":

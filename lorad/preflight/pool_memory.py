@@ -163,9 +163,14 @@ def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     gathers = device == "cpu" and trainer.backend == "fsdp"
     return {
         "gathered weights": _GATHERED * trainer.ranks * model.bytes(dtype) * gathers,
-        "bases": copies * model.bytes(dtype, spec.model.quantize),
+        "bases": copies * _base_of_trainer(spec, model, dtype),
         "activations": _activations(spec, model, step, device, dtype),
     }
+
+
+def _base_of_trainer(spec: Spec, model: ModelFacts, dtype: str) -> int:
+    """Return the bytes of a base, which ranks hold dense where it is rounded."""
+    return model.bytes(dtype, None if spec.trainer.backend in RANKED else spec.model.quantize)
 
 
 def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
@@ -227,7 +232,9 @@ def _room(spec: Spec, model: ModelFacts, dtype: str) -> int:
     granted = read_machine().memory
     if granted >= NO_LIMIT:
         return NO_LIMIT
-    bases = (1 + _apart(spec)) * model.bytes(dtype, spec.model.quantize)
+    bases = _base_of_trainer(spec, model, dtype)
+    if _apart(spec):
+        bases += model.bytes(dtype, spec.model.quantize)
     ranks = spec.trainer.ranks if spec.trainer.backend in RANKED else 1
     return on_cpu(granted * spec.pool.memory_fraction, bases, ranks)
 

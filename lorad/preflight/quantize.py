@@ -11,7 +11,7 @@ _FUSED = ("gpt_oss",)
 
 def check_quantize(spec: Spec) -> None:
     """Raise SpecError where trainer or engine would not compute with the rounded numbers: servers and
-    trainers made of ranks read the checkpoint themselves.
+    megatron read the checkpoint themselves.
     """
     form = spec.model.quantize
     engine, trainer = spec.rollout.backend, spec.trainer.backend
@@ -24,12 +24,12 @@ def check_quantize(spec: Spec) -> None:
             key="model.quantize",
             hint="Use rollout.backend: builtin, or leave it out.",
         )
-    if trainer in RANKED:
+    if trainer in RANKED and trainer != "fsdp":
         raise SpecError(
             f"{form}, but {trainer} reads the checkpoint itself and would train on other weights than the "
             "engine samples from",
             key="model.quantize",
-            hint="Use trainer.backend: builtin, or leave it out.",
+            hint="Use trainer.backend: builtin or fsdp, or leave it out.",
         )
 
 

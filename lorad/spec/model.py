@@ -51,8 +51,8 @@ class Model(Part, frozen=True):
         dtype: type of the base's weights; auto is the checkpoint's own.
         quantize: rounds the linears once, as they are loaded, to the numbers of a narrow format, for trainer
             and engine alike (not embeddings, head, norms and routers). nf4 is the 4-bit format of QLoRA with
-            a scale for 64 numbers, fp8 is e4m3 with a scale for an output row. Needs the builtin trainer and
-            engine.
+            a scale for 64 numbers, fp8 is e4m3 with a scale for an output row. Needs the builtin or the fsdp
+            trainer, and the builtin engine.
     """
 
     path: str = "builtin:tiny"

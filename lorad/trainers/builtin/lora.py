@@ -11,7 +11,7 @@ are then part of the base's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from lorad.models.base import Base
+from lorad.models.base import Base, Weight
 from lorad.models.lora import runs
 from lorad.models.merge import gains_by_merging, with_weights
-from lorad.models.ops import apply
+from lorad.models.ops import apply, grouped, grouped_plainly
 from lorad.trainers.builtin.slot import Half, Site, Slot
 
 
@@ -95,23 +95,26 @@ class SlotLora:
         return _RoutedSlots(self, layer, found)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
-        return self.add(
-            x, y, [(slot, (layer, group), rows) for slot, rows in zip(self.slots, self.ranges, strict=True)]
-        )
+        each = zip(self.slots, self.ranges, strict=True)
+        return self.add(x, y, self.parts((slot, (layer, group), rows) for slot, rows in each))
 
-    def add(self, x: Tensor, y: Tensor, where: Sequence[tuple[Slot, tuple[int, str], slice]]) -> Tensor:
-        """Return y with what each slot adds at a place (layer, group) to some rows."""
-        parts = []
-        for slot, place, rows in where:
-            site = slot.sites.get(place)
-            if site is not None and rows.stop > rows.start:
-                dropout = slot.spec.adapter.dropout if self.train else 0.0
-                parts.append(_Part(site, rows, self.amplify * site.scale, dropout, slot.dropout))
+    def add(self, x: Tensor, y: Tensor, parts: list[_Part]) -> Tensor:
+        """Return y with what the slots add to their rows."""
         if not parts or (self.is_merged and not torch.is_grad_enabled()):
             return y
         if self.is_merged:
             return apply(_TakeGradients, x.detach(), y, self.anchor, parts)  # type: ignore[no-any-return]
         return apply(_AddLora, x, y, self.anchor, parts)  # type: ignore[no-any-return]
+
+    def parts(self, where: Iterable[tuple[Slot, tuple[int, str], slice]]) -> list[_Part]:
+        """Return what each slot has at a place (layer, group) for some rows."""
+        found = []
+        for slot, place, rows in where:
+            site = slot.sites.get(place)
+            if site is not None and rows.stop > rows.start:
+                dropout = slot.spec.adapter.dropout if self.train else 0.0
+                found.append(_Part(site, rows, self.amplify * site.scale, dropout, slot.dropout))
+        return found
 
 
 class _RoutedSlots:
@@ -120,11 +123,14 @@ class _RoutedSlots:
     def __init__(self, lora: SlotLora, layer: int, where: Sequence[tuple[Slot, int, slice]]) -> None:
         self._lora, self._layer, self._where = lora, layer, where
 
-    def apply(self, linear: str, x: Tensor, y: Tensor) -> Tensor:
-        named = [
+    def product(self, linear: str, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
+        lora = self._lora
+        parts = lora.parts(
             (slot, (self._layer, f"experts.{expert}.{linear}"), rows) for slot, expert, rows in self._where
-        ]
-        return self._lora.add(x, y, named)
+        )
+        if not parts or lora.is_merged:
+            return lora.add(x, grouped(x, weights, ends), parts)
+        return apply(_Routed, x, lora.anchor, weights, ends, parts)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -184,30 +190,29 @@ class _Part:
     def backward(
         self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None
     ) -> None:
-        """Adds to the slot's gradients and writes this part's rows of x_grad, if there is one."""
+        """Adds to the slot's gradients and to this part's rows of x_grad, if there is one."""
         x, y_grad = x[self.rows], y_grad[self.rows]
         low_grad = torch.empty_like(low)
         for half in self.site.halves:
             b, scale = self._scaled(half, x.dtype)
+            b = b.t().contiguous().t()  # twice as quick where the rank is low
             out = low_grad[:, half.ranks]
             torch.addmm(out, y_grad[:, half.rows], b, beta=0, alpha=scale, out=out)
-            _accumulate(half.b_grad, y_grad[:, half.rows], low[:, half.ranks], self.scale)
+            half.b_grad.add_((low[:, half.ranks].t() @ y_grad[:, half.rows]).t(), alpha=self.scale)
         into = None if x_grad is None else x_grad[self.rows]
         if masks:
             self._dropped_backward(x, low_grad, masks, into)
             return
-        _accumulate(self.site.a_grad, low_grad, x, 1.0)
+        _accumulate(self.site.a_grad, low_grad, x)
         if into is not None:
-            torch.mm(low_grad, self.site.a.to(x.dtype), out=into)
+            into.addmm_(low_grad, self.site.a.to(x.dtype))
 
     def _dropped_backward(
         self, x: Tensor, low_grad: Tensor, masks: list[Tensor], into: Tensor | None
     ) -> None:
         a = self.site.a.to(x.dtype)
-        if into is not None:
-            into.zero_()
         for half, mask in self._each(masks):
-            _accumulate(self.site.a_grad[half.ranks], low_grad[:, half.ranks], self._dropped(x, mask), 1.0)
+            _accumulate(self.site.a_grad[half.ranks], low_grad[:, half.ranks], self._dropped(x, mask))
             if into is not None:
                 into.add_(self._dropped(low_grad[:, half.ranks] @ a[half.ranks], mask))
 
@@ -230,12 +235,12 @@ class _Part:
         return (half.b * self.scale).to(dtype), 1.0
 
 
-def _accumulate(grad: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """grad += scale * left^T right; the product is of the dtype of its factors, the sum fp32."""
+def _accumulate(grad: Tensor, left: Tensor, right: Tensor) -> None:
+    """grad += left^T right; the product is of the dtype of its factors, the sum fp32."""
     if left.dtype == grad.dtype:
-        grad.addmm_(left.t(), right, alpha=scale)
+        grad.addmm_(left.t(), right)
     else:
-        grad.add_(left.t() @ right, alpha=scale)
+        grad.add_(left.t() @ right)
 
 
 class _AddLora(Function):
@@ -256,8 +261,7 @@ class _AddLora(Function):
         x, *rest = ctx.saved_tensors
         x_grad = None
         if ctx.needs_input_grad[0]:
-            whole = sum(part.rows.stop - part.rows.start for part in ctx.parts) == len(x)
-            x_grad = torch.empty_like(x) if whole else torch.zeros_like(x)
+            x_grad = torch.zeros_like(x)
         saved = iter(rest)
         if any(part.is_dora for part in ctx.parts):
             y_grad = y_grad.clone()
@@ -268,6 +272,34 @@ class _AddLora(Function):
                 part.shorten([next(saved) for _ in range(2 * len(part.site.halves))], y_grad)
             part.backward(x, low, masks, y_grad, x_grad)
         return x_grad, y_grad, None, None
+
+
+class _Routed(Function):
+    """The product of rows sorted by expert with its frozen weights, and the deltas; none of DoRA."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weights: Weight, ends: Tensor, parts: list[_Part]
+    ) -> Tensor:
+        y = grouped_plainly(x, weights, ends)
+        ctx.weights, ctx.parts, tensors = weights, parts, [x, ends]
+        for part in parts:
+            low, masks = part.add(x, y)
+            tensors += [low, *masks]
+        ctx.save_for_backward(*tensors)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        x, ends, *rest = ctx.saved_tensors
+        x_grad, saved, y_grad = None, iter(rest), y_grad.contiguous()
+        if ctx.needs_input_grad[0]:
+            x_grad = grouped_plainly(y_grad, ctx.weights, ends, is_backward=True)
+        for part in ctx.parts:
+            low = next(saved)
+            masks = [next(saved) for _ in part.site.halves] if part.dropout else []
+            part.backward(x, low, masks, y_grad, x_grad)
+        return x_grad, None, None, None, None
 
 
 class _TakeGradients(Function):

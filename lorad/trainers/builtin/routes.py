@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from lorad.models.attention import CausalAttention
-from lorad.models.base import Base
+from lorad.models.base import Base, Weight
 from lorad.models.config import modules_in
 from lorad.models.decoder import Ends, Last, hidden
 from lorad.models.lora import RoutedLora, runs
+from lorad.models.ops import grouped
 
 
 class _Noted:
@@ -31,8 +32,8 @@ class _Noted:
 
 
 class _Nothing:
-    def apply(self, linear: str, x: Tensor, y: Tensor) -> Tensor:
-        return y
+    def product(self, linear: str, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
+        return grouped(x, weights, ends)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from lorad.adapters.targets import HEAD
 from lorad.errors import SpecError
 from lorad.models.experts import replayed
 from lorad.routes import RouteShape
@@ -87,7 +88,8 @@ class _FsdpBody(Body):
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)
         self._shard(self._layers)
-        weights.fill(self._model, self._mixtures, directory, self.device)
+        rounding = weights.Rounding(settings.quantize, frozenset(self._room.shapes) - {HEAD})
+        weights.fill(self._model, self._mixtures, directory, self.device, rounding)
         self._ulysses: Ulysses | None = None
         self._has_positions = architecture.takes(self._model, "position_ids")
         with self._room.reached():

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from lorad.errors import SpecError
 from lorad.models.base import add_to
 from lorad.models.directory import weight_files
+from lorad.models.packed import pack
+from lorad.protocol.pool_setup import Quantize
 from lorad.trainers.fsdp import experts
 from lorad.trainers.fsdp.adapter import is_adapter
 from lorad.trainers.fsdp.experts import Part
@@ -23,11 +25,32 @@ from lorad.trainers.fsdp.experts import Part
 log = logging.getLogger("lorad.fsdp")
 
 
-def fill(model: nn.Module, mixtures: Mapping[str, Any], directory: Path, device: torch.device) -> None:
+class Rounding(NamedTuple):
+    """Rounds linears to the grid of a narrow format, as they are stored, to the numbers that builtin has.
+    form: None rounds nothing. linears: names of all that are rounded.
+    """
+
+    form: Quantize | None
+    linears: Collection[str]
+
+    def whole(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a linear's weight in this dtype. A block of numbers may reach over rows, so all are
+        rounded.
+        """
+        return stored if self.form is None else pack(stored, self.form, dtype, stored.device).dense()
+
+    def takes(self, name: str) -> bool:
+        return self.form is not None and name.removesuffix(".weight") in self.linears
+
+
+def fill(
+    model: nn.Module, mixtures: Mapping[str, Any], directory: Path, device: torch.device, rounding: Rounding
+) -> None:
     """Allocate this rank's shards of a model on the meta device and fill them. Collective.
 
     mixtures: modules of experts, see `experts.experts_in`, whose linears are stored one by one.
-    Raises SpecError where the files do not hold exactly what the model needs.
+    Raises SpecError where the files do not hold exactly what the model needs, or names in them are not those
+    of the modules and the base is to be rounded.
     """
     derived = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
@@ -40,7 +63,13 @@ def fill(model: nn.Module, mixtures: Mapping[str, Any], directory: Path, device:
     is_whole = all(name in files for name in parts)
     if (parts or not _converts(model)) and is_whole and _has_all(model, {*files, *fused}):
         log.info("every rank reads its own rows of %s", directory)
-        _read_rows(model, files, parts)
+        _read_rows(model, files, parts, rounding)
+    elif rounding.form is not None:
+        raise SpecError(
+            f"{rounding.form}: names in {directory} are not those of the modules, and fsdp rounds none",
+            key="model.quantize",
+            hint="use trainer.backend: builtin, or leave it out",
+        )
     else:
         log.info(
             "names in %s are not those of the modules: rank 0 reads all of it, the others get their rows",
@@ -98,15 +127,17 @@ def _has_all(model: nn.Module, names: Collection[str]) -> bool:
 
 
 @torch.no_grad()
-def _read_rows(model: nn.Module, files: dict[str, Path], parts: Mapping[str, Part]) -> None:
+def _read_rows(
+    model: nn.Module, files: dict[str, Path], parts: Mapping[str, Part], rounding: Rounding
+) -> None:
     wanted = dict(weights(model))
     for path in sorted(set(files.values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 if name in parts:
-                    _read_part(file, path, name, parts[name], wanted[parts[name].name])
+                    _read_part(file, path, name, parts[name], wanted[parts[name].name], rounding)
                 elif name in wanted:
-                    _read(file, path, name, wanted[name])
+                    _read(file, path, name, wanted[name], rounding)
     unread = sorted(set(files) - set(wanted) - set(parts))
     if unread:
         log.info(
@@ -114,7 +145,7 @@ def _read_rows(model: nn.Module, files: dict[str, Path], parts: Mapping[str, Par
         )
 
 
-def _read(file: Any, path: Path, name: str, into: Tensor) -> None:
+def _read(file: Any, path: Path, name: str, into: Tensor, rounding: Rounding) -> None:
     stored = file.get_slice(name)
     if tuple(stored.get_shape()) != tuple(into.shape):
         raise SpecError(
@@ -124,10 +155,13 @@ def _read(file: Any, path: Path, name: str, into: Tensor) -> None:
     local = _local(into)
     if not local.numel():
         return
-    local.copy_(stored[_rows(into)] if into.dim() else file.get_tensor(name))
+    if rounding.takes(name):
+        local.copy_(rounding.whole(file.get_tensor(name), into.dtype)[_rows(into)])
+    else:
+        local.copy_(stored[_rows(into)] if into.dim() else file.get_tensor(name))
 
 
-def _read_part(file: Any, path: Path, name: str, part: Part, into: Tensor) -> None:
+def _read_part(file: Any, path: Path, name: str, part: Part, into: Tensor, rounding: Rounding) -> None:
     """Read one linear of one expert, if this rank has the expert."""
     rows = _rows(into)
     if not rows.start <= part.expert < rows.stop:
@@ -139,7 +173,7 @@ def _read_part(file: Any, path: Path, name: str, part: Part, into: Tensor) -> No
             f"{path}: {name} has shape {tuple(stored.shape)}, config.json says {tuple(place.shape)}",
             hint="the weights and config.json belong to different models",
         )
-    place.copy_(stored)
+    place.copy_(rounding.whole(stored, into.dtype))
 
 
 def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> None:

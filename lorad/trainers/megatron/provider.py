@@ -97,6 +97,12 @@ def _taken(model: str) -> Iterator[None]:
 
 def _check(settings: BodySettings) -> None:
     """Before anything is loaded."""
+    if settings.quantize:
+        raise SpecError(
+            f"{settings.quantize}: the megatron trainer rounds no base",
+            key="model.quantize",
+            hint="use trainer.backend: builtin or fsdp, or leave it out",
+        )
     if settings.cp > 1:
         raise SpecError(
             f"{settings.cp}: the megatron trainer cuts no sequence over ranks",

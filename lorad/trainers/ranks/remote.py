@@ -20,7 +20,7 @@ from lorad.protocol.batch import (
     ValueLoss,
     ValueTargets,
 )
-from lorad.protocol.pool_setup import RanksSetup
+from lorad.protocol.pool_setup import Quantize, RanksSetup
 from lorad.trainers.base import (
     GradientWork,
     Policy,
@@ -49,7 +49,7 @@ class RanksSettings(Struct, frozen=True, kw_only=True):
     """What the pool decides. model: a directory; name: what adapters' configurations call it. devices: `cpu`,
     or one `cuda:<n>` for each rank, counted among those that the pool sees. threads: of each rank. body:
     replaces what the backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH.
-    hang: seconds without a heartbeat after which a rank is hung.
+    hang: seconds without a heartbeat after which a rank is hung. quantize: see `BodySettings`.
     """
 
     backend: str
@@ -60,6 +60,7 @@ class RanksSettings(Struct, frozen=True, kw_only=True):
     threads: int = 1
     body: str | None = None
     hang: float = 120.0
+    quantize: Quantize | None = None
 
 
 class RemoteTrainer(Trainer):
@@ -204,7 +205,12 @@ def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> Ranks
         ranks=setup.ranks,
         body=body,
         settings=BodySettings(
-            model=calls.text(settings.model), dtype=settings.dtype, device="", args=setup.args, **topology
+            model=calls.text(settings.model),
+            dtype=settings.dtype,
+            device="",
+            args=setup.args,
+            quantize=settings.quantize,
+            **topology,
         ),
         devices=tuple(f"cuda:{rank}" if devices else "cpu" for rank in range(setup.ranks)),
         name=settings.name,

@@ -14,6 +14,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.protocol.pool_setup import Quantize
 from lorad.rl.loss import TokenLogprobs
 from lorad.routes import RouteShape
 from lorad.trainers.base import LoraType
@@ -23,7 +24,8 @@ from lorad.trainers.sharded.workers import DataParallel
 
 
 class BodySettings(Struct, frozen=True, kw_only=True):
-    """What a rank's body is made of. dtype: of the base and its arithmetic. device: of this rank.
+    """What a rank's body is made of. dtype: of the base and its arithmetic. device: of this rank. quantize:
+    the format whose grid the base's linears are rounded to.
 
     args: the spec's `trainer.backend_args`, passed on as they are.
     """
@@ -36,6 +38,7 @@ class BodySettings(Struct, frozen=True, kw_only=True):
     cp: int = 1
     ep: int = 1
     args: dict[str, object] = {}
+    quantize: Quantize | None = None
 
 
 class MountKey(Struct, frozen=True):

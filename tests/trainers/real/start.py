@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from lorad.protocol.pool_setup import RanksSetup
+from lorad.protocol.pool_setup import Quantize, RanksSetup
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
 
@@ -25,7 +25,14 @@ def setup_of(backend: str, **sizes: Any) -> RanksSetup:
     return RanksSetup(python=python_of(backend) or "", env=env, **sizes)
 
 
-async def started(backend: str, model: Path, work: Path, dtype: Dtype = "float32", **sizes: Any) -> Trainer:
+async def started(
+    backend: str,
+    model: Path,
+    work: Path,
+    dtype: Dtype = "float32",
+    quantize: Quantize | None = None,
+    **sizes: Any,
+) -> Trainer:
     """sizes: tp, dp, … of the ranks. work: an empty directory, for logs too."""
-    settings = RanksSettings(backend=backend, model=model, name=str(model), dtype=dtype)
+    settings = RanksSettings(backend=backend, model=model, name=str(model), dtype=dtype, quantize=quantize)
     return await RemoteTrainer.start(setup_of(backend, **sizes), settings, work=work, logs=work)
