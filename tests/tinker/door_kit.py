@@ -25,6 +25,8 @@ from lorad.tinker.log import LogWriter, follow, read
 from lorad.tinker.records import (
     Created,
     Failed,
+    Load,
+    Loaded,
     Outcome,
     Pass,
     Passed,
@@ -37,6 +39,8 @@ from lorad.tinker.records import (
     SaveWeights,
     Step,
     Stepped,
+    Unload,
+    Unloaded,
 )
 from tests.kit.pool_kit import TINY
 
@@ -117,6 +121,10 @@ class FakeLanes:
             case SaveSampler() as save:
                 self.versions += 1
                 return Published(self.versions, save.name, save.sampler)
+            case Load() as load:
+                return Loaded(load.path)
+            case Unload():
+                return Unloaded()
             case Refused() as refused:
                 return Failed(refused.message)
         return Created()
@@ -132,12 +140,17 @@ class Caller:
         self, path: str, body: Any = None, method: str = "POST", status: int = 200, **headers: str
     ) -> Any:
         """Return the answer's JSON, or its bytes; its status must be that."""
+        found, answer = await self._asked(path, body, method, headers)
+        assert found == status, (found, answer)
+        return answer
+
+    async def _asked(self, path: str, body: Any, method: str, headers: dict[str, str]) -> tuple[int, Any]:
         given = {"data": body} if isinstance(body, bytes) else {"json": body}
         headers |= {"X-API-Key": self._key}
         async with self._client.request(method, f"/api/v1/{path}", headers=headers, **given) as response:
             data = await response.read()
-            assert response.status == status, (response.status, data)
-            return await response.json() if response.content_type.endswith("json") else data
+            is_json = response.content_type.endswith("json") and data
+            return response.status, await response.json() if is_json else data
 
     async def session(self) -> str:
         body = {"sdk_version": "0.38.0", "tags": [], "user_metadata": {"who": "test"}}
@@ -151,7 +164,13 @@ class Caller:
         return str(made["model_id"])
 
     async def result(self, request: str) -> Any:
-        return await self.ask("retrieve_future", {"request_id": request})
+        """Poll until it is there."""
+        for _ in range(100):
+            status, answer = await self._asked("retrieve_future", {"request_id": request}, "POST", {})
+            if status != 408:
+                assert status == 200, (status, answer)
+                return answer
+        raise AssertionError(f"{request} never ends")
 
     async def send(self, verb: str, model: str, seq: int, **body: Any) -> str:
         answer = await self.ask(verb, {"model_id": model, "seq_id": seq} | body)

@@ -125,7 +125,7 @@ async def opened(
     state = State.open(root / "notes")
     runs = Runs(home, client)
     models = Models(state, runs, bases_of(settings))
-    pools = Pools(Resolver(home, home.gateway / served.FILE))
+    pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
     door = Door(home, settings, state, models, Samples(pools), pools, Checkpoints(models), hold)
     looking = asyncio.create_task(door.look_around())
     try:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.client.shapes import Run
+from lorad.client.shapes import Run, Serving
 from lorad.errors import LoradError
+from lorad.protocol.served import Served
 from lorad.states import EndReason, RunState
 from lorad.tinker.door.state import Lora, Model
 
@@ -24,6 +25,7 @@ _SECONDS = 120.0  # for the daemon to check a spec
 _CALLS = 8  # at once
 _FRESH = 1.0  # seconds for which what the daemon said holds
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+BASE = "base"  # what pools call the model without an adapter
 _STEPS = 1_000_000  # more than any client makes
 ALPHA = 32.0  # Tinker's, whatever the rank
 
@@ -59,6 +61,16 @@ class Runs:
 
         await self.ask(make)
         self._seen.pop(model.run, None)
+
+    async def bring_up_base(self, base: str) -> Served:
+        """Have a pool of a base, in whose directory it is. Raises LoradError."""
+        text = json.dumps(spec_of_base(base))
+
+        def start() -> Serving:
+            return self.client.serving_base(text, source="the Tinker door", cwd=str(self.home.root))
+
+        made = await self.ask(start)
+        return Served(BASE, 0, "", made.model_path, made.socket)
 
     async def find(self, run: str) -> Run | None:
         """See how a run is now; None where there is none. Raises LoradError."""
@@ -114,10 +126,14 @@ class Runs:
 
 def spec_of(model: Model, base: str) -> dict[str, Any]:
     """Return the spec of the run of a model. base: its directory."""
+    lora = {"rank": model.lora.rank, "alpha": ALPHA} | _targets(model.lora)
+    return spec_of_base(base) | {"seed": model.lora.seed or 0, "lora": lora}
+
+
+def spec_of_base(base: str) -> dict[str, Any]:
+    """Return what the specs of all models of a base have."""
     return {
-        "seed": model.lora.seed or 0,
         "model": {"path": base},
-        "lora": {"rank": model.lora.rank, "alpha": ALPHA} | _targets(model.lora),
         "algorithm": "tinker",
         "trainer": {"steps": _STEPS},
         "eval": {"every": 0},

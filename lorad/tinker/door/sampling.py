@@ -24,6 +24,7 @@ from lorad.gateway.own.resolve import Resolver
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
 from lorad.protocol.calls import Generate, Rank
 from lorad.protocol.served import Served
+from lorad.tinker.door.runs import BASE, Runs
 from lorad.tinker.door.wire import BadRequest, Sample, Top, write_samples
 
 log = logging.getLogger(__name__)
@@ -76,23 +77,42 @@ def seeds_of(text: str, count: int) -> np.ndarray:
 class Pools:
     """Finds the pool of a version, has the daemon load the version there, and asks it."""
 
-    def __init__(self, resolver: Resolver) -> None:
-        self.resolver, self.bases, self.peers = resolver, Bases(), Peers()
+    def __init__(self, resolver: Resolver, runs: Runs) -> None:
+        self.resolver, self.bases, self.peers, self._runs = resolver, Bases(), Peers(), runs
+        self._places: dict[str, asyncio.Task[Served]] = {}  # of bases, by their directories
 
     async def base(self, directory: Path) -> Base:
         return await self.bases.get(str(directory))
 
     async def answer(self, name: str, wish: Wish) -> bytes:
         """Sample from `run@number` or the base in a directory. Raises LoradError, ApiError, BadRequest."""
-        served = await self.resolver.find(name)
+        served = await self._find(name)
         for left in reversed(range(_TRIES)):
             try:
                 return await self._answer(served, wish)
             except (NotFound, PoolLost, EngineGone):
                 if not left:
                     raise
-                served = await self.resolver.find_another(name, served)
+                served = await self._find_another(name, served)
         raise AssertionError
+
+    async def _find(self, name: str) -> Served:
+        """Raises LoradError, ApiError."""
+        if "@" in name:
+            return await self.resolver.find(name)
+        place = self._places.get(name)
+        if place is None or (place.done() and place.exception() is not None):
+            place = self._places[name] = asyncio.create_task(self._runs.bring_up_base(name))
+        return await asyncio.shield(place)
+
+    async def _find_another(self, name: str, served: Served) -> Served:
+        """Find the place again when that one was gone."""
+        if "@" in name:
+            return await self.resolver.find_another(name, served)
+        place = self._places.get(name)
+        if place is not None and place.done() and place.exception() is None and place.result() == served:
+            del self._places[name]
+        return await self._find(name)
 
     async def close(self) -> None:
         await self.peers.close()
@@ -103,9 +123,8 @@ class Pools:
             raise PoolLost(f"no pool serves {served.name} now")
         peer = await self.peers.get(served.socket)
         _check_room(peer, wish)
-        samples, ranked = await asyncio.gather(
-            _generated(peer, served.name, wish), _ranked(peer, served.name, wish)
-        )
+        version = BASE if served.run == BASE else served.name
+        samples, ranked = await asyncio.gather(_generated(peer, version, wish), _ranked(peer, version, wish))
         return write_samples(samples, *ranked)
 
 
