@@ -13,11 +13,12 @@ from lorad.box.paths import Home
 from lorad.errors import LoradError, NotFound
 from lorad.gateway.errors import ApiError
 from lorad.gateway.server import listening
-from lorad.tinker.door import futures, rest, samplers, sessions, training
-from lorad.tinker.door.answers import answer
 from lorad.tinker.door.door import Asked, Door, opened
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.keys import KEYS, Keys
+from lorad.tinker.door.routes import futures, rest, samplers, sessions, training
+from lorad.tinker.door.routes.answers import answer
+from lorad.tinker.door.routes.hub import add_hub
 from lorad.tinker.door.wire import BadRequest
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ _ROUTES: list[tuple[str, str, _Route]] = [
     ("POST", "optim_step", training.optim_step),
     ("POST", "save_weights", training.save_weights),
     ("POST", "save_weights_for_sampler", training.save_weights_for_sampler),
+    ("POST", "save_weights_external", training.save_weights_external),
     ("POST", "load_weights", training.load_weights),
     ("POST", "unload_model", training.unload_model),
     ("POST", "retrieve_future", futures.retrieve),
@@ -63,11 +65,9 @@ _ROUTES: list[tuple[str, str, _Route]] = [
     ("GET", "sessions/{id}", rest.session),
     ("GET", "samplers/{id}", rest.sampler),
 ]
-_EXPORT = "lorad uploads no checkpoints: `lorad export RUN@VERSION DIR` makes a PEFT directory of one"
 _REFUSED = {
     "forward": "this client is older than 0.25: install tinker 0.25 or newer",
     "copy_weights": "lorad copies no checkpoints: make a model of one, and save it",
-    "save_weights_external": _EXPORT,
     "create_custom_loss": "custom losses run at the client: forward_backward_custom takes a function",
     "auth/token": "lorad knows API keys alone: `lorad tinker keys` makes one",
     "auth/apikey/me": "lorad knows API keys alone",
@@ -76,8 +76,8 @@ _REFUSED = {
     "sessions/{id}/trace_export": "lorad keeps no traces of clients",
     "audit": "lorad has no audit log for clients: `lorad events` shows what happened",
     "billing/{rest:.*}": "`lorad bill` shows who used how much",
-    "training_runs/{id}/checkpoints/{rest:.*}/external_weights_urls": _EXPORT,
-    "training_runs/{id}/checkpoints/{rest:.*}/archive": _EXPORT,
+    "training_runs/{id}/checkpoints/{rest:.*}/external_weights_urls": training.EXPORT,
+    "training_runs/{id}/checkpoints/{rest:.*}/archive": training.EXPORT,
 }
 """What the client may ask for and the door refuses, with the words for its user."""
 
@@ -109,7 +109,7 @@ async def _guarded(request: web.Request, handler: _Handler) -> web.StreamRespons
 
 
 def make_app(door: Door, keys: Keys) -> web.Application:
-    """Make the routes; whoever has no key gets past none but `healthz`."""
+    """Make the routes; whoever has no key gets past none but `healthz` and tokenizers of bases."""
 
     async def call(route: _Route, request: web.Request) -> web.Response:
         owner = keys.owner(request.headers.get("X-API-Key", ""))
@@ -130,6 +130,7 @@ def make_app(door: Door, keys: Keys) -> web.Application:
         app.router.add_route(method, f"/api/v1/{path}", partial(call, route))
     for path, why in _REFUSED.items():
         app.router.add_route("*", f"/api/v1/{path}", partial(_refuse, why))
+    add_hub(app, door.bases)
     return app
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from lorad.tinker.door.answers import path_of
 from lorad.tinker.door.errors import HttpError, unknown
 from lorad.tinker.door.models import Models
 from lorad.tinker.door.state import Marks, Model
@@ -16,6 +15,10 @@ from lorad.tinker.records import Published, Saved
 WEIGHTS, SAMPLER = "weights", "sampler_weights"
 _PATH = re.compile(r"tinker://([^/]{1,200})/(weights|sampler_weights)/([A-Za-z0-9_.-]{1,128})")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+
+
+def path_of(model: str, kind: str, name: str) -> str:
+    return f"tinker://{model}/{kind}/{name}"
 
 
 class Checkpoint(NamedTuple):

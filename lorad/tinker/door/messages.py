@@ -32,8 +32,7 @@ MESSAGES = {
     "ImageChunk": "data=1:bytes format=2:string expected_tokens=3:?int32",
     "DmelChunk": "dmel=1:bytes",
     "Chunk": "encoded_text=1:EncodedTextChunk@chunk image=2:ImageChunk@chunk dmel=3:DmelChunk@chunk",
-    "Span": "sequence_id=1:string offset=2:int64 length=3:int64",
-    "ProvenanceSpan": "prompt_tokens=1:Span@span sampled_tokens=2:Span@span",
+    "ProvenanceSpan": "",
     "Datum": "model_input=1:*Chunk loss_fn_inputs=2:<Tensor> model_input_spans=3:*ProvenanceSpan "
     "loss_fn_input_spans=4:*ProvenanceSpan",
     "ForwardBackwardRequest": "model_id=1:string seq_id=2:int32 data=3:*Datum loss_fn=4:string "

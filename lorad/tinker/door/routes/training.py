@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from lorad.tinker.door import bodies
-from lorad.tinker.door.answers import PROTOBUF, answer
 from lorad.tinker.door.checkpoints import WEIGHTS, name_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import PROTOBUF, answer
 from lorad.tinker.door.state import Lora, Model
 from lorad.tinker.door.wire import BadRequest, read_head, read_pass
 from lorad.tinker.records import (
@@ -29,6 +29,7 @@ from lorad.tinker.records import (
     Unload,
 )
 
+EXPORT = "lorad uploads no checkpoints: `lorad export RUN@VERSION DIR` makes a PEFT directory of one"
 _INTEGERS = 1 << 31
 
 
@@ -38,6 +39,8 @@ async def create_model(door: Door, request: Asked) -> web.Response:
     await door.limits(body.base_model)
     lora = body.lora_config or Lora()
     _refuse_lora(lora, body.optimizer_config)
+    if (ranks := door.settings.ranks) and lora.rank not in ranks:
+        raise HttpError(400, f"lora rank {lora.rank} is not served here: there are {ranks}")
     model = _model(door, session.id, body.model_seq_id, body.base_model, lora, body.user_metadata)
     return _begun(door, model)
 
@@ -96,6 +99,14 @@ async def save_weights(door: Door, request: Asked) -> web.Response:
 
 async def save_weights_for_sampler(door: Door, request: Asked) -> web.Response:
     return await _numbered(door, request, _sampler_of)
+
+
+async def save_weights_external(door: Door, request: Asked) -> web.Response:
+    return await _numbered(door, request, _refuse_external)
+
+
+def _refuse_external(_: bytes, __: Model) -> Arguments:
+    raise ValueError(f"save_weights_external: {EXPORT}")
 
 
 async def unload_model(door: Door, request: Asked) -> web.Response:

@@ -9,11 +9,11 @@ import numpy as np
 from aiohttp import web
 
 from lorad.protocol.batch import Sampling
-from lorad.tinker.door import bodies
-from lorad.tinker.door.answers import answer
 from lorad.tinker.door.checkpoints import SAMPLER
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.sampling import Wish, seeds_of
 from lorad.tinker.door.state import Sampler
 from lorad.tinker.door.wire import BadRequest, Limits, check_tokens

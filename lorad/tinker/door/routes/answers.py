@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from lorad.tinker.door.checkpoints import path_of
 from lorad.tinker.door.state import Model
 from lorad.tinker.door.wire import write_output
 from lorad.tinker.records import (
@@ -45,10 +46,6 @@ def try_again(request: str, reason: str) -> web.Response:
         "queue_state_reason": reason or None,
     }
     return answer(body, 408)
-
-
-def path_of(model: str, kind: str, name: str) -> str:
-    return f"tinker://{model}/{kind}/{name}"
 
 
 def of_outcome(model: Model, outcome: Outcome) -> web.Response:

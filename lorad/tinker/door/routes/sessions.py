@@ -7,10 +7,10 @@ import time
 from aiohttp import web
 from msgspec.structs import replace
 
-from lorad.tinker.door import bodies
-from lorad.tinker.door.answers import answer
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.state import Session
 
 _TRIED = (0, 25), (0, 38)  # the oldest and the newest client that `make tinker` runs
