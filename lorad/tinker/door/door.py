@@ -87,8 +87,9 @@ class Door:
             return found
         session, _, _ = id.partition(":")
         for model in self.state.of_session(session):
-            if model.owner == owner and (made := await self._version_of(model.id, id)):
-                sampler = Sampler(id, session, owner, model.base, f"{model.run}@{made}")
+            version = await self._version_of(model.id, id) if model.owner == owner else None
+            if version is not None:
+                sampler = Sampler(id, session, owner, model.base, f"{model.run}@{version}")
                 self.state.note(sampler)
                 return sampler
         raise unknown("sampler", id)

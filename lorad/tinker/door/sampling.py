@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from lorad.errors import EngineGone, LoradError, NotFound, PoolLost
+from lorad.errors import Conflict, DaemonUnreachable, EngineGone, LoradError, NotFound, PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.own.bases import Base, Bases, Peer, Peers
 from lorad.gateway.own.resolve import Resolver
@@ -29,7 +29,9 @@ from lorad.tinker.door.wire import BadRequest, Sample, Top, write_samples
 
 log = logging.getLogger(__name__)
 
-_TRIES = 6  # as a version may be unloaded for another one between the daemon's answer and the call
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds between two tries
+_UNKNOWN_SECONDS = 20.0  # for the daemon to read in the run's journal that there is a version
+_AWAY_SECONDS = 3600.0  # for a device to be free, a pool to start, the daemon to be there
 _KEPT = 900.0  # seconds for which a result that nobody fetched is kept
 _CLONE = 10**9  # requests of the n-th copy of a sampler begin at n times that number
 _POOL_SECONDS = 900.0  # for a pool to say anything more
@@ -51,13 +53,14 @@ class Wish(Struct, frozen=True):
 
 @dataclass(eq=False)
 class Sampled:
-    """A request under way. body: the answer, once it is there; error: what to say instead."""
+    """A request. body: the answer, once it is there; error: what to say instead. reason: why it waits."""
 
     owner: str
     digest: str
     done: asyncio.Event = field(default_factory=asyncio.Event)
     body: bytes = b""
     error: tuple[str, str] | None = None
+    reason: str = ""
     ended: float = 0.0
     task: asyncio.Task[None] | None = None
 
@@ -84,17 +87,27 @@ class Pools:
     async def base(self, directory: Path) -> Base:
         return await self.bases.get(str(directory))
 
-    async def answer(self, name: str, wish: Wish) -> bytes:
-        """Sample from `run@number` or the base in a directory. Raises LoradError, ApiError, BadRequest."""
-        served = await self._find(name)
-        for left in reversed(range(_TRIES)):
+    async def answer(self, name: str, wish: Wish, waits: Callable[[str], None]) -> bytes:
+        """Sample from `run@number`, or from the base in a directory.
+
+        Waits for devices, pools and the daemon, and says for what. Raises LoradError, ApiError, BadRequest.
+        """
+        began, pause, served = time.monotonic(), _FIRST_PAUSE, None
+        while True:
             try:
+                served = await (self._find(name) if served is None else self._find_another(name, served))
                 return await self._answer(served, wish)
-            except (NotFound, PoolLost, EngineGone):
-                if not left:
+            except (LoradError, ApiError) as error:
+                patience = _patience(error)
+                if time.monotonic() - began > patience:
                     raise
-                served = await self._find_another(name, served)
-        raise AssertionError
+                waits(error.message)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def close(self) -> None:
+        await self.peers.close()
+        self.resolver.close()
 
     async def _find(self, name: str) -> Served:
         """Raises LoradError, ApiError."""
@@ -114,10 +127,6 @@ class Pools:
             del self._places[name]
         return await self._find(name)
 
-    async def close(self) -> None:
-        await self.peers.close()
-        self.resolver.close()
-
     async def _answer(self, served: Served, wish: Wish) -> bytes:
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now")
@@ -126,6 +135,16 @@ class Pools:
         version = BASE if served.run == BASE else served.name
         samples, ranked = await asyncio.gather(_generated(peer, version, wish), _ranked(peer, version, wish))
         return write_samples(samples, *ranked)
+
+
+def _patience(error: LoradError | ApiError) -> float:
+    """Return for how many seconds to try again. A version may be unloaded for another one between the
+    daemon's answer and the call.
+    """
+    if isinstance(error, NotFound) or (isinstance(error, ApiError) and error.status == 404):
+        return _UNKNOWN_SECONDS
+    is_passing = isinstance(error, PoolLost | EngineGone | DaemonUnreachable | Conflict)
+    return _AWAY_SECONDS if is_passing else 0.0
 
 
 def _check_room(peer: Peer, wish: Wish) -> None:
@@ -227,9 +246,12 @@ class Samples:
         request.task = asyncio.create_task(self._run(id, request, name, wish))
 
     async def _run(self, id: str, request: Sampled, name: str, wish: Wish) -> None:
+        def waits(reason: str) -> None:
+            request.reason = reason
+
         self._under_way[request.owner] += 1
         try:
-            request.body = await self._pools.answer(name, wish)
+            request.body = await self._pools.answer(name, wish, waits)
         except BadRequest as error:
             request.error = str(error), "user"
         except (LoradError, ApiError) as error:

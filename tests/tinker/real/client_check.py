@@ -245,9 +245,9 @@ class Checks:
         for made, words in (
             (lambda: self.service.create_lora_training_client("no/such", rank=4).result(), "There are:"),
             (lambda: self.service.create_lora_training_client(BASE, rank=10**6).result(), "rank"),
-            (lambda: self.rest.copy_weights(self.saved).result(), "copies no checkpoints"),
+            (lambda: self.rest.copy_weights(self.saved, "project").result(), "copies no checkpoints"),
         ):
-            assert words in told(made), words
+            assert words in (said := told(made)), said
 
     def the_session_ends(self) -> None:
         self.service.close("success").result()

@@ -3,6 +3,7 @@ client alone. One that is in no list fails. `python client_coverage.py BASE`, as
 """
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -84,7 +85,7 @@ def refusals(service: Any, training: Any, sampler: Any, rest: Any) -> dict[str, 
         "ServiceClient.copy_weights": lambda: service.copy_weights(PATH).result(),
         "TrainingClient.save_weights_external": lambda: training.save_weights_external("x").result(),
         "RestClient.assign_session_project": lambda: rest.assign_session_project("x", "y").result(),
-        "RestClient.copy_weights": lambda: rest.copy_weights(PATH).result(),
+        "RestClient.copy_weights": lambda: rest.copy_weights(PATH, "project").result(),
         "RestClient.export_session_trace": lambda: rest.export_session_trace("x").result(),
         "RestClient.get_audit_log": lambda: rest.get_audit_log("x", "2026-01-01").result(),
         "RestClient.get_billing_usage": lambda: _billing(rest),
@@ -142,6 +143,7 @@ def unknown(refused: set[str]) -> list[str]:
 
 
 def main() -> None:
+    os.environ["TINKER_PROJECT_ID"] = "project"
     service, rest = tinker.ServiceClient(), tinker.RestClient()
     training = service.create_lora_training_client(BASE, rank=4, seed=1).result()
     sampler = training.save_weights_and_get_sampling_client().result()

@@ -29,7 +29,7 @@ async def _sampled(door: Door, request: Asked, id: str) -> web.Response:
         # the client asks for the same samples again, under a new number
         raise HttpError(410, "this request is not known any more")
     if not await sampled.wait(door.hold):
-        return try_again(id, "")
+        return try_again(id, sampled.reason)
     if sampled.error is not None:
         return failed(*sampled.error)
     return protobuf(sampled.body)
