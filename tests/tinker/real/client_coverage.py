@@ -2,6 +2,7 @@
 client alone. One that is in no list fails. `python client_coverage.py BASE`, as client_check.py.
 """
 
+import datetime
 import inspect
 import os
 import sys
@@ -71,6 +72,7 @@ OF_THE_CLIENT = {
     *("get_telemetry", "get_console_url", "holder", "on_queue_state_change"),
     *("get_sampler_handle", "from_sampler_handle"),
 }
+DAY = datetime.date(2026, 1, 1)
 PATH = "tinker://x:train:0/weights/one"
 
 
@@ -87,7 +89,7 @@ def refusals(service: Any, training: Any, sampler: Any, rest: Any) -> dict[str, 
         "RestClient.assign_session_project": lambda: rest.assign_session_project("x", "y").result(),
         "RestClient.copy_weights": lambda: rest.copy_weights(PATH, "project").result(),
         "RestClient.export_session_trace": lambda: rest.export_session_trace("x").result(),
-        "RestClient.get_audit_log": lambda: rest.get_audit_log("x", "2026-01-01").result(),
+        "RestClient.get_audit_log": lambda: rest.get_audit_log("x", DAY).result(),
         "RestClient.get_billing_usage": lambda: _billing(rest),
         "RestClient.get_current_checkpoint_storage_usage": lambda: _storage(rest),
         "RestClient.get_external_weights_urls": lambda: rest.get_external_weights_urls(
@@ -111,10 +113,7 @@ REFUSED_BY_THE_CLIENT = {"ServiceClient.create_custom_loss", "RestClient.whoami"
 
 
 def _billing(rest: Any) -> Any:
-    import datetime
-
-    day = datetime.date(2026, 1, 1)
-    return rest.get_billing_usage(day, day + datetime.timedelta(days=1)).result()
+    return rest.get_billing_usage(DAY, DAY + datetime.timedelta(days=1)).result()
 
 
 def _storage(rest: Any) -> Any:

@@ -215,7 +215,7 @@ def _save_of(data: bytes, _: Model) -> SaveWeights:
 def _sampler_of(data: bytes, model: Model) -> SaveSampler:
     body = bodies.read(data, bodies.SaveWeightsForSampler)
     if body.kind != "snapshot":
-        raise ValueError(f"kind={body.kind} is not supported: the weights of a sampler never change")
+        raise ValueError(f"kind={body.kind} is not supported by lorad: the weights of a sampler never change")
     _refuse_ttl(body.ttl_seconds)
     metadata = body.user_metadata or {}
     if body.path is not None:
