@@ -122,6 +122,8 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `tml-`; a key may stand there as `sha256:` and its digest. null is tinker/keys.yaml in the home.
         bases: directory of each base by the name that clients give, such as `Qwen/Qwen3-8B`.
         ranks: ranks that a model may have; empty is any that the engine takes.
+        context: tokens of a prompt and its completion, or of a datum, that there is room for, as far as the
+            base goes.
         park_after: seconds without a sign of life of a client, after which the runs of its models are paused;
             the next request resumes them.
     """
@@ -130,6 +132,7 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: Path | None = None
     bases: dict[str, Path] = {}
     ranks: list[Annotated[int, msgspec.Meta(gt=0)]] = []
+    context: Annotated[int, msgspec.Meta(ge=8)] = 8192
     park_after: _PositiveSeconds = 300.0
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +47,7 @@ class Asked:
 class Door:
     """hold: HOLD.
 
-    clones: copies of each sampler in other processes. idempotent: sessions by owner and idempotency key.
+    idempotent: sessions by owner and idempotency key.
     """
 
     home: Home
@@ -59,7 +58,6 @@ class Door:
     pools: Pools
     checkpoints: Checkpoints
     hold: float = HOLD
-    clones: Counter[str] = field(default_factory=Counter)
     idempotent: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
@@ -106,7 +104,7 @@ class Door:
             known = ", ".join(self.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
             raise HttpError(400, f"base_model {base!r} is not served here. There are: {known}")
         read = await self.pools.base(directory)
-        return Limits(read.vocab, read.max_positions)
+        return Limits(read.vocab, min(read.max_positions, self.settings.context))
 
     async def look_around(self) -> None:
         """Park what is silent and forget what is old, until cancelled."""
@@ -124,10 +122,11 @@ async def opened(
     root = home.tinker
     root.mkdir(mode=0o700, exist_ok=True)
     state = State.open(root / "notes")
-    runs = Runs(home, client)
+    runs = Runs(home, settings.context, client)
     models = Models(state, runs, bases_of(settings))
     pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
     door = Door(home, settings, state, models, Samples(pools), pools, Checkpoints(models), hold)
+    models.begin_again()
     looking = asyncio.create_task(door.look_around())
     try:
         yield door

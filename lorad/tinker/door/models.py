@@ -33,6 +33,12 @@ class Models:
         self._opening: dict[str, asyncio.Task[Lane]] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
 
+    def begin_again(self) -> None:
+        """Have the runs made that the door before this one noted, and did not come to."""
+        for model in list(self.state.models.values()):
+            if not model.made:
+                self._begin(model)
+
     def find(self, owner: str, id: str) -> Model:
         """Raises HttpError 404, also for another owner's."""
         model = self.state.models.get(id)
@@ -77,20 +83,17 @@ class Models:
             return await self.result(self.state.models[model.id], seq, 0.01)
         lane = await self.lane(model)
         if not lane.knows(seq):
-            if seq == 0:  # the door ended before it came to that
-                self._begin(model)
-                return None, ""
             raise unknown("request", f"{model.id}:{seq}")
         soon = min(_SOON, seconds)
         if (found := await lane.result(seq, soon)) is not None:
             return found, ""
         self.runs.wake(model.run)
-        found = await lane.result(seq, seconds - soon)
-        return found, "" if found is not None else await self.reason(model, lane)
-
-    async def reason(self, model: Model, lane: Lane) -> str:
-        run, _ = await self.runs.reason(model.run)
-        return run or lane.reason()
+        reason, is_final = await self.runs.reason(model.run)
+        if is_final and (found := await lane.result(seq, 0.0)) is None:
+            return Failed(reason), ""  # nowhere written: the lane does it if somebody resumes the run
+        if found is None:
+            found = await lane.result(seq, seconds - soon)
+        return found, "" if found is not None else (reason or lane.reason())
 
     async def park_silent(self, silent: float) -> None:
         """Park the models of sessions that ended, or were not heard for so many seconds."""
@@ -133,6 +136,7 @@ class Models:
                 asked = Create(model.directory, model.optimizer)
                 digest = hashlib.sha256(repr(asked).encode()).hexdigest()
                 await lane.submit(0, digest, asked)
+                self.state.note(replace(model, made=True))
                 return
             except DaemonUnreachable as error:
                 log.warning("run %s waits for the daemon: %s", model.run, error)

@@ -13,6 +13,7 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Serving
 from lorad.errors import LoradError
+from lorad.models.facts import read_facts
 from lorad.protocol.served import Served
 from lorad.states import EndReason, RunState
 from lorad.tinker.door.state import Lora, Model
@@ -26,6 +27,7 @@ _CALLS = 8  # at once
 _FRESH = 1.0  # seconds for which what the daemon said holds
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 BASE = "base"  # what pools call the model without an adapter
+_FINAL = (EndReason.COMPLETED, EndReason.STOPPED, EndReason.KILLED, EndReason.ATTESTATION_FAILED)
 _STEPS = 1_000_000  # more than any client makes
 ALPHA = 32.0  # Tinker's, whatever the rank
 
@@ -33,8 +35,8 @@ ALPHA = 32.0  # Tinker's, whatever the rank
 class Runs:
     """Safe to use from the event loop: each request is in a thread."""
 
-    def __init__(self, home: Home, client: Client | None = None) -> None:
-        self.home = home
+    def __init__(self, home: Home, context: int, client: Client | None = None) -> None:
+        self.home, self._context = home, context
         self.client = client or Client(home, timeout=_SECONDS)
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="daemon")
         self._seen: dict[str, tuple[float, Run | None]] = {}
@@ -52,7 +54,7 @@ class Runs:
         """Have the run of a model, once. Raises LoradError: the spec is not usable, no daemon answers."""
         if await self.find(model.run) is not None:
             return
-        text = json.dumps(spec_of(model, base))
+        text = json.dumps(spec_of(model, base, await self._positions(base)))
 
         def make() -> Run:
             return self.client.run(
@@ -64,13 +66,18 @@ class Runs:
 
     async def bring_up_base(self, base: str) -> Served:
         """Have a pool of a base, in whose directory it is. Raises LoradError."""
-        text = json.dumps(spec_of_base(base))
+        text = json.dumps(spec_of_base(base, await self._positions(base)))
 
         def start() -> Serving:
             return self.client.serving_base(text, source="the Tinker door", cwd=str(self.home.root))
 
         made = await self.ask(start)
         return Served(BASE, 0, "", made.model_path, made.socket)
+
+    async def _positions(self, base: str) -> int:
+        """Return the tokens for which there is room. Raises LoradError."""
+        facts = await self.ask(read_facts, Path(base))
+        return min(facts.max_positions, self._context)
 
     async def find(self, run: str) -> Run | None:
         """See how a run is now; None where there is none. Raises LoradError."""
@@ -104,7 +111,7 @@ class Runs:
             log.info("run %s is not resumed: %s", run, error)
 
     async def reason(self, run: str) -> tuple[str, bool]:
-        """Say why the run does not work, "" where it does, and whether it will not by itself."""
+        """Say why the run does not work, "" where it does, and whether somebody ended it."""
         try:
             there = await self.find(run)
         except LoradError as error:
@@ -115,27 +122,28 @@ class Runs:
             return f"run {run} is queued: {there.waiting or 'it starts soon'}", False
         if there.state in (RunState.STARTING, RunState.RUNNING):
             return "", False
-        if there.state == RunState.ENDED and there.reason != EndReason.COMPLETED:
-            detail = there.detail or "no reason is known"
-            return f"run {run} ended ({there.reason}): {detail}. `lorad resume {run}` continues it", True
-        return f"run {run} is {there.state}; `lorad resume {run}` continues it", False
+        if there.state == RunState.ENDED:
+            words = f"run {run} ended ({there.reason}): {there.detail}".removesuffix(": ")
+            return f"{words}. `lorad resume {run}` continues it", there.reason in _FINAL
+        return f"run {run} is {there.state}", False
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def spec_of(model: Model, base: str) -> dict[str, Any]:
-    """Return the spec of the run of a model. base: its directory."""
+def spec_of(model: Model, base: str, context: int) -> dict[str, Any]:
+    """Return the spec of the run of a model. base: its directory. context: tokens there is room for."""
     lora = {"rank": model.lora.rank, "alpha": ALPHA} | _targets(model.lora)
-    return spec_of_base(base) | {"seed": model.lora.seed or 0, "lora": lora}
+    return spec_of_base(base, context) | {"seed": model.lora.seed or 0, "lora": lora}
 
 
-def spec_of_base(base: str) -> dict[str, Any]:
+def spec_of_base(base: str, context: int) -> dict[str, Any]:
     """Return what the specs of all models of a base have."""
     return {
         "model": {"path": base},
         "algorithm": "tinker",
         "trainer": {"steps": _STEPS},
+        "data": {"max_sample_tokens": context},
         "eval": {"every": 0},
         "checkpoint": {"every": 20, "keep": 2, "keep_versions": 0},
         "resources": {"restart": "on-failure", "max_restarts": _STEPS},

@@ -39,7 +39,8 @@ class Lora(Struct, frozen=True):
 class Model(Struct, frozen=True, tag="model"):
     """A model in training: a run.
 
-    source: the checkpoint path that it began with; "" for none. failed: why there is no run, for ever.
+    source: the checkpoint path that it began with; "" for none. directory, optimizer: see `Create`.
+    made: the daemon has its run. failed: why there is none, for ever.
     """
 
     id: str
@@ -53,11 +54,16 @@ class Model(Struct, frozen=True, tag="model"):
     source: str = ""
     directory: str = ""
     optimizer: bool = False
+    made: bool = False
     failed: str = ""
 
 
 class Sampler(Struct, frozen=True, tag="sampler"):
-    """version: run@number; "" is the base. path: the checkpoint that it was made from; "" for none."""
+    """A name under which samples are asked for.
+
+    version: run@number; "" is the base. path: the checkpoint that it was made from; "" for none.
+    copies: how many were made of it in other processes.
+    """
 
     id: str
     session: str
@@ -65,6 +71,7 @@ class Sampler(Struct, frozen=True, tag="sampler"):
     base: str
     version: str = ""
     path: str = ""
+    copies: int = 0
 
 
 class Marks(Struct, frozen=True, tag="marks"):

@@ -4,6 +4,7 @@ where the client is installed, without lorad.
 """
 
 import math
+import os
 import sys
 import time
 import warnings
@@ -286,3 +287,4 @@ _HELPERS = ("__init__", "model", "loss", "step")
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the threads of some versions abort a process that ends

@@ -164,3 +164,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the threads of some versions abort a process that ends

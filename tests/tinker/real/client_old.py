@@ -1,5 +1,6 @@
 """A few lines that every client since 0.25 understands: `python client_old.py BASE`, as client_check.py."""
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -42,3 +43,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the threads of some versions abort a process that ends

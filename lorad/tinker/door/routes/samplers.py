@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from aiohttp import web
+from msgspec.structs import replace
 
 from lorad.protocol.batch import Sampling
 from lorad.tinker.door.checkpoints import SAMPLER
@@ -60,8 +61,9 @@ async def join(door: Door, request: Asked) -> web.Response:
     """Number a copy of a sampler in another process: its requests count from 10^9 times that number."""
     body = bodies.read(request.data, bodies.OfSampler)
     sampler = await door.sampler(request.owner, body.sampling_session_id)
-    door.clones[sampler.id] += 1
-    return answer({"client_counter": door.clones[sampler.id], "type": "join_sampling_session"})
+    joined = replace(sampler, copies=sampler.copies + 1)
+    door.state.note(joined)
+    return answer({"client_counter": joined.copies, "type": "join_sampling_session"})
 
 
 async def asample(door: Door, request: Asked) -> web.Response:
