@@ -44,7 +44,8 @@ def env(as_json: AsJson = False) -> None:
         answer = _answer(settings, given)
     if answer is None:
         raise NotAllowed(
-            "the door does not know the key that was just made", hint=f"See {home.tinker}/attempts for its log."
+            "the door does not know the key that was just made",
+            hint=f"See {home.tinker}/attempts for its log.",
         )
     bases = [model["model_name"] for model in answer.get("supported_models", [])]
     url = f"http://127.0.0.1:{settings.port}"

@@ -87,3 +87,11 @@ def test_older_clients_train_and_sample(door: World, path: str) -> None:
 def test_the_messages_are_those_of_the_client(door: World) -> None:
     """Field by field, in both directions."""
     assert "all messages are known" in said("client_messages.py", str(HERE.parents[2]))
+
+
+def test_the_loop_of_the_page_runs(door: World, tmp_path: Path) -> None:
+    page = (HERE.parents[2] / "docs" / "tinker.md").read_text()
+    loop = page.partition("```python\n")[2].partition("```")[0].replace("Qwen/Qwen3-8B", BASE)
+    script = tmp_path / "loop.py"
+    script.write_text(f"{loop}\nimport os, sys; sys.stdout.flush(); os._exit(0)\n")
+    assert len(said(str(script)).splitlines()) == 6

@@ -28,7 +28,8 @@ async def config(door: Door, request: Asked) -> web.Response:
             "pjwt_auth_enabled": False,
             "proto_compress_fwdbwd": False,
             "parallel_fwdbwd_chunks": True,
-            "sample_use_retrieve_futures": True,
+            # each sample is polled for: its client hears why it waits, and that a killed door forgot it
+            "sample_use_retrieve_futures": False,
             "sample_join_sampling_session": True,
             "sample_max_concurrent_requests": _MOST_SAMPLES,
             "custom_loss_server_side": False,
