@@ -7,6 +7,7 @@
 # make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
+# make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
 # make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-prompts       memory and speed of samples that share a long prompt, against a copy for each
@@ -45,7 +46,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-engines test-backends tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
@@ -74,7 +75,7 @@ demo: $(VENV)/.ready
 
 ## Tests wait for processes as much as they compute: more workers than cores. AGAIN=yes: see .ci/again.
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real $(ARGS) \
+	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real $(ARGS) \
 		|| { code=$$?; [ "$$code-$(AGAIN)" = 1-yes ] || exit $$code; .ci/again $(BIN)/python; }
 
 test-engines: $(VENV)/.ready-dev
@@ -85,6 +86,11 @@ test-engines: $(VENV)/.ready-dev
 test-backends: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/trainers/real $(ARGS)
+
+## The unmodified tinker client against a daemon, its door and a builtin pool; older ones after it. ARGS='-k older'.
+tinker: $(VENV)/.ready-dev
+	@clients=$$(.ci/setup-tinker); mapfile -t clients <<<"$$clients"; \
+	env OMP_NUM_THREADS=1 "$${clients[@]}" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts

@@ -77,6 +77,7 @@ _COMMANDS = {
     "aliases": _Verb("aliases:aliases", "what is served under which name, and who asks for it how much"),
     "serve": _Verb("serve:serve", "serve adapters on a base that stays warm"),
     "generate": _Verb("serve:generate", "try a version"),
+    "tinker": _Verb("tinker.door:app", "let the official tinker client train here"),
     "pools": _Verb("pools:pools_app", "base models that are kept warm"),
     "devices": _Verb("pools:devices_app", "what there is to run on; keep a device from lorad for a while"),
     "bill": _Verb("pools:bill", "who used how much, and what it costs"),

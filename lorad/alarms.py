@@ -108,7 +108,7 @@ def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:
     signals = run.signals
     step, begun = _number(signals.at), _number(signals.begun) or _number(run.started_at)
     since = max(step or 0.0, begun or 0.0)
-    if limits.stall is None or not since:
+    if limits.stall is None or not since or signals.on_request:
         return
     is_first = (step or 0.0) < (begun or 0.0)
     took = _number(run.rates.step_seconds) or 0.0

@@ -78,6 +78,10 @@ def test_patience_grows_with_the_length_of_steps(quiet: float, seconds: float, s
     assert (of(run(seconds=seconds, signals=CALM | {"at": NOW - quiet})) == ["stall"]) is stalled
 
 
+def test_who_waits_for_requests_is_never_stalled() -> None:
+    assert of(run(signals=CALM | {"at": NOW - 9000, "on_request": 1.0})) == []
+
+
 @pytest.mark.parametrize(("begun", "stalled"), [(300, False), (601, True)])
 def test_resumed_run_has_time_for_its_first_step(begun: float, stalled: bool) -> None:
     signals = CALM | {"at": NOW - 9000, "begun": NOW - begun}

@@ -165,6 +165,7 @@ def test_an_extra_installs_what_lorad_imports() -> None:
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     there = {name.partition(".")[0] for name in names}
     there |= {"sqlalchemy", "alembic", "httpx"}  # mlflow-skinny and renderers import them
+    there |= {"protobuf"} & {"protobuf" for name in names if name.startswith("google.protobuf")}
     for extra in EXTRAS.keys() - {"dev", "bench"}:
         for text in EXTRAS[extra]:
             name = Requirement(text).name

@@ -104,7 +104,8 @@ def longest(spec: Spec) -> int:
     """Tokens that a server needs room for: a prompt and its sample, or a canary and one token more to score
     it.
     """
-    sample = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
+    is_tinker = spec.algorithm.kind == "tinker"  # whose client says how long each sample is
+    sample = spec.longest_row if is_tinker else spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     return max(sample, CANARY_PROMPT + spec.attest.tokens + 1)
 
 

@@ -113,6 +113,29 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"http://127.0.0.1:{self.port}/v1" if self.port else None
 
 
+class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The door for the official `tinker` client.
+
+    Attributes:
+        port: port on 127.0.0.1; null is no door.
+        keys: YAML file, readable by its owner only, of `owner: key` or a list of keys, which begin with
+            `tml-`; a key may stand there as `sha256:` and its digest. null is tinker/keys.yaml in the home.
+        bases: directory of each base by the name that clients give, such as `Qwen/Qwen3-8B`.
+        ranks: ranks that a model may have; empty is any that the engine takes.
+        context: tokens of a prompt and its completion, or of a datum, that there is room for, as far as the
+            base goes.
+        park_after: seconds without a sign of life of a client, after which the runs of its models are paused;
+            the next request resumes them.
+    """
+
+    port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
+    keys: Path | None = None
+    bases: dict[str, Path] = {}
+    ranks: list[Annotated[int, msgspec.Meta(gt=0)]] = []
+    context: Annotated[int, msgspec.Meta(ge=8)] = 8192
+    park_after: _PositiveSeconds = 300.0
+
+
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a process counts as hung, and how large logs become.
 
@@ -313,6 +336,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notify: list[Notify] = []
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
+    tinker: TinkerSettings = TinkerSettings()
     prices: Prices = Prices()
     alarms: AlarmLimits = AlarmLimits()
     tui: Tui = Tui()

@@ -300,6 +300,15 @@ class Home:
         return self.gateway_of(uid) / "work" / "gateway.sock"
 
     @property
+    def tinker(self) -> Path:
+        """Return the directory of the door for the tinker client: its attempts, keys, and what it knows."""
+        return self.root / "tinker"
+
+    @property
+    def tinker_socket(self) -> Path:
+        return _socket_path(self.root / "tinker.sock")
+
+    @property
     def loggers(self) -> Path:
         """Return the directory of the process that writes to loggers: its attempts and its table."""
         return self.root / "loggers"

@@ -43,6 +43,7 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     # of dpo: how far chosen completions are below the reference, in nats per token
     chosen_fall: _Number | None = None
     pair_accuracy: _Number | None = None  # share of pairs that are the right way round
+    on_request: _Number | None = None  # 1: its steps are made when a client asks for them
     not_finite: list[str] = []  # metrics of the last step that were no number
     zero_variance: _Number | None = None  # share of the last step's groups whose rewards are all the same
     at: float | None = None  # time of the last step

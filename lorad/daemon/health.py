@@ -19,6 +19,7 @@ from lorad.daemon.process.processes import is_same, read_status, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.process.stacks import dump_stacks
 from lorad.daemon.serving.gateways import living_gateways
+from lorad.daemon.serving.tinker import living_doors
 from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
@@ -67,6 +68,9 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
     for attempt in living_gateways(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
             yield attempt, ("the gateway", Item("the gateway"))
+    for attempt in living_doors(ctx):
+        if ctx.processes.inspect(attempt).phase == "alive":
+            yield attempt, ("the Tinker door", Item("the Tinker door"))
     for attempt in living_loggers(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
             yield attempt, ("the process of loggers", Item("the loggers"))

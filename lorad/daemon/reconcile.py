@@ -31,6 +31,7 @@ from lorad.daemon.serving.gateways import keep_gateways
 from lorad.daemon.serving.keep_loaded import hold
 from lorad.daemon.serving.keep_up import keep_serving
 from lorad.daemon.serving.table import keep_table
+from lorad.daemon.serving.tinker import keep_door
 from lorad.daemon.storage.budget import keep_budget
 from lorad.daemon.storage.prune import prune, prune_again
 from lorad.daemon.trim_logs import rotate
@@ -190,6 +191,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     hold,
     keep_table,
     keep_gateways,
+    keep_door,
     keep_loggers,
     keep_notify,
     _tidy_readers,

@@ -10,6 +10,7 @@ from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_all
 from lorad.daemon.serving.gateways import living_gateways
+from lorad.daemon.serving.tinker import living_doors
 from lorad.states import ACTIVE
 from lorad.store import runs
 
@@ -36,5 +37,6 @@ def _living(ctx: Context) -> Iterator[AttemptDir]:
     yield from (run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE))
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
     yield from living_gateways(ctx)
+    yield from living_doors(ctx)
     yield from living_loggers(ctx)
     yield from living_notifiers(ctx)

@@ -1,14 +1,11 @@
 """`python -m lorad.driver ATTEMPT_DIR`: one attempt of one run. SIGTERM asks for a graceful stop at the next
 step.
 
-Exit codes: 0 the attempt ended as it should (completed or stopped), 1 it failed, 74 even the journal could
-not be written.
+Exit codes: see `lorad/driver/attempt/main.py`.
 """
 
 import contextlib
-import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,48 +13,30 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     from lorad.backends.setup import needs_base
-    from lorad.box.paths import AttemptDir, RunDir
-    from lorad.driver.begin import connect
+    from lorad.box.paths import RunDir
+    from lorad.driver.attempt.main import StopFlag, end_by, load_spec, run_attempt
+    from lorad.driver.attempt.pool import connect
     from lorad.driver.driver import drive
     from lorad.driver.evals.problems import load_problems
     from lorad.driver.rewards import Rewarder
-    from lorad.driver.session import Session, State, StopFlag, load_spec
+    from lorad.driver.session import Session, State
     from lorad.driver.user.functions import UserFunctions
     from lorad.envs.programs import open_hosts
     from lorad.envs.rendered import open_format
-    from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
-    from lorad.protocol.driver_params import DriverParams, read_params
+    from lorad.protocol.driver_params import DriverParams
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import EndFact, JournalWriter, read
-    from lorad.protocol.structs import learn_structs
     from lorad.rl.completions.targets import load_train
     from lorad.rl.streaming.pinned import pinned
     from lorad.rl.streaming.reader import newest_commit
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import fitted
 
-_JOURNAL_LOST = 74  # EX_IOERR
-
 
 def main() -> int:
-    stop = StopFlag()
-    signal.signal(signal.SIGTERM, stop)
-    HEART.start(AttemptDir(Path(sys.argv[1])).heartbeat)
-    learn_structs()
-    params = read_params(Path(sys.argv[1]))
-    run_dir = RunDir(Path(params.run_dir))
-    try:
-        with JournalWriter(run_dir.journal, params.run, params.attempt) as journal:
-            end, step = attempt(params, run_dir, journal, stop)
-            HEART.work("end")
-            journal.append("end", step, end)
-    except OSError as error:
-        print(f"the journal cannot be written: {error}", file=sys.stderr, flush=True)
-        return _JOURNAL_LOST
-    print(f"{end.reason}: {end.detail}", flush=True)
-    return 0 if end.reason in ("completed", "stopped") else 1
+    return run_attempt(Path(sys.argv[1]), attempt)
 
 
 def attempt(
@@ -73,38 +52,7 @@ def attempt(
             session.state = state
             return drive(session), state.step
     except Exception as error:
-        return _reason(_cause(error, journal), params.run, run_dir), state.step
-
-
-def _cause(error: Exception, journal: JournalWriter) -> Exception:
-    """Return StorageError when the run's directory was moved away, where anything may fail; else `error`."""
-    try:
-        journal.check_place()
-    except StorageError as moved:
-        return moved
-    except OSError:
-        pass
-    return error
-
-
-def _reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
-    """Return how an exception ends the run."""
-    resume = f"`lorad resume {run}` continues from a checkpoint."
-    match error:
-        case AttestationFailed():
-            return EndFact("attestation_failed", error.message, error.hint)
-        case PoolLost():
-            return EndFact("lost", error.message, error.hint or resume)
-        case LoradError():
-            return EndFact("failed", error.message, error.hint)
-        case OSError():
-            where = error.filename or run_dir.root
-            return EndFact(
-                "failed", f"{where}: {error.strerror}", f"Free space or mend the permissions. {resume}"
-            )
-        case _:
-            traceback.print_exception(error)
-            return EndFact("failed", f"{type(error).__name__}: {error}", f"See `lorad logs {run}`.")
+        return end_by(error, journal, run_dir), state.step
 
 
 def open_session(

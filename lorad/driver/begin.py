@@ -5,7 +5,6 @@ evaluate.
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,51 +13,31 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.backends.setup import AXES, adapter_config
+from lorad.backends.setup import adapter_config
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
+from lorad.driver.attempt.pool import is_same_base, newest_version, open_of, sizes_of
 from lorad.driver.evals import progress
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish
-from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.session import Session, State
 from lorad.driver.supervised import LINEAR, held_out_likelihood
 from lorad.driver.train import policy_loss
-from lorad.errors import Conflict, PoolLost
+from lorad.errors import Conflict
 from lorad.models.facts import read_facts
-from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS, Optimizer
-from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, Open, OpenCritic, Opened
-from lorad.protocol.connection import Connection
-from lorad.protocol.driver_params import DriverParams
-from lorad.protocol.heartbeat import HEART
+from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS
+from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, OpenCritic, Opened
 from lorad.protocol.inputs import Input, look
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.rl.data import name_of
 from lorad.rl.streaming.pinned import commits
 from lorad.spec.data import names_of
-from lorad.spec.trainer import Trainer
 
 _OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja"),
 )
-
-
-def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
-    """A connection to the pool, which may still be loading its base; None when a stop came first.
-
-    Raises PoolLost after `params.pool_timeout` seconds.
-    """
-    deadline = time.monotonic() + params.pool_timeout
-    with HEART.waits():
-        while not stop.wanted:
-            try:
-                return Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
-            except PoolLost:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-    return None
 
 
 def begin(session: Session) -> PoolInfo:
@@ -76,7 +55,7 @@ def begin(session: Session) -> PoolInfo:
     facts = lineage(records)
     compare_with_before(session, info, records)
     held = _compare_with_teacher(session, info, records)
-    compare_with_reference(session.params.reference, held, _sizes_of(session.spec.trainer))
+    compare_with_reference(session.params.reference, held, sizes_of(session.spec.trainer))
     inputs = _keep_inputs(session, Path(info.model_path))
     _compare_inputs(session, _inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
@@ -95,7 +74,9 @@ def begin(session: Session) -> PoolInfo:
     progress.restore(session, facts if restored else [], session.state.step)
     if restored is None and session.spec.algorithm.has_critic and _critic_before(session, None):
         session.state.critic_steps = session.spec.algorithm.critic.warmup_steps
-    session.state.next_version = max(1 + _newest_version(session, records), session.params.first_version)
+    session.state.next_version = max(
+        1 + newest_version(session.run_dir, records), session.params.first_version
+    )
     publish(session, session.state.step)
     if restored is None and evaluation_due(session):
         evaluate(session, *(held_out_likelihood(session) or ()))
@@ -138,41 +119,19 @@ def records_routes(session: Session, info: PoolInfo) -> bool:
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec = session.spec
-    source, trainer = spec.lora.adapter_path, spec.trainer
-    adapter = adapter_config(spec, read_facts(Path(info.model_path)))
-    tokens, checkpointing = trainer.tokens_per_microbatch, trainer.activation_checkpointing
-    opened: Opened = session.pool.call(
-        "open",
-        Open(
-            modules=adapter.modules,
-            rank=adapter.rank,
-            expert_rank=adapter.expert_rank,
-            alpha=adapter.alpha,
-            dropout=adapter.dropout,
-            rslora=adapter.rslora,
-            dora=adapter.dora,
-            lora_type=spec.lora.type,
-            init=spec.lora.init,
-            seed=spec.seed,
-            optimizer=Optimizer(trainer.betas, trainer.eps, trainer.weight_decay, trainer.loraplus_lr_ratio),
-            tokens_per_microbatch=0 if tokens == "auto" else tokens,
-            activation_checkpointing=None if checkpointing == "auto" else checkpointing,
-            longest=spec.longest_row,
-            source=str(session.params.cwd / Path(source).expanduser()) if source else None,
-            resume_from=str(restored.path) if restored else session.params.start_from,
-            canaries=spec.attest.canaries,
-            canary_tokens=spec.attest.tokens,
-            amplified_every=spec.attest.amplified_every,
-            kept=spec.rollout.max_staleness + 2,
-            priority=spec.resources.priority,
-            critic=_critic(session, restored, adapter),
-            reference=_reference(session, restored),
-            has_teacher=spec.algorithm.teacher is not None,
-            step=restored.state.step if restored else 0,
-        ),
+    spec, params = session.spec, session.params
+    model = read_facts(Path(info.model_path))
+    wanted = replace(
+        open_of(spec, model, Path(params.cwd)),
+        resume_from=str(restored.path) if restored else params.start_from,
+        kept=spec.rollout.max_staleness + 2,
+        critic=_critic(session, restored, adapter_config(spec, model)),
+        reference=_reference(session, restored),
+        has_teacher=spec.algorithm.teacher is not None,
+        step=restored.state.step if restored else 0,
     )
-    if "auto" in (tokens, checkpointing):
+    opened: Opened = session.pool.call("open", wanted)
+    if "auto" in (spec.trainer.tokens_per_microbatch, spec.trainer.activation_checkpointing):
         how = "recomputed" if opened.activation_checkpointing else "kept"
         print(
             f"micro-batches have {opened.tokens_per_microbatch} tokens, whose activations are {how}",
@@ -218,7 +177,7 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
         return
-    same = _is_same_base(attempts, info, _sizes_of(session.spec.trainer))
+    same = is_same_base(attempts, info, sizes_of(session.spec.trainer))
     if same is None:
         session.warn(
             f"nothing shows whether the weights of {info.model} are still those of the attempts before"
@@ -282,43 +241,12 @@ def _inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
 
 def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
     """Raise Conflict where the reference is a version of a run on other weights."""
-    if reference is not None and _is_same_base(reference.bases, info, sizes) is False:
+    if reference is not None and is_same_base(reference.bases, info, sizes) is False:
         raise Conflict(
             f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was "
             "trained on",
             hint="Put the model back, or start a new run with another reference.",
         )
-
-
-def _is_same_base(
-    attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]
-) -> bool | None:
-    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
-    cuts it alike.
-
-    attempts: newest first. Returns None when nothing can be compared.
-    """
-    if info.model_sha256:
-        for told in (attempt.get("model_sha256") for attempt in attempts):
-            if told:
-                return bool(told == info.model_sha256)
-    for attempt in attempts:
-        told = attempt.get("base_checksum")
-        if told and (attempt.get("trainer"), attempt.get("sizes")) == (info.trainer, sizes):
-            return bool(told == info.base_checksum)
-    return None
-
-
-def _sizes_of(trainer: Trainer) -> dict[str, int]:
-    return {axis: size for axis in AXES if (size := getattr(trainer, axis)) > 1}
-
-
-def _newest_version(session: Session, records: list[Record]) -> int:
-    """Return the highest version number ever used, journaled or only on disk: numbers never rewind."""
-    journaled = [r.data["version"] for r in records if r.kind == "version"]
-    directory = session.run_dir.versions
-    on_disk = [int(p.name) for p in directory.iterdir() if p.name.isdigit()] if directory.exists() else []
-    return max((-1, *(int(n) for n in journaled), *on_disk))
 
 
 def _attempt(
@@ -341,7 +269,7 @@ def _attempt(
         base_parameters=info.parameters,
         trainer=info.trainer,
         engine=info.engine,
-        sizes=_sizes_of(session.spec.trainer),
+        sizes=sizes_of(session.spec.trainer),
         inputs=inputs,
         reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
         teacher_sha256=info.teacher_sha256 if session.spec.algorithm.teacher else "",

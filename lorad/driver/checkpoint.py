@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from lorad.adapters import directory
 from lorad.driver import pending
+from lorad.driver.attempt.checkpoints import STATE, chosen_checkpoint
 from lorad.driver.session import Session, State
-from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.calls import Save
 from lorad.protocol.journal import CheckpointFact, Record, lineage, read
 
-_STATE, _REFERENCE = "state.json", "reference"
+_REFERENCE = "reference"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -58,7 +58,7 @@ def checkpoint(session: Session) -> None:
         session.pool.call("save", Save(str(temporary), state.step))
         if (stream := session.train_data.stream) is not None:
             state.stream = stream.bookmark(state.position)
-        (temporary / _STATE).write_bytes(msgspec.json.encode(state))
+        (temporary / STATE).write_bytes(msgspec.json.encode(state))
         pending.write(temporary, made)
         if session.reference is not None:
             _link(session.reference, temporary / _REFERENCE)
@@ -81,32 +81,8 @@ def _link(adapter: Path, directory: Path) -> None:
 
 
 def find(session: Session, facts: list[Record]) -> Restored | None:
-    """Return the checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when
-    there is none.
-
-    `facts` is the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the one
-    before.
-    """
-    wanted = session.params.resume_step
-    present = [
-        f for f in facts if f.kind == "checkpoint" and (session.run_dir.root / f.data["path"]).exists()
-    ]
-    chosen = [f for f in present if wanted is None or f.step == wanted]
-    if not chosen:
-        if wanted is not None:
-            steps = ", ".join(str(f.step) for f in present) or "none"
-            raise NotFound(f"no checkpoint at step {wanted}", hint=f"There are checkpoints at: {steps}.")
+    """Return the checkpoint to resume from; None when there is none. See `chosen_checkpoint`."""
+    path = chosen_checkpoint(session.run_dir, session.params, facts)
+    if path is None:
         return None
-    return _read(session, chosen[-1], present)
-
-
-def _read(session: Session, fact: Record, present: list[Record]) -> Restored:
-    path = session.run_dir.root / fact.data["path"]
-    try:
-        directory.verify(path)
-    except IntegrityError as error:
-        before = [f.step for f in present if f.step < fact.step]
-        run = session.params.run
-        hint = f"Continue from the one before: `lorad resume {run} --from {before[-1]}`." if before else ""
-        raise IntegrityError(f"checkpoint at step {fact.step}: {error.message}", hint=hint) from None
-    return Restored(path, msgspec.json.decode((path / _STATE).read_bytes(), type=State))
+    return Restored(path, msgspec.json.decode((path / STATE).read_bytes(), type=State))

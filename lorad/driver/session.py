@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.box.paths import RunDir
+from lorad.driver.attempt.main import StopFlag
 from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
@@ -32,17 +33,6 @@ from lorad.rl.streaming.stream import Bookmark
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
-from lorad.spec.text import from_json
-
-
-class StopFlag:
-    """Set by SIGTERM: a graceful stop is wanted."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-
-    def __call__(self, *_: object) -> None:
-        self.wanted = True
 
 
 class State(Struct):
@@ -382,9 +372,3 @@ class Weighed:
     importance: np.ndarray | None = None
     kl: float | None = None
     critic: ValueTargets | None = None
-
-
-def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:
-    """Load the spec of the attempt: a resume may have changed what does not define the adapter."""
-    path = Path(params.spec) if params.spec else run_dir.spec
-    return from_json(path.read_bytes())

@@ -12,9 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from lorad.driver import checkpoint
+from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish_changes
-from lorad.driver.record import count_skips, finish, source_of, trainer_metrics, write_samples
+from lorad.driver.record import count_skips, finish, source_of, write_samples
 from lorad.driver.session import Plan, Session
 from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import predictions

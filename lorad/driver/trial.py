@@ -21,10 +21,11 @@ with quick_imports():
     from lorad.client.shapes import Sample as SampleShape
     from lorad.client.shapes import TrialEvent
     from lorad.driver.__main__ import open_session
+    from lorad.driver.attempt.main import StopFlag
     from lorad.driver.begin import begin
     from lorad.driver.rewards import Score
     from lorad.driver.sample import complete, sampling
-    from lorad.driver.session import Plan, Sample, Session, StopFlag
+    from lorad.driver.session import Plan, Sample, Session
     from lorad.errors import LoradError, to_wire
     from lorad.protocol.calls import Nothing
     from lorad.protocol.driver_params import read_params

@@ -97,7 +97,7 @@ def preflight(
         heard = load_config(Home(default_home()).config).notify if notify is None else notify
         receivers = check_receivers(spec, heard, cwd)
         facts, data, tokenizer = _checked(spec, cwd=cwd, **machine)
-        seen = look_at(data, tokenizer) if look else None
+        seen = look_at(data, tokenizer) if look and data.take(0, 1) else None
         return msgspec.structs.replace(facts, loggers=chosen, notify=receivers, look=seen)
     except SpecError as error:
         others = {
@@ -178,7 +178,8 @@ def _checked(
     parts = _memory(spec, model, adapter, Numbers(size, frozen, critic), data, device, teacher, warm=warm)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(parts, free, device, spec.pool.memory_fraction)
-    held_out = load_held_out(spec, tokenizer, cwd) if spec.eval.every else []
+    is_evaluated = spec.eval.every > 0 and spec.algorithm.kind != "tinker"
+    held_out = load_held_out(spec, tokenizer, cwd) if is_evaluated else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
     check_sets(spec, tokenizer, cwd)
     base = msgspec.structs.replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
@@ -313,6 +314,8 @@ def _check_user_code(
 
     Raises SpecError. Returns whether evals have a reward.
     """
+    if spec.algorithm.kind == "tinker":
+        return False
     check_functions(spec.algorithm, cwd)
     scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
     if spec.env.name is None:
@@ -366,7 +369,8 @@ def _warnings(
             tokenizer.eos_ids or spec.rollout.stop
         ),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
-        and not (held_out or spec.eval.sets),
+        and not (held_out or spec.eval.sets)
+        and spec.algorithm.kind != "tinker",
         f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
         f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,

@@ -66,7 +66,11 @@ class Numbers(NamedTuple):
 
 
 def step_of(spec: Spec, data: Dataset) -> Step:
-    """Samples are as long as they may be; completions of the data as long as those of its first rows."""
+    """Samples are as long as they may be, and one is trained at a time where a client sends them;
+    completions of the data are as long as those of its first rows.
+    """
+    if spec.algorithm.kind == "tinker":
+        return Step(1, 1, 1.0, spec.longest_row)
     prompts = spec.data.prompts_per_step
     some = data.take(0, min(prompts, _LOOKED_AT))
     prompt = sum(len(example.tokens) for example in some) / max(1, len(some))

@@ -182,6 +182,7 @@ class Batch(Struct, frozen=True):
     sampled: bool [T], whether the policy sampled a token; at least one of each sample. None: it sampled all.
     routes: of all tokens, which trainers of a mixture replay; None: the trainer's own router decides. The
         last token of a sample is not computed, so its route means nothing.
+    labels: int32 [M], what is predicted in the place of each target; None: the targets themselves.
     """
 
     prompts: np.ndarray
@@ -191,10 +192,13 @@ class Batch(Struct, frozen=True):
     completion_lengths: np.ndarray
     sampled: np.ndarray | None = None
     routes: Routes | None = None
+    labels: np.ndarray | None = None
 
     @property
     def targets(self) -> np.ndarray:
         """int32 [M]."""
+        if self.labels is not None:
+            return self.labels
         return self.completions if self.sampled is None else self.completions[self.sampled]
 
     @property
@@ -224,6 +228,8 @@ class Batch(Struct, frozen=True):
             or len(self.routes.completions) != self.completions.size
         ):
             raise ValueError("every token needs a route, or none does")
+        if self.labels is not None and self.labels.shape != (int(self.target_lengths.sum()),):
+            raise ValueError("labels must be token ids, one for each target")
         if self.sampled is None:
             return
         if self.sampled.dtype != np.bool_ or self.sampled.shape != self.completions.shape:
@@ -236,6 +242,7 @@ class Batch(Struct, frozen=True):
         samples = np.cumsum([0, *self.group_sizes])[[groups.start, groups.stop]]
         prompts = np.cumsum([0, *self.prompt_lengths])[[groups.start, groups.stop]]
         tokens = np.cumsum([0, *self.completion_lengths])[samples]
+        targets = np.cumsum([0, *self.target_lengths])[samples]
         return Batch(
             prompts=self.prompts[slice(*prompts)],
             prompt_lengths=self.prompt_lengths[groups],
@@ -244,6 +251,7 @@ class Batch(Struct, frozen=True):
             completion_lengths=self.completion_lengths[slice(*samples)],
             sampled=None if self.sampled is None else self.sampled[slice(*tokens)],
             routes=None if self.routes is None else self.routes.part(slice(*prompts), slice(*tokens)),
+            labels=None if self.labels is None else self.labels[slice(*targets)],
         )
 
     def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -401,6 +409,7 @@ class ValueLoss(Struct, frozen=True):
 
 VALUE_LOSS, OF_PAIRS = "value:clip", "surrogate:preference"
 GIVEN_RATIO = "ratio:given"  # `PolicyTargets.sequence_log_ratios`
+LABELS = "labels"  # `Batch.labels`
 LOSSES = (
     *(f"surrogate:{name}" for name in get_args(Surrogate)),
     *(f"ratio:{name}" for name in get_args(Ratio)),
@@ -408,6 +417,7 @@ LOSSES = (
     "entropy",
     VALUE_LOSS,
     GIVEN_RATIO,
+    LABELS,
 )
 
 

@@ -129,7 +129,7 @@ class StepFact(Struct, frozen=True, omit_defaults=True):
 
     version: the version that made the samples.
     prompts: ids, in order.
-    samples: a path relative to the run directory.
+    samples: a path relative to the run directory; "" where nothing was sampled.
     metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in
         JSON.
     consumed: prompts after which the next step begins; None: those of the step. Dynamic sampling looks at

@@ -90,6 +90,13 @@ class Dataset(ABC):
         """
 
 
+class NoData(Dataset):
+    """The data of a run that gets them while it trains."""
+
+    def take(self, position: int, n: int) -> list[Example]:
+        return []
+
+
 class TaskDataset(Dataset):
     """A builtin task: endless, and as plain text whatever the model's chat template."""
 

@@ -427,6 +427,7 @@ _OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
     "rl": (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_critics),
     "sft": (),
     "preference": (_of_preference,),
+    "tinker": (),
 }
 
 

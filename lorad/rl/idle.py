@@ -18,6 +18,7 @@ _SUPERVISED = (
 _READ: dict[Kind, tuple[str, ...]] = {
     "sft": ("name", "skip_empty_updates"),
     "preference": ("name", "skip_empty_updates", "preference", "kl"),
+    "tinker": ("name",),
 }
 _SMOOTH = ("sigmoid", "sigmoid_norm", "simpo")
 
@@ -36,6 +37,10 @@ def idle_keys(spec: Spec) -> Iterator[SpecError]:
             "rollout", spec.rollout, rollout, _SAMPLED
         )
         why = f"{algorithm.name} trains on the completions of the data, and its evaluations are greedy"
+    if kind == "tinker":
+        keys = [key for key in data.__struct_fields__ if key != "max_sample_tokens"]
+        idle += _changed("data", spec.data, data, keys) + ["eval.sets"] * bool(spec.eval.sets)
+        why = "data, losses and the optimizer's settings come from Tinker's client"
     if kind == "preference":
         idle += [*_idle_in_preference(algorithm)]
     for key in idle:

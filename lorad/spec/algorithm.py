@@ -31,8 +31,9 @@ _Name = Literal[
     "custom",
     "sft",
     "dpo",
+    "tinker",
 ]
-Kind = Literal["rl", "sft", "preference"]
+Kind = Literal["rl", "sft", "preference", "tinker"]
 PreferenceLoss = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "apo_zero", "simpo", "kto"]
 Baseline = Literal["group", "loo", "length", "zero", "moving", "critic"]
 Scale = Literal["std", "batch_std", "mean", "whiten", "one"]
@@ -224,9 +225,9 @@ class Algorithm(Part, frozen=True):
     """What is trained on. A name stands for the parts below it, of which each may be given by itself.
 
     Attributes:
-        name: the algorithm. sft trains on the completions in the data, dpo on preferences among them, all
-            others on rewards of samples; custom is grpo with a loss or an advantage of your own. Keys that
-            nothing reads with an algorithm are refused.
+        name: the algorithm. sft trains on the completions in the data, dpo on preferences among them, tinker
+            as its client asks (docs/tinker.md), all others on rewards of samples; custom is grpo with a loss
+            or an advantage of your own. Keys that nothing reads with an algorithm are refused.
         preference: what dpo minimises.
         group_size: samples for each prompt; a sample's advantage is computed within its group.
         baseline: what a reward is compared with. group is the mean of its group, loo the mean of the others,
@@ -318,11 +319,11 @@ class Algorithm(Part, frozen=True):
 
     @property
     def kind(self) -> Kind:
-        """Return what its steps learn from: rewards of samples, completions in the data, or preferences among
-        those.
+        """Return what its steps learn from: rewards of samples, completions in the data, preferences among
+        those, or what Tinker's client sends.
         """
-        if self.name == "sft":
-            return "sft"
+        if self.name == "sft" or self.name == "tinker":
+            return self.name
         return "preference" if self.name == "dpo" else "rl"
 
     @property
@@ -358,6 +359,8 @@ class Algorithm(Part, frozen=True):
         """List the parts that have an effect, and what is set beside them."""
         if self.kind == "sft":
             return "negative log-likelihood of the completions"
+        if self.kind == "tinker":
+            return "the losses that Tinker's client asks for"
         if self.kind == "preference":
             wanted = self.preference
             about = {"gamma": wanted.margin, "smoothing": wanted.smoothing, "nll": wanted.nll}

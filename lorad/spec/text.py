@@ -37,7 +37,8 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
     given = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not given.keys() - {"name"}
-    if is_empty or ("train" not in (given.get("data") or {}) and _is_own(given, spec)):
+    reads_data = spec.algorithm.kind != "tinker"
+    if is_empty or (reads_data and "train" not in (given.get("data") or {}) and _is_own(given, spec)):
         missing = ["model.path", "data.train"] if is_empty else ["data.train"]
         raise SpecError(
             f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING

@@ -51,7 +51,7 @@ _COLUMNS = {
 _SIGNALS = (
     *("kl", "entropy", "truncated", "logprob_difference", "explained_variance"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
-    "pair_accuracy",
+    *("pair_accuracy", "on_request"),
 )
 RECENT = 24  # steps
 # without problems of data.eval, the first set stands for them
@@ -98,7 +98,7 @@ def strange(record: Record) -> str:
         return f"its time is {record.at}"
     if record.kind in _PATHS:
         key, directory = _PATHS[record.kind]
-        is_nothing = record.kind == "eval" and record.data.get(key) == ""  # its completions are not kept
+        is_nothing = record.kind in ("eval", "step") and record.data.get(key) == ""  # nothing was sampled
         if key in record.data and not is_nothing and not _is_below(record.data[key], directory):
             return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
     if wrong := next((key for key in _WORDS if isinstance(record.data.get(key), dict | list)), ""):

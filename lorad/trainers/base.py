@@ -26,6 +26,7 @@ from msgspec import Struct
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.errors import Conflict, NotFound
 from lorad.protocol.batch import (
+    LABELS,
     LOSSES,
     Batch,
     Gradients,
@@ -45,8 +46,8 @@ LoraType = Literal["lora", "canonical_lora"]
 class TrainerCapabilities(Struct, frozen=True):
     """What a trainer can do; a pool asks for nothing else.
 
-    losses: the terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, and `VALUE_LOSS` where it has
-        critics.
+    losses: the terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, `LABELS`, and `VALUE_LOSS` where it
+        has critics.
     routes: of the base, where the trainer replays them.
     """
 
@@ -343,6 +344,8 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
     not positive.
     """
     batch.check()
+    if batch.labels is not None and LABELS not in takes.losses:
+        raise ValueError("this trainer predicts the tokens of the batch and no other labels")
     if batch.routes is not None:
         if takes.routes is None:
             raise ValueError("this trainer replays no routes")
@@ -352,12 +355,20 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
     for what, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
         if (longest := lengths.max(initial=0)) > takes.max_tokens:
             raise ValueError(f"a {what} of {longest} tokens exceeds the {takes.max_tokens} of the base")
-    for what, ids in (("prompts", batch.prompts), ("completions", batch.completions)):
+    for what, ids in ids_of(batch).items():
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(f"the {what} are no token ids")
         outside = ids[(ids < 0) | (ids >= takes.vocab)]
         if outside.size:
             raise ValueError(f"token {outside[0]} in the {what} is none of the {takes.vocab} of the base")
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature is {temperature}, not a positive number")
+
+
+def ids_of(batch: Batch) -> dict[str, np.ndarray]:
+    """Return all token ids, by what they are."""
+    labels = {} if batch.labels is None else {"labels": batch.labels}
+    return {"prompts": batch.prompts, "completions": batch.completions} | labels
 
 
 def _check_targets(batch: Batch, targets: PolicyTargets, loss: PolicyLoss) -> None:

@@ -9,9 +9,10 @@ from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_masks import Masks
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_slots import Slots
+from tests.tinker.trainer_labels import Labels
 
 
-class PolicySuite(Numbers, Losses, Masks, Slots, Many, Checkpoints):
+class PolicySuite(Numbers, Losses, Labels, Masks, Slots, Many, Checkpoints):
     """Every rule of a trainer that has no critics; fixtures and tolerances are those of `TrainerCase`."""
 
 

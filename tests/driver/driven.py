@@ -12,8 +12,9 @@ import msgspec
 
 from lorad.box.paths import RunDir
 from lorad.driver.__main__ import attempt, open_session
+from lorad.driver.attempt.main import StopFlag
 from lorad.driver.begin import begin
-from lorad.driver.session import Session, StopFlag
+from lorad.driver.session import Session
 from lorad.protocol.driver_params import DriverParams, write_params
 from lorad.protocol.journal import EndFact, JournalWriter, Record, lineage, read
 from lorad.spec.model import to_json

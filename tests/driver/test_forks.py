@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from lorad.driver.attempt.main import StopFlag
 from lorad.driver.rewards import Score
 from lorad.driver.sampling.rows import batch_of
 from lorad.driver.score import choose
-from lorad.driver.session import Known, Sample, Session, State, StopFlag
+from lorad.driver.session import Known, Sample, Session, State
 from lorad.driver.train import _minibatches, sequence_log_ratios
 from lorad.driver.weigh import look, weigh
 from lorad.envs.episode import Fork

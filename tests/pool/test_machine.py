@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lorad.driver.record import trainer_metrics
+from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.pool.energy import Reading, meter_of
 from lorad.pool.machine import Machine
 from lorad.protocol.calls import MachineUse, Stepped

@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lorad.driver.record import trainer_metrics
+from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.pool.work import Rate, Work, peak_of, tokens_of
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Stepped

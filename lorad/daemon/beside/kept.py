@@ -41,7 +41,7 @@ class Kept:
     user: whose process it is; None for the daemon's own.
     """
 
-    role: Literal["gateway", "loggers", "notify"]
+    role: Literal["gateway", "loggers", "notify", "tinker"]
     title: str
     root: Path
     work: Path

@@ -26,11 +26,12 @@ def _module(name: str) -> tuple[str, ...]:
 class Commands:
     """How to start each process. Its directory follows the command, and the preflight reads standard input.
 
-    driver: followed by its attempt's directory.
+    driver, lane: followed by its attempt's directory; a lane is the driver of a model of Tinker's client.
     pool: followed by the pool's directory.
     gateway: followed by the home.
     loggers: followed by the directory of its table.
     notify: followed by the directories of its table and of its state.
+    tinker: followed by the home.
     trial: followed by its attempt's directory, and a number of samples.
     """
 
@@ -41,6 +42,8 @@ class Commands:
     loggers: tuple[str, ...] = _module("lorad.loggers")
     notify: tuple[str, ...] = _module("lorad.notify")
     trial: tuple[str, ...] = _module("lorad.driver.trial")
+    lane: tuple[str, ...] = _module("lorad.tinker.lane")
+    tinker: tuple[str, ...] = _module("lorad.tinker")
 
     def environment(
         self, home: Home, *, runtime: Runtime = _LIGHT, pythonpath: str | None = None

@@ -116,6 +116,8 @@ def _maker(known: dict[int, Record], step: Record) -> _Maker | None:
 def _audit_step(
     directory: RunDir, record: Record, fact: StepFact, made_by: _Maker | None, *, spared: bool
 ) -> Iterator[str]:
+    if not fact.samples:
+        return
     name = f"{record.run}@{fact.version}"
     yield from _audit_version(directory, record, name, made_by)
     path = directory.root / fact.samples

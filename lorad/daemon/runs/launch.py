@@ -62,10 +62,10 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
         cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run.dir.root
     about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
     about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
-    env = ctx.processes.commands.environment(ctx.home)
-    ctx.processes.start(
-        attempt, [*ctx.processes.commands.driver, str(attempt.work)], env, cwd, about=about, user=user
-    )
+    commands = ctx.processes.commands
+    argv = commands.lane if spec_of(run).algorithm.kind == "tinker" else commands.driver
+    env = commands.environment(ctx.home)
+    ctx.processes.start(attempt, [*argv, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
 
 

@@ -3,14 +3,20 @@
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from lorad.daemon.context import Context, request_of, spec_of
+import msgspec
+
+from lorad.adapters.directory import TEMPORARY, discard
+from lorad.box.paths import RunDir
+from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
-from lorad.daemon.process.processes import log_tail
+from lorad.daemon.process.processes import log_tail, write_json
+from lorad.daemon.process.user_files import make_run
 from lorad.daemon.queue.place import find_room, make_way, offers_for
 from lorad.daemon.queue.setups import asked_of, setup_of
 from lorad.daemon.queue.snapshot import take_snapshot
@@ -20,11 +26,27 @@ from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import has_chat_template
 from lorad.spec.data import single
-from lorad.states import EndReason
+from lorad.spec.model import Spec, to_json
+from lorad.states import EndReason, RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
 
 _POLL_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def staged(ctx: Context, uid: int, kind: str, spec: Spec, request: Request) -> Iterator[RunRow]:
+    """Make the row of a run that is none, by which a pool is chosen, and its directory within the block."""
+    name = f"{kind}-{uuid.uuid4().hex[:8]}"
+    directory = ctx.runs_root / f"{TEMPORARY}{name}"
+    try:
+        directory.mkdir(parents=True, mode=0o700)
+        make_run(RunDir(directory), ctx.user(uid))
+        write_json(directory / "request.json", msgspec.to_builtins(request))
+        text = to_json(spec).decode()
+        yield RunRow(name=name, owner_uid=uid, state=RunState.ENDED, spec=text, directory=str(directory))
+    finally:
+        discard(directory)
 
 
 @contextlib.asynccontextmanager

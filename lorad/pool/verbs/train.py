@@ -11,7 +11,7 @@ from lorad.pool.tenants import Tenant
 from lorad.protocol import calls
 from lorad.protocol.batch import Batch, Gradients
 from lorad.protocol.calls import CRITIC
-from lorad.trainers.base import GradientWork, Policy, Trainer
+from lorad.trainers.base import GradientWork, Policy, Trainer, ids_of
 
 
 async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> Gradients:
@@ -75,7 +75,7 @@ def check(batch: Batch, vocab_size: int) -> None:
     where an index out of range kills the process.
     """
     batch.check()
-    for name, tokens in (("prompts", batch.prompts), ("completions", batch.completions)):
+    for name, tokens in ids_of(batch).items():
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
             raise ValueError(f"{name} hold token ids outside 0..{vocab_size - 1}")
 

@@ -25,6 +25,7 @@ from lorad.rl.data import (
     EVAL_SEED,
     Dataset,
     Example,
+    NoData,
     Split,
     Target,
     TaskDataset,
@@ -342,6 +343,8 @@ class _TargetStream(TargetDataset):
 def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     """Return what a run trains on. Raises SpecError."""
     data, kind = spec.data, spec.algorithm.kind
+    if kind == "tinker":
+        return NoData()
     if kind == "rl":
         return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
     if single(data.train) in TASKS and kind == "preference":

@@ -298,7 +298,7 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
         ids=np.concatenate([prompts[shared + of_stems], prompts[own], tokens[inputs]])[order],
         positions=positions[order],
         predictors=row + place[predictors][trained],
-        targets=tokens[trained],
+        targets=tokens[trained] if batch.labels is None else batch.labels[piece.targets],
         starts=row + np.cumsum(runs) - runs,
         lengths=runs,
         owner=np.where(sharers < 0, -1, sharers + run),

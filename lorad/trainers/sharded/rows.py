@@ -15,7 +15,8 @@ from lorad.trainers.sharded.workers import DataParallel
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One sample of a batch. tokens: int32, prompt and completion. targets: which of these. place: of its
-    first target among those of the batch. routes: of the tokens, where they are known.
+    first target among those of the batch. routes: of the tokens, where they are known. labels: what is
+    predicted in the place of each target; None: the targets.
     """
 
     sample: int
@@ -23,6 +24,11 @@ class Sample:
     targets: np.ndarray
     place: int
     routes: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return self.tokens[self.targets] if self.labels is None else self.labels
 
     @property
     def inputs(self) -> int:
@@ -89,8 +95,10 @@ def sequences(batch: Batch) -> list[Sample]:
             targets = np.arange(len(prompt), len(prompt) + len(completion))
             targets = targets if batch.sampled is None else targets[batch.sampled[start:end]]
             tokens = np.concatenate([prompt, completion])
-            found.append(Sample(len(found), tokens, targets, place, routes))
-            place, start = place + targets.size, end
+            after = place + targets.size
+            labels = None if batch.labels is None else batch.labels[place:after]
+            found.append(Sample(len(found), tokens, targets, place, routes, labels))
+            place, start = after, end
     return found
 
 
@@ -140,7 +148,7 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
         positions=moved(positions)[None],
         starts=moved(starts, torch.int32),
         predictors=moved(np.concatenate([empty, *predictors])),
-        targets=moved(np.concatenate([empty, *(s.tokens[s.targets] for s in row)])),
+        targets=moved(np.concatenate([empty, *(s.predicted for s in row)])),
         samples=np.array([s.sample for s in row], np.int64),
         places=np.concatenate([empty, *places]),
         routes=_routes(row),

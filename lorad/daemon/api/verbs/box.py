@@ -49,6 +49,7 @@ from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
+from lorad.daemon.serving.tinker import stop_door
 from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
 from lorad.store import pools, runs
 from lorad.store.rows import ReservationRow
@@ -103,6 +104,8 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
             await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
         staying = [_stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
         ended = [pool.id for pool in up if not pool.process.is_up]
+        if body.gateway or (body.pools and not staying):
+            stop_door(ctx)
         if body.pools and not staying and not stopped:  # nothing is left that it could serve
             stopped = await stop_gateway(ctx)
         return Shutdown(os.getpid(), stopped, ended, staying)

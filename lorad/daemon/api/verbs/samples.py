@@ -67,6 +67,8 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     samples = samples_file(ctx.store, call.run, step)
     if samples is None:
         raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run.step}.")
+    if not samples.path:
+        return []
     path = run.dir.root / samples.path
     return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, wanted)
 

@@ -1,16 +1,23 @@
 """Bring up what a gateway needs for a model, and stop serving it."""
 
-from lorad.client.requests import ModelRequest
+from pathlib import Path
+
+from lorad.client.requests import ModelRequest, RunRequest
 from lorad.client.shapes import Serving, ServingOwner, StoppedServing
 from lorad.daemon.access import must_own, must_see, of_run, owns
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.context import Context, Request, request_of, spec_of
+from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.runs.bases import refuse_other_base
+from lorad.daemon.runs.create import anchored
+from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
-from lorad.daemon.serving.borrow_pool import guest, is_chat, load
+from lorad.daemon.serving.borrow_pool import guest, is_chat, load, staged
 from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
 from lorad.errors import NotFound
+from lorad.spec.text import load_spec
 from lorad.store import aliases, events, runs
 
 
@@ -36,6 +43,31 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
         model_path=request_of(run).model_path,
         chat_template=await is_chat(ctx, run),
     )
+
+
+async def bring_up_base(ctx: Context, call: Call) -> Serving:
+    """Start the pool that runs of a spec would have, to sample from its base.
+
+    Raises SpecError, Conflict (no device), PoolLost.
+    """
+    body, uid = call.json(RunRequest), call.caller.uid
+    spec = await in_thread(ctx, uid, load_spec, body.spec, source=body.source, overrides=body.overrides)
+    spec = await in_thread(ctx, uid, anchored, spec, Path(body.cwd), ctx.user(uid))
+    facts = await preflight(ctx, spec, body.cwd, uid)
+    spec, facts = rated(spec, facts)
+    model = facts.model_path, facts.model_dtype, facts.parameters
+    request = Request(body.cwd, body.source, body.overrides, *model, facts)
+    with staged(ctx, uid, "base", spec, request) as row:
+        async with guest(ctx, row) as pool:
+            return Serving(
+                model=spec.model.path,
+                run="",
+                version=0,
+                sha256="",
+                socket=pool.setup.socket,
+                model_path=facts.model_path,
+                chat_template=False,
+            )
 
 
 async def find_owner(ctx: Context, call: Call) -> ServingOwner:

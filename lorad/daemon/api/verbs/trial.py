@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,6 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from lorad.adapters.directory import TEMPORARY, discard
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.client.requests import TrialRequest
 from lorad.client.shapes import TrialEvent
@@ -27,19 +25,18 @@ from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.processes import write_json
-from lorad.daemon.process.user_files import hand_over, make_attempt, make_run
+from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import guarded, preflight
 from lorad.daemon.runs.rate import rated
-from lorad.daemon.serving.borrow_pool import guest
+from lorad.daemon.serving.borrow_pool import guest, staged
 from lorad.errors import LoradError, PoolLost, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.preflight import ErrorSaid
-from lorad.spec.model import Spec, to_json
+from lorad.spec.model import Spec
 from lorad.spec.text import load_task
-from lorad.states import RunState
 from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
@@ -99,29 +96,21 @@ def _light(spec: Spec) -> Spec:
 
 async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
     """Put the events of a trial into the queue; the last is `end`."""
-    name = f"try-{uuid.uuid4().hex[:8]}"
-    staged = ctx.runs_root / f"{TEMPORARY}{name}"
     try:
         events.put_nowait(TrialEvent("phase", "the spec is being checked"))
         facts = await preflight(ctx, spec, body.cwd, uid)
         spec, facts = rated(_light(spec), facts)
         model = facts.model_path, facts.model_dtype, facts.parameters
         request = Request(body.cwd, body.source, body.overrides, *model, facts)
-        staged.mkdir(parents=True, mode=0o700)
-        make_run(RunDir(staged), ctx.user(uid))
-        write_json(staged / "request.json", msgspec.to_builtins(request))
-        row = RunRow(name=name, owner_uid=uid, state=RunState.ENDED, spec=to_json(spec).decode(),
-                     directory=str(staged))  # fmt: skip
-        async with _pool(ctx, row, events) as pool:
-            attempt = _attempt(ctx, row, spec, request, pool)
-            async for line in _lines(ctx, uid, attempt, body.n):
-                events.put_nowait(msgspec.json.decode(line, type=TrialEvent))
+        with staged(ctx, uid, "try", spec, request) as row:
+            async with _pool(ctx, row, events) as pool:
+                attempt = _attempt(ctx, row, spec, request, pool)
+                async for line in _lines(ctx, uid, attempt, body.n):
+                    events.put_nowait(msgspec.json.decode(line, type=TrialEvent))
     except Exception as error:
         if not isinstance(error, LoradError):
             log.exception("a trial")
         events.put_nowait(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
-    finally:
-        discard(staged)
 
 
 @contextlib.asynccontextmanager

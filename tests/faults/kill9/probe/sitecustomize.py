@@ -134,7 +134,8 @@ def migration(number: int) -> Callable[[Any], None]:
 
 
 def watch_driver() -> None:
-    from lorad.driver import checkpoint, driver, session
+    from lorad.driver import checkpoint, driver
+    from lorad.driver.attempt import main
     from lorad.protocol.journal import JournalWriter
 
     directory = sys.orig_argv[-1]
@@ -160,7 +161,7 @@ def watch_driver() -> None:
         tell("stopping")
 
     tell("resume" if number > 1 else "starting")
-    session.StopFlag.__call__ = stop  # type: ignore[method-assign, assignment]
+    main.StopFlag.__call__ = stop  # type: ignore[method-assign, assignment]
     for verb, phase in PHASES.items():
         telling(driver, verb, phase)
     telling(checkpoint, "checkpoint", "checkpoint")

@@ -1,0 +1,1 @@
+"""`lorad tinker …`: the door for Tinker's client."""

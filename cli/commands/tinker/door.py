@@ -1,0 +1,140 @@
+"""lorad tinker env and keys: what a client needs to use this home as Tinker."""
+
+import getpass
+import http.client
+import json
+import os
+import shlex
+import time
+from typing import Annotated, Any
+
+import typer
+
+from lorad.box.config import TinkerSettings, config_of
+from lorad.box.keys import keys_file, make_key, read_keys, revoke_key
+from lorad.box.paths import Home, default_home
+from lorad.cli import output
+from lorad.cli.options import AsJson
+from lorad.client import launch
+from lorad.errors import DaemonUnreachable, NotAllowed, SpecError
+
+app = typer.Typer(no_args_is_help=True, help="Let the official tinker client train here.")
+keys_app = typer.Typer(help="Keys of the door: make, list, revoke.")
+app.add_typer(keys_app, name="keys")
+
+_UP_SECONDS = 30.0  # for the door's first answer
+_SHOWN = 12  # digits of a sha256
+_CAPABILITIES = "/api/v1/get_server_capabilities"
+_KEY = "TINKER_API_KEY"
+
+
+@app.command()
+def env(as_json: AsJson = False) -> None:
+    """Print what a client needs in its environment, once that works: `eval "$(lorad tinker env)"`.
+
+    A key in TINKER_API_KEY that the door knows is kept, otherwise a new one is made.
+    """
+    home, settings = _configured()
+    launch.connected(home)
+    given = os.environ.get(_KEY, "")
+    answer = _answer(settings, given)
+    is_new = answer is None
+    if is_new:
+        given = make_key(keys_file(home, settings), getpass.getuser())
+        answer = _answer(settings, given)
+    if answer is None:
+        raise NotAllowed(
+            "the door does not know the key that was just made",
+            hint=f"See {home.tinker}/attempts for its log.",
+        )
+    bases = [model["model_name"] for model in answer.get("supported_models", [])]
+    url = f"http://127.0.0.1:{settings.port}"
+    if as_json:
+        output.print_json({"TINKER_BASE_URL": url, _KEY: given, "TINKER_TELEMETRY": "0", "bases": bases})
+        return
+    for name, value in {"TINKER_BASE_URL": url, _KEY: given, "TINKER_TELEMETRY": "0"}.items():
+        print(f"export {name}={shlex.quote(value)}")
+    made = "A new key; `lorad tinker keys` lists them." if is_new else "The key of TINKER_API_KEY works."
+    output.note(f"# {made} Bases: {', '.join(bases) or 'none; name some in tinker.bases of config.yaml'}.")
+    output.note(
+        "# A notebook needs the same: set them in os.environ before `import tinker`. From another machine: "
+        f"ssh -L {settings.port}:127.0.0.1:{settings.port}."
+    )
+
+
+@keys_app.callback(invoke_without_command=True)
+def keys(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the keys by owner; of each, the beginning of its sha256."""
+    if ctx.invoked_subcommand is not None:
+        return
+    home, settings = _home()
+    known = read_keys(keys_file(home, settings))
+    rows = [(owner, digest) for owner, digests in sorted(known.items()) for digest in digests]
+    if as_json:
+        output.print_json([{"owner": owner, "sha256": digest} for owner, digest in rows])
+        return
+    shown = [(owner, digest[:_SHOWN]) for owner, digest in rows]
+    output.print_table(("owner", "sha256"), shown, empty="No keys. `lorad tinker keys make` makes one.")
+
+
+@keys_app.command()
+def make(
+    owner: Annotated[str | None, typer.Argument(help="Whose it is.", show_default="you")] = None,
+) -> None:
+    """Make a key and print it; only its sha256 is kept."""
+    home, settings = _home()
+    print(make_key(keys_file(home, settings), owner or getpass.getuser()))
+
+
+@keys_app.command()
+def revoke(key: Annotated[str, typer.Argument(metavar="SHA256", help="How its sha256 begins.")]) -> None:
+    """Forget a key: whoever has it is let in no more."""
+    home, settings = _home()
+    output.note(f"A key of {revoke_key(keys_file(home, settings), key)} is revoked.")
+
+
+def _home() -> tuple[Home, TinkerSettings]:
+    home = Home(default_home())
+    return home, config_of(home).tinker
+
+
+def _configured() -> tuple[Home, TinkerSettings]:
+    """Raises SpecError where config.yaml names no port."""
+    home, settings = _home()
+    if settings.port is None:
+        raise SpecError(
+            f"{home.config} has no tinker.port, so there is no door",
+            hint="Add `tinker: {port: 8093, bases: {Qwen/Qwen3-8B: /models/qwen3-8b}}`, then `lorad daemon "
+            "stop`; the next command starts it again.",
+        )
+    return home, settings
+
+
+def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
+    """Ask the door what it serves; None: it does not know the key. Raises DaemonUnreachable."""
+    deadline = time.monotonic() + _UP_SECONDS
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", settings.port, timeout=_UP_SECONDS)
+        try:
+            connection.request("GET", _CAPABILITIES, headers={"X-API-Key": key})
+            response = connection.getresponse()
+            found = response.read()
+            if response.status in (401, 403):
+                return None
+            if response.status == http.client.OK:
+                answer: dict[str, Any] = json.loads(found)
+                return answer
+            raise DaemonUnreachable(
+                f"port {settings.port} answers {response.status}, as no door of lorad does",
+                hint="Does another program listen there?",
+            )
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() > deadline:
+                raise DaemonUnreachable(
+                    f"no door answers on port {settings.port} ({error})",
+                    hint="`lorad daemon status` lists troubles; a daemon from before the change of "
+                    "config.yaml has to be started again.",
+                ) from None
+            time.sleep(0.1)
+        finally:
+            connection.close()

@@ -1,0 +1,1 @@
+"""What every driver does with its attempt, whatever its loop is."""

@@ -1,0 +1,41 @@
+"""What the trainer measured of a step."""
+
+from lorad.protocol.calls import MachineUse, Stepped
+
+
+def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
+    """Collect what the trainer reported.
+
+    Memory: bytes on all of its devices; rates: over the time that it computed. host_cpu, host_memory,
+    device_utilization, device_memory, device_power: see `MachineUse`.
+    """
+    if not steps:
+        return {}
+    found = _of_the_machine([step.machine for step in steps])
+    seconds = sum(step.seconds for step in steps)
+    if seconds:
+        found["trainer_tokens_per_second"] = sum(step.tokens for step in steps) / seconds
+    if (memory := steps[-1].memory) is not None:
+        found["trainer_memory"] = float(memory)
+    if peaks := [step.memory_peak for step in steps if step.memory_peak is not None]:
+        found["trainer_memory_peak"] = float(max(peaks))
+    if measured := [(step.mfu, step.seconds) for step in steps if step.mfu is not None]:
+        found["mfu"] = sum(mfu * time for mfu, time in measured) / sum(time for _, time in measured)
+    return found
+
+
+def _of_the_machine(used: list[MachineUse]) -> dict[str, float]:
+    """Return shares and watts over the time that all of them are about, and the memory in use at the end."""
+    found: dict[str, float] = {}
+    for name, field in (
+        ("host_cpu", "cpu"),
+        ("device_utilization", "device_utilization"),
+        ("device_power", "device_power"),
+    ):
+        known = [(getattr(one, field), one.seconds) for one in used if getattr(one, field) is not None]
+        if seconds := sum(time for _, time in known):
+            found[name] = sum(value * time for value, time in known) / seconds
+    for name, memory in (("host_memory", used[-1].memory), ("device_memory", used[-1].device_memory)):
+        if memory is not None:
+            found[name] = float(memory)
+    return found

@@ -1,0 +1,98 @@
+"""The pool of an attempt: the connection, the slot that a spec means, and whether the base is the one of
+before.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lorad.backends.setup import AXES, adapter_config
+from lorad.box.paths import RunDir
+from lorad.driver.attempt.main import StopFlag
+from lorad.errors import PoolLost
+from lorad.models.facts import ModelFacts
+from lorad.protocol.batch import Optimizer
+from lorad.protocol.calls import Open
+from lorad.protocol.connection import Connection
+from lorad.protocol.driver_params import DriverParams
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.journal import Record
+from lorad.protocol.status import PoolInfo
+from lorad.spec.model import Spec
+from lorad.spec.trainer import Trainer
+
+
+def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
+    """A connection to the pool, which may still be loading its base; None when a stop came first.
+
+    Raises PoolLost after `params.pool_timeout` seconds.
+    """
+    deadline = time.monotonic() + params.pool_timeout
+    with HEART.waits():
+        while not stop.wanted:
+            try:
+                return Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
+            except PoolLost:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+    return None
+
+
+def open_of(spec: Spec, model: ModelFacts, cwd: Path) -> Open:
+    """Return what a fresh run asks of its slot."""
+    adapter, source, trainer = adapter_config(spec, model), spec.lora.adapter_path, spec.trainer
+    tokens, checkpointing = trainer.tokens_per_microbatch, trainer.activation_checkpointing
+    return Open(
+        modules=adapter.modules,
+        rank=adapter.rank,
+        expert_rank=adapter.expert_rank,
+        alpha=adapter.alpha,
+        dropout=adapter.dropout,
+        rslora=adapter.rslora,
+        dora=adapter.dora,
+        lora_type=spec.lora.type,
+        init=spec.lora.init,
+        seed=spec.seed,
+        optimizer=Optimizer(trainer.betas, trainer.eps, trainer.weight_decay, trainer.loraplus_lr_ratio),
+        tokens_per_microbatch=0 if tokens == "auto" else tokens,
+        activation_checkpointing=None if checkpointing == "auto" else checkpointing,
+        longest=spec.longest_row,
+        source=str(cwd / Path(source).expanduser()) if source else None,
+        canaries=spec.attest.canaries,
+        canary_tokens=spec.attest.tokens,
+        amplified_every=spec.attest.amplified_every,
+        priority=spec.resources.priority,
+    )
+
+
+def is_same_base(
+    attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]
+) -> bool | None:
+    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
+    cuts it alike.
+
+    attempts: newest first. Returns None when nothing can be compared.
+    """
+    if info.model_sha256:
+        for told in (attempt.get("model_sha256") for attempt in attempts):
+            if told:
+                return bool(told == info.model_sha256)
+    for attempt in attempts:
+        told = attempt.get("base_checksum")
+        if told and (attempt.get("trainer"), attempt.get("sizes")) == (info.trainer, sizes):
+            return bool(told == info.base_checksum)
+    return None
+
+
+def sizes_of(trainer: Trainer) -> dict[str, int]:
+    return {axis: size for axis in AXES if (size := getattr(trainer, axis)) > 1}
+
+
+def newest_version(run_dir: RunDir, records: Sequence[Record]) -> int:
+    """Return the highest version number ever used, journaled or only on disk: numbers never rewind."""
+    journaled = [r.data["version"] for r in records if r.kind == "version"]
+    directory = run_dir.versions
+    on_disk = [int(p.name) for p in directory.iterdir() if p.name.isdigit()] if directory.exists() else []
+    return max((-1, *(int(n) for n in journaled), *on_disk))

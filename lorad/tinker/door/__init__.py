@@ -1,0 +1,1 @@
+"""The door: an HTTP server that the official `tinker` client takes for Tinker."""

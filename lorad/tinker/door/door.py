@@ -1,0 +1,151 @@
+"""What all requests of the door share."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lorad.box.config import TinkerSettings
+from lorad.box.paths import Home
+from lorad.client.client import Client
+from lorad.errors import LoradError
+from lorad.gateway.own.resolve import Resolver
+from lorad.models.facts import read_facts
+from lorad.protocol import served
+from lorad.tinker.door.checkpoints import Checkpoints
+from lorad.tinker.door.errors import HttpError, unknown
+from lorad.tinker.door.models import Models
+from lorad.tinker.door.runs import Runs
+from lorad.tinker.door.sampling import Pools, Samples
+from lorad.tinker.door.state import Sampler, Session, State
+from lorad.tinker.door.wire import Limits
+from lorad.tinker.records import Published
+
+log = logging.getLogger(__name__)
+
+HOLD = 25.0  # seconds that a poll waits; the client leaves after 45
+_PERIOD = 5.0  # seconds between two looks at what is old
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. data: its body. parts: of its path."""
+
+    owner: str
+    method: str
+    data: bytes
+    headers: Mapping[str, str]
+    parts: Mapping[str, str]
+    query: Mapping[str, str]
+    content_type: str
+
+
+@dataclass
+class Door:
+    """hold: HOLD.
+
+    idempotent: sessions by owner and idempotency key.
+    """
+
+    home: Home
+    settings: TinkerSettings
+    state: State
+    models: Models
+    samples: Samples
+    pools: Pools
+    checkpoints: Checkpoints
+    hold: float = HOLD
+    idempotent: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @property
+    def bases(self) -> dict[str, Path]:
+        return self.models.bases
+
+    def session(self, owner: str, id: str) -> Session:
+        """Raises HttpError 404, also for another owner's."""
+        session = self.state.sessions.get(id)
+        if session is None or session.owner != owner:
+            raise unknown("session", id)
+        return session
+
+    def heard(self, session: str) -> None:
+        """Begin its lease anew."""
+        if session in self.state.sessions and not self.state.sessions[session].finished:
+            self.state.seen[session] = time.monotonic()
+
+    async def sampler(self, owner: str, id: str) -> Sampler:
+        """Find a sampler that was made of a path or base, or of a model's weights as they were.
+
+        Raises HttpError 404, also for another owner's.
+        """
+        if (found := self.state.samplers.get(id)) is not None and found.owner == owner:
+            return found
+        session, _, _ = id.partition(":")
+        for model in self.state.of_session(session):
+            version = await self._version_of(model.id, id) if model.owner == owner else None
+            if version is not None:
+                sampler = Sampler(id, session, owner, model.base, f"{model.run}@{version}")
+                self.state.note(sampler)
+                return sampler
+        raise unknown("sampler", id)
+
+    async def _version_of(self, model: str, sampler: str) -> int | None:
+        lane = await self.models.lane(self.state.models[model])
+        versions = (result.outcome for result in lane.made)
+        return next((v.version for v in versions if isinstance(v, Published) and v.sampler == sampler), None)
+
+    async def limits(self, base: str) -> Limits:
+        """Raises HttpError 400 for a base that is not served here."""
+        directory = self.bases.get(base)
+        if directory is None:
+            known = ", ".join(self.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
+            raise HttpError(400, f"base_model {base!r} is not served here. There are: {known}")
+        read = await self.pools.base(directory)
+        return Limits(read.vocab, min(read.max_positions, self.settings.context))
+
+    async def look_around(self) -> None:
+        """Park what is silent and forget what is old, until cancelled."""
+        while True:
+            await asyncio.sleep(_PERIOD)
+            self.samples.forget_old()
+            await self.models.park_silent(self.settings.park_after)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    home: Home, settings: TinkerSettings, *, client: Client | None = None, hold: float = HOLD
+) -> AsyncIterator[Door]:
+    """The door's state within the block. Raises Conflict when another door has this home."""
+    root = home.tinker
+    root.mkdir(mode=0o700, exist_ok=True)
+    state = State.open(root / "notes")
+    runs = Runs(home, settings.context, client)
+    models = Models(state, runs, bases_of(settings))
+    pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
+    door = Door(home, settings, state, models, Samples(pools), pools, Checkpoints(models), hold)
+    models.begin_again()
+    looking = asyncio.create_task(door.look_around())
+    try:
+        yield door
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await door.samples.close()
+        await models.close()
+        runs.close()
+        state.log.close()
+
+
+def bases_of(settings: TinkerSettings) -> dict[str, Path]:
+    """Return the directory of each base; those that cannot be read are left out, and logged."""
+    found = {}
+    for name, directory in settings.bases.items():
+        try:
+            read_facts(directory)
+            found[name] = directory
+        except (LoradError, OSError) as error:
+            log.error("base %s is not served: %s", name, error)
+    return found

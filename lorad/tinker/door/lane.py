@@ -1,0 +1,177 @@
+"""A model as the door sees it: requests are appended to a log in the run's directory, and the results that
+the lane writes there are followed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+from lorad.errors import LoradError
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.log import START, LogWriter, Position, follow, read
+from lorad.tinker.records import (
+    Arguments,
+    Outcome,
+    Published,
+    Request,
+    Result,
+    Saved,
+    Snapshot,
+    Waiting,
+)
+
+log = logging.getLogger(__name__)
+
+_MOST_AHEAD = 4096  # requests of a model that wait
+_HOLE_SECONDS = 30.0  # after which a number that did not come is named as the reason for waiting
+
+
+class Lane:
+    """All use belongs to the event loop.
+
+    made: results that are a checkpoint or a version.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.made: list[Result] = []
+        self.used = 0.0
+        self._log: LogWriter
+        self._digests: dict[int, str] = {}
+        self._places: dict[int, Position] = {}  # of the result of each seq: behind the record before it
+        self._came = asyncio.Condition()
+        self._writing = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        self._reason, self._trouble, self._snapshot = "", "", -1
+        self._waits_since = time.monotonic()
+
+    @classmethod
+    async def open(cls, directory: Path) -> "Lane":
+        """Read what is there, and follow what comes. Raises OSError, and LoradError: a damaged log."""
+        lane = cls(directory)
+        await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
+        lane._log = await asyncio.to_thread(LogWriter, lane._requests)
+        try:
+            lane._digests, lane.used = await asyncio.to_thread(lane._read_requests)
+            behind = START
+            for result, position in read(lane._results, Result):
+                lane._take(result, behind)
+                behind = position
+                await asyncio.sleep(0)
+        except BaseException:
+            lane._log.close()
+            raise
+        lane._following = asyncio.create_task(lane._follow(behind))
+        return lane
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        async with self._writing:
+            self._log.close()
+
+    @property
+    def last(self) -> int:
+        """Return the largest seq that came."""
+        return max([*self._digests, *self._places], default=-1)
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests without a result."""
+        return len(self._digests.keys() - self._places.keys())
+
+    def knows(self, seq: int) -> bool:
+        return seq in self._digests or seq in self._places
+
+    def refuse_other(self, seq: int, digest: str) -> bool:
+        """Return whether the request is there already. Raises HttpError when another one has its number."""
+        known = self._digests.get(seq)
+        if known is not None and known != digest:
+            # 409 would be repeated for minutes
+            raise HttpError(
+                400,
+                f"request {seq} of this model was another one: does a second process train it? Make a model "
+                "for each, with create_training_client_from_state_with_optimizer",
+            )
+        return self.knows(seq)
+
+    async def submit(self, seq: int, digest: str, arguments: Arguments) -> None:
+        """Have a request on disk, once. Raises HttpError 400 and 429, OSError."""
+        if self.refuse_other(seq, digest):
+            return
+        if self.waiting >= _MOST_AHEAD:
+            raise HttpError(429, f"{self.waiting} requests of this model wait already; ask again later")
+        async with self._writing:
+            if self.refuse_other(seq, digest):  # the same one came twice at a time
+                return
+            request = Request(seq, time.time(), digest, arguments)
+            await asyncio.shield(asyncio.to_thread(self._log.append, request))
+            self._digests[seq], self.used = digest, request.at
+            self._waits_since = time.monotonic()
+
+    async def result(self, seq: int, seconds: float) -> Outcome | None:
+        """Wait so long for the result of a request; None: it is not there yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._came:
+                await self._came.wait_for(lambda: seq in self._places)
+        if seq not in self._places:
+            return None
+        found, _ = next(read(self._results, Result, self._places[seq]))
+        return found.outcome
+
+    def reason(self) -> str:
+        """Say why the next result takes long; "" where nothing is known to be in the way."""
+        if self._trouble or self._reason:
+            return self._trouble or self._reason
+        expected = max(self._places, default=-1) + 1
+        ahead = [seq for seq in self._digests if seq > expected]
+        late = time.monotonic() - self._waits_since > _HOLE_SECONDS
+        return f"request {expected} never came" if ahead and not self.knows(expected) and late else ""
+
+    @property
+    def _requests(self) -> Path:
+        return self.directory / "requests"
+
+    @property
+    def _results(self) -> Path:
+        return self.directory / "results"
+
+    def _read_requests(self) -> tuple[dict[int, str], float]:
+        digests, used = dict[int, str](), 0.0
+        for request, _ in read(self._requests, Request):
+            digests.setdefault(request.seq, request.digest)
+            used = max(used, request.at)
+        return digests, used
+
+    def _take(self, result: Result, place: Position) -> None:
+        """Take in a record of the lane, which begins at `place`."""
+        match result.outcome:
+            case Snapshot():
+                self._snapshot = max(self._snapshot, result.seq)
+            case Waiting():
+                self._reason = result.outcome.reason
+            case outcome:
+                if result.seq in self._places:
+                    return
+                self._places[result.seq], self._reason = place, ""
+                self._waits_since = time.monotonic()
+                if isinstance(outcome, Saved | Published):
+                    self.made.append(result)
+
+    async def _follow(self, behind: Position) -> None:
+        try:
+            async for result, position in follow(self._results, Result, behind):
+                snapshot = self._snapshot
+                self._take(result, behind)
+                behind = position
+                async with self._came:
+                    self._came.notify_all()
+                if self._snapshot > snapshot:
+                    async with self._writing:
+                        await asyncio.to_thread(self._log.drop, self._snapshot + 1)
+        except (OSError, LoradError) as error:
+            self._trouble = f"the log of this model cannot be read: {error}"
+            log.exception("%s", self.directory)

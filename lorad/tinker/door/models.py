@@ -1,0 +1,150 @@
+"""The models of all sessions: each is made as a run, opened when it is asked for, and parked when its session
+falls silent.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from lorad.errors import DaemonUnreachable, LoradError
+from lorad.tinker.door.errors import HttpError, unknown
+from lorad.tinker.door.lane import Lane
+from lorad.tinker.door.runs import Runs
+from lorad.tinker.door.state import Model, State
+from lorad.tinker.records import Arguments, Create, Failed, Outcome
+
+log = logging.getLogger(__name__)
+
+_RETRY = 2.0  # seconds between two tries to have a run made
+_SOON = 2.0  # seconds of a wait after which the daemon is asked what it is about
+
+
+class Models:
+    """bases: directory of each base by its name."""
+
+    def __init__(self, state: State, runs: Runs, bases: dict[str, Path]) -> None:
+        self.state, self.runs, self.bases = state, runs, bases
+        self._lanes: dict[str, Lane] = {}
+        self._opening: dict[str, asyncio.Task[Lane]] = {}
+        self._making: dict[str, asyncio.Task[None]] = {}
+
+    def begin_again(self) -> None:
+        """Have the runs made that the door before this one noted, and did not come to."""
+        for model in list(self.state.models.values()):
+            if not model.made:
+                self._begin(model)
+
+    def find(self, owner: str, id: str) -> Model:
+        """Raises HttpError 404, also for another owner's."""
+        model = self.state.models.get(id)
+        if model is None or model.owner != owner:
+            raise unknown("model", id)
+        return model
+
+    def create(self, model: Model) -> None:
+        """Note a model, once, and have its run made behind the back of the caller."""
+        if model.id not in self.state.models:
+            self.state.note(model)
+        self._begin(model)
+
+    async def lane(self, model: Model) -> Lane:
+        """Open the logs of a model. Raises HttpError 404 when its run was removed, LoradError, OSError."""
+        if (lane := self._lanes.get(model.id)) is not None:
+            return lane
+        if not self.runs.directory(model.run).parent.is_dir():
+            raise unknown("model", f"{model.id} any more, as its run {model.run} was removed; it was")
+        opening = self._opening.get(model.id)
+        if opening is None:
+            opening = asyncio.create_task(Lane.open(self.runs.directory(model.run)))
+            self._opening[model.id] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(model.id, None))
+        self._lanes[model.id] = lane = await asyncio.shield(opening)
+        return lane
+
+    async def submit(self, model: Model, seq: int, digest: str, arguments: Arguments) -> None:
+        """Have a request in the log of a model, and wake its run. Raises HttpError, LoradError, OSError."""
+        lane = await self.lane(model)
+        await lane.submit(seq, digest, arguments)
+        self.runs.wake(model.run)
+
+    async def result(self, model: Model, seq: int, seconds: float) -> tuple[Outcome | None, str]:
+        """Wait so long for a result; without one, say why. Raises HttpError 404 for what was never asked."""
+        if model.failed:
+            return Failed(model.failed), ""
+        if (making := self._making.get(model.id)) is not None and not making.done():
+            await asyncio.wait([making], timeout=seconds)
+            if not making.done():
+                return None, f"run {model.run} is being checked"
+            return await self.result(self.state.models[model.id], seq, 0.01)
+        lane = await self.lane(model)
+        if not lane.knows(seq):
+            raise unknown("request", f"{model.id}:{seq}")
+        soon = min(_SOON, seconds)
+        if (found := await lane.result(seq, soon)) is not None:
+            return found, ""
+        self.runs.wake(model.run)
+        reason, is_final = await self.runs.reason(model.run)
+        if is_final and (found := await lane.result(seq, 0.0)) is None:
+            return Failed(reason), ""  # nowhere written: the lane does it if somebody resumes the run
+        if found is None:
+            found = await lane.result(seq, seconds - soon)
+        return found, "" if found is not None else (reason or lane.reason())
+
+    async def park_silent(self, silent: float) -> None:
+        """Park the models of sessions that ended, or were not heard for so many seconds."""
+        now = time.monotonic()
+        for session in list(self.state.sessions.values()):
+            heard = self.state.seen.get(session.id)
+            if heard is None or (not session.finished and now - heard < silent):
+                continue
+            del self.state.seen[session.id]
+            log.info("session %s is silent: its models are parked", session.id)
+            for model in self.state.of_session(session.id):
+                try:
+                    await self.runs.park(model.run)
+                except LoradError as error:
+                    log.warning("run %s is not parked: %s", model.run, error)
+
+    def open_lanes(self) -> Iterator[tuple[Model, Lane]]:
+        for id, lane in self._lanes.items():
+            yield self.state.models[id], lane
+
+    async def close(self) -> None:
+        for task in [*self._making.values(), *self._opening.values()]:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for lane in self._lanes.values():
+            await lane.close()
+
+    def _begin(self, model: Model) -> None:
+        making = self._making.get(model.id)
+        if model.failed or (making is not None and not making.done()):
+            return
+        if making is None or making.exception() is not None:
+            self._making[model.id] = asyncio.create_task(self._make(model))
+
+    async def _make(self, model: Model) -> None:
+        while True:
+            try:
+                await self.runs.create(model, str(self.bases[model.base]))
+                lane = await self.lane(model)
+                asked = Create(model.directory, model.optimizer)
+                digest = hashlib.sha256(repr(asked).encode()).hexdigest()
+                await lane.submit(0, digest, asked)
+                self.state.note(replace(model, made=True))
+                return
+            except DaemonUnreachable as error:
+                log.warning("run %s waits for the daemon: %s", model.run, error)
+                await asyncio.sleep(_RETRY)
+            except LoradError as error:
+                self.state.note(replace(model, failed=error.in_full))
+                return
+            except (OSError, HttpError, KeyError) as error:
+                log.exception("run %s cannot be made", model.run)
+                self.state.note(replace(model, failed=f"the run cannot be made: {error}"))
+                return

@@ -1,0 +1,1 @@
+"""The routes of the door, by what they are about."""

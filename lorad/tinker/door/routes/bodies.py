@@ -1,0 +1,167 @@
+"""The JSON bodies of the client's requests. Fields that the door does not know are ignored."""
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.state import Lora
+
+T = TypeVar("T")
+
+
+class CreateSession(Struct, frozen=True):
+    sdk_version: str
+    tags: list[str] = []
+    user_metadata: dict[str, Any] | None = None
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class OfSession(Struct, frozen=True):
+    session_id: str
+
+
+class FinishReason(Struct, frozen=True):
+    type: str
+
+
+class Finish(Struct, frozen=True):
+    reason: FinishReason
+
+
+class OptimizerConfig(Struct, frozen=True):
+    type: str = "adamw"
+
+
+class CreateModel(Struct, frozen=True):
+    session_id: str
+    model_seq_id: int
+    base_model: str
+    lora_config: Lora | None = None
+    optimizer_config: OptimizerConfig | None = None
+    user_metadata: dict[str, Any] | None = None
+
+
+class OfModel(Struct, frozen=True):
+    model_id: str
+
+
+class Numbered(Struct, frozen=True):
+    """What every numbered request has."""
+
+    model_id: str
+    seq_id: int
+
+
+class OptimStep(Struct, frozen=True):
+    adam_params: dict[str, Any] | None = None
+    optimizer_params: dict[str, Any] | None = None
+
+
+class SaveWeights(Struct, frozen=True):
+    path: str | None = None
+    ttl_seconds: float | None = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+
+
+class SaveWeightsForSampler(Struct, frozen=True):
+    path: str | None = None
+    sampling_session_seq_id: int | None = None
+    kind: str = "snapshot"
+    ttl_seconds: float | None = None
+    user_metadata: dict[str, str] | None = None
+
+
+class LoadWeights(Struct, frozen=True):
+    """Into a new model of a session, or into one that is there and was not used."""
+
+    path: str
+    optimizer: bool
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    model_id: str | None = None
+    seq_id: int | None = None
+    optimizer_config: OptimizerConfig | None = None
+    user_metadata: dict[str, Any] | None = None
+    weights_access_token: str | None = None
+
+
+class OfRequest(Struct, frozen=True):
+    request_id: str
+
+
+class FuturesTarget(Struct, frozen=True):
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+class RetrieveFutures(Struct, frozen=True):
+    target: FuturesTarget
+    prev_cursor: int = 0
+    timeout: float | None = None
+    retrieved_request_ids: list[str] = []
+
+
+class CreateSamplingSession(Struct, frozen=True):
+    session_id: str
+    sampling_session_seq_id: int
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class OfSampler(Struct, frozen=True):
+    sampling_session_id: str
+
+
+class Chunk(Struct, frozen=True):
+    type: str = "encoded_text"
+    tokens: list[int] = []
+
+
+class ModelInput(Struct, frozen=True):
+    chunks: list[Chunk]
+
+
+class SamplingParams(Struct, frozen=True):
+    """stop: None ends at the base's own end tokens, [] at none."""
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str | int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+class Sample(Struct, frozen=True):
+    sampling_session_id: str
+    seq_id: int
+    prompt: ModelInput
+    sampling_params: SamplingParams = SamplingParams()
+    num_samples: int = 1
+    prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    prompt_alt_tokens_k: int = 0
+    record_stability_info: bool | None = None
+    target_prompt_logprobs: Any = None
+
+
+class OfPath(Struct, frozen=True):
+    tinker_path: str
+
+
+class Ttl(Struct, frozen=True):
+    ttl_seconds: float | None = None
+
+
+def read(data: bytes, kind: type[T]) -> T:
+    """Raises HttpError 422."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpError(422, f"the request is not understood: {error}") from None

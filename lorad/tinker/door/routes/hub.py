@@ -1,0 +1,61 @@
+"""Tokenizer files of the bases as the Hugging Face hub has them, so that `get_tokenizer()` of a client with
+HF_ENDPOINT set to the door works without the hub. Small text files alone are given, never weights.
+"""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+from aiohttp import web
+
+from lorad.tinker.door.routes.answers import answer
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+_COMMIT = {"X-Repo-Commit": f"{1:040}"}  # there is one state of each base
+_NAME = "{name:[^/]+/[^/]+}"
+
+
+def add_hub(app: web.Application, bases: dict[str, Path]) -> None:
+    """Answer without a key: the hub's client sends none to the door."""
+
+    def there(request: web.Request) -> dict[str, Path]:
+        directory = bases.get(request.match_info["name"])
+        if directory is None:
+            raise web.HTTPNotFound(headers={"X-Error-Code": "RepoNotFound"})
+        return {name: directory / name for name in _FILES if (directory / name).is_file()}
+
+    async def info(request: web.Request) -> web.Response:
+        name, files = request.match_info["name"], [{"rfilename": name} for name in there(request)]
+        sha = _COMMIT["X-Repo-Commit"]
+        return answer({"id": name, "sha": sha, "siblings": files, "private": False, "tags": []})
+
+    async def tree(request: web.Request) -> web.Response:
+        return answer(
+            [
+                {"type": "file", "path": name, "size": path.stat().st_size, "oid": _COMMIT["X-Repo-Commit"]}
+                for name, path in there(request).items()
+            ]
+        )
+
+    async def resolve(request: web.Request) -> web.Response:
+        path = there(request).get(request.match_info["file"])
+        if path is None:
+            return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"} | _COMMIT)
+        data = await asyncio.to_thread(path.read_bytes)
+        tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        return web.Response(body=data, headers=tag | _COMMIT, content_type="application/octet-stream")
+
+    app.router.add_get(f"/api/models/{_NAME}", info)
+    app.router.add_get(f"/api/models/{_NAME}/revision/{{revision}}", info)
+    app.router.add_get(f"/api/models/{_NAME}/tree/{{revision}}", tree)
+    app.router.add_get(f"/{_NAME}/resolve/{{revision}}/{{file:.*}}", resolve)

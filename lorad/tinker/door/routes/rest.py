@@ -1,0 +1,124 @@
+"""Routes that list and change what there is: training runs, checkpoints, sessions, samplers."""
+
+import time
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed
+from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import answer
+from lorad.tinker.door.state import Model
+
+T = TypeVar("T")
+_MOST = 1000  # of a page
+
+
+def _page(request: Asked, everything: list[T], usual: int) -> tuple[list[T], dict[str, int]]:
+    """Return what is wanted of a list, and its cursor. Raises HttpError 422."""
+    try:
+        limit, offset = (int(request.query.get(key, most)) for key, most in (("limit", usual), ("offset", 0)))
+    except ValueError:
+        raise HttpError(422, "limit and offset are numbers") from None
+    limit, offset = min(max(limit, 1), _MOST), max(offset, 0)
+    cursor = {"offset": offset, "limit": limit, "total_count": len(everything)}
+    return everything[offset : offset + limit], cursor
+
+
+async def training_runs(door: Door, request: Asked) -> web.Response:
+    mine = [model for model in door.state.models.values() if model.owner == request.owner]
+    some, cursor = _page(request, mine[::-1], 20)
+    return answer({"training_runs": [await _run(door, model) for model in some], "cursor": cursor})
+
+
+async def training_run(door: Door, request: Asked) -> web.Response:
+    return answer(await _run(door, door.models.find(request.owner, request.parts["id"])))
+
+
+async def _run(door: Door, model: Model) -> dict[str, Any]:
+    made = await door.checkpoints.of(model)
+    last = {one.kind: listed(one) for one in made}
+    used = 0.0
+    if made:
+        used = (await door.models.lane(model)).used
+    return {
+        "training_run_id": model.id,
+        "base_model": model.base,
+        "model_owner": model.owner,
+        "is_lora": True,
+        "corrupted": bool(model.failed),
+        "lora_rank": model.lora.rank,
+        "last_request_time": iso(used or model.created),
+        "last_checkpoint": last.get(WEIGHTS),
+        "last_sampler_checkpoint": last.get(SAMPLER),
+        "user_metadata": model.metadata or None,
+    }
+
+
+async def run_checkpoints(door: Door, request: Asked) -> web.Response:
+    model = door.models.find(request.owner, request.parts["id"])
+    return answer({"checkpoints": [listed(one) for one in await door.checkpoints.of(model)]})
+
+
+async def checkpoints(door: Door, request: Asked) -> web.Response:
+    every = [one async for one in door.checkpoints.of_owner(request.owner)]
+    some, cursor = _page(request, sorted(every, key=lambda one: -one.at), 100)
+    return answer({"checkpoints": [listed(one) for one in some], "cursor": cursor})
+
+
+async def weights_info(door: Door, request: Asked) -> web.Response:
+    body = bodies.read(request.data, bodies.OfPath)
+    model = (await door.checkpoints.find(request.owner, body.tinker_path)).model
+    flags = {name: getattr(model.lora, name) for name in ("train_unembed", "train_mlp", "train_attn")}
+    return answer({"base_model": model.base, "is_lora": True, "lora_rank": model.lora.rank} | flags)
+
+
+async def set_ttl(door: Door, request: Asked) -> web.Response:
+    path, body = await _own(door, request), bodies.read(request.data, bodies.Ttl)
+    if body.ttl_seconds is not None and not 0 < body.ttl_seconds < 1e10:
+        raise HttpError(400, f"ttl_seconds {body.ttl_seconds} is no time to live")
+    door.state.mark(path, expires=0.0 if body.ttl_seconds is None else time.time() + body.ttl_seconds)
+    return web.Response(status=204)
+
+
+async def publish(door: Door, request: Asked) -> web.Response:
+    """Let all owners read a checkpoint, or no longer."""
+    door.state.mark(await _own(door, request), public=request.method == "POST")
+    return web.Response(status=204)
+
+
+async def delete(door: Door, request: Asked) -> web.Response:
+    door.state.mark(await _own(door, request), gone=True)
+    return web.Response(status=204)
+
+
+async def _own(door: Door, request: Asked) -> str:
+    parts = request.parts
+    path = f"tinker://{parts['id']}/{parts['kind']}/{parts['name']}"
+    return (await door.checkpoints.find(request.owner, path, to_change=True)).path
+
+
+async def sessions(door: Door, request: Asked) -> web.Response:
+    mine = [session.id for session in door.state.sessions.values() if session.owner == request.owner]
+    some, cursor = _page(request, mine[::-1], 20)
+    return answer({"sessions": some, "cursor": cursor})
+
+
+async def session(door: Door, request: Asked) -> web.Response:
+    found = door.session(request.owner, request.parts["id"])
+    samplers = [one.id for one in door.state.samplers.values() if one.session == found.id]
+    return answer(
+        {
+            "training_run_ids": [model.id for model in door.state.of_session(found.id)],
+            "sampler_ids": samplers,
+            "user_metadata": {str(key): str(value) for key, value in found.metadata.items()},
+            "display_name": found.name,
+        }
+    )
+
+
+async def sampler(door: Door, request: Asked) -> web.Response:
+    found = await door.sampler(request.owner, request.parts["id"])
+    return answer({"sampler_id": found.id, "base_model": found.base, "model_path": found.path or None})

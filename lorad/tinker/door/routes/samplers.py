@@ -1,0 +1,145 @@
+"""Routes that sample. A sampler is a version or a base under a name; the pool loads its weights when it is
+asked for, so that any number of samplers may be alive.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from aiohttp import web
+from msgspec.structs import replace
+
+from lorad.protocol.batch import Sampling
+from lorad.tinker.door.checkpoints import SAMPLER
+from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import answer
+from lorad.tinker.door.sampling import Wish, seeds_of
+from lorad.tinker.door.state import Sampler
+from lorad.tinker.door.wire import BadRequest, Limits, check_tokens
+from lorad.tinker.records import Published
+
+_MOST_UNDER_WAY = 4096  # requests of all clients
+_MOST_OF_ONE = 1024
+_MOST_SAMPLES, _MOST_TOP = 1024, 20
+_UNSUPPORTED = (
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+    "record_stability_info",
+)
+
+
+async def create(door: Door, request: Asked) -> web.Response:
+    body = bodies.read(request.data, bodies.CreateSamplingSession)
+    session = door.session(request.owner, body.session_id)
+    id = f"{session.id}:sample:{body.sampling_session_seq_id}"
+    door.heard(session.id)
+    if id not in door.state.samplers:
+        door.state.note(await _sampler(door, request.owner, session.id, id, body))
+    return answer({"sampling_session_id": id, "type": "create_sampling_session"})
+
+
+async def _sampler(
+    door: Door, owner: str, session: str, id: str, body: bodies.CreateSamplingSession
+) -> Sampler:
+    if not body.model_path:
+        base = body.base_model or ""
+        await door.limits(base)
+        return Sampler(id, session, owner, base)
+    source = await door.checkpoints.find(owner, body.model_path)
+    if source.kind != SAMPLER or not isinstance(source.made, Published):
+        raise HttpError(
+            400, f"{body.model_path} is not for sampling: save_weights_for_sampler makes one that is"
+        )
+    version = f"{source.model.run}@{source.made.version}"
+    return Sampler(id, session, owner, source.model.base, version, body.model_path)
+
+
+async def join(door: Door, request: Asked) -> web.Response:
+    """Number a copy of a sampler in another process: its requests count from 10^9 times that number."""
+    body = bodies.read(request.data, bodies.OfSampler)
+    sampler = await door.sampler(request.owner, body.sampling_session_id)
+    joined = replace(sampler, copies=sampler.copies + 1)
+    door.state.note(joined)
+    return answer({"client_counter": joined.copies, "type": "join_sampling_session"})
+
+
+async def asample(door: Door, request: Asked) -> web.Response:
+    data = request.data
+    body = bodies.read(data, bodies.Sample)
+    sampler = await door.sampler(request.owner, body.sampling_session_id)
+    id, digest = f"{sampler.id}:{body.seq_id}", hashlib.sha256(data).hexdigest()
+    if (known := door.samples.find(id)) is None:
+        if door.samples.under_way >= _MOST_UNDER_WAY or door.samples.of(sampler.owner) >= _MOST_OF_ONE:
+            raise HttpError(429, f"{_MOST_OF_ONE} of your requests for samples are under way; ask again")
+        limits = await door.limits(sampler.base)
+        try:
+            wish = await _wish(door, body, sampler, id, limits)
+        except (BadRequest, ValueError) as error:
+            raise HttpError(400, str(error)) from None
+        name = sampler.version or str(door.bases[sampler.base])
+        door.samples.start(id, digest, sampler.owner, name, wish)
+    elif known.digest != digest:
+        raise HttpError(400, f"request {body.seq_id} of this sampler was another one")
+    sequences = [f"{id}:{index}" for index in range(body.num_samples)]
+    return answer({"request_id": id, "sample_sequence_ids": sequences, "type": "sample"})
+
+
+async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limits: Limits) -> Wish:
+    """Check a request. Raises BadRequest, ValueError."""
+    if asked := [name for name in _UNSUPPORTED if getattr(body, name)]:
+        raise BadRequest(f"{', '.join(asked)}: not supported by lorad")
+    if not 1 <= body.num_samples <= _MOST_SAMPLES:
+        raise BadRequest(f"num_samples {body.num_samples}: from 1 to {_MOST_SAMPLES} are taken")
+    if wrong := [chunk.type for chunk in body.prompt.chunks if chunk.type != "encoded_text"]:
+        raise BadRequest(f"prompt has a chunk of {wrong[0]}; only text is supported")
+    tokens = np.array([token for chunk in body.prompt.chunks for token in chunk.tokens], np.int64)
+    check_tokens(tokens, limits, "prompt")
+    params = body.sampling_params
+    text = id if params.seed is None else f"seed {params.seed}"
+    top = body.topk_prompt_logprobs
+    if not 0 <= top <= _MOST_TOP:
+        raise BadRequest(f"topk_prompt_logprobs {top}: at most {_MOST_TOP} are given")
+    return Wish(
+        tokens=tokens.astype(np.int32),
+        seeds=seeds_of(text, body.num_samples),
+        sampling=await _sampling(door, params, sampler, limits.positions - tokens.size),
+        last=_last(body, tokens.size),
+        top=top,
+    )
+
+
+def _last(body: bodies.Sample, size: int) -> int:
+    """Return of how many tokens of the prompt log-probabilities are wanted."""
+    last = body.prompt_logprobs_last_n
+    if not body.prompt_logprobs and not body.topk_prompt_logprobs:
+        if last is not None:
+            raise BadRequest("prompt_logprobs_last_n needs prompt_logprobs")
+        return 0
+    if last is not None and last < 1:
+        raise BadRequest(f"prompt_logprobs_last_n {last} is not positive")
+    return size if last is None else min(last, size)
+
+
+async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler, room: int) -> Sampling:
+    if room < 1:
+        raise BadRequest("the prompt leaves no room for another token")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise BadRequest(f"max_tokens {params.max_tokens} is not positive")
+    if not 0 <= params.temperature <= 100 or not 0 < params.top_p <= 1:
+        raise BadRequest(f"temperature {params.temperature} or top_p {params.top_p} is out of range")
+    stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    ids = tuple(one for one in stop if isinstance(one, int))
+    if params.stop is None:
+        ids = tuple(sorted((await door.pools.base(door.bases[sampler.base])).tokenizer.eos_ids))
+    return Sampling(
+        min(params.max_tokens or room, room),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        stop_token_ids=ids,
+        stop=tuple(one for one in stop if isinstance(one, str)),
+        stream=False,
+    )

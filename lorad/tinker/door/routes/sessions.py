@@ -1,0 +1,102 @@
+"""Routes about the client itself: its configuration, and sessions, which are leases."""
+
+import re
+import secrets
+import time
+
+from aiohttp import web
+from msgspec.structs import replace
+
+from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import answer
+from lorad.tinker.door.state import Session
+
+_TRIED = (0, 25), (0, 38)  # the oldest and the newest client that `make tinker` runs
+_MOST_SAMPLES = 512  # requests for samples that a client has under way
+_UNEMBED = (
+    "lorad trains no adapter on the unembedding (lm_head): train_unembed has no effect. alpha is 32 whatever "
+    "the rank."
+)
+
+
+async def config(door: Door, request: Asked) -> web.Response:
+    """Tell the client how to behave; for what is left out it has its own defaults."""
+    return answer(
+        {
+            "pjwt_auth_enabled": False,
+            "proto_compress_fwdbwd": False,
+            "parallel_fwdbwd_chunks": True,
+            # each sample is polled for: its client hears why it waits, and that a killed door forgot it
+            "sample_use_retrieve_futures": False,
+            "sample_join_sampling_session": True,
+            "sample_max_concurrent_requests": _MOST_SAMPLES,
+            "custom_loss_server_side": False,
+        }
+    )
+
+
+async def dynamic_config(door: Door, request: Asked) -> web.Response:
+    return answer({"refresh_interval_sec": 3600, "sample_cancel_enabled": True})
+
+
+async def capabilities(door: Door, request: Asked) -> web.Response:
+    models = [
+        {
+            "model_name": name,
+            "max_context_length": (await door.limits(name)).positions,
+            "trainable": True,
+            "sampleable": True,
+        }
+        for name in door.bases
+    ]
+    return answer({"supported_models": models})
+
+
+async def create(door: Door, request: Asked) -> web.Response:
+    body = bodies.read(request.data, bodies.CreateSession)
+    # the client repeats the request with the same key when an answer was lost
+    key = request.headers.get("X-Idempotency-Key", secrets.token_hex())
+    session = door.idempotent.get((request.owner, key))
+    if session is None:
+        session = secrets.token_hex(8)
+        door.idempotent[request.owner, key] = session
+        metadata, tags = body.user_metadata or {}, body.tags
+        made = Session(session, request.owner, time.time(), metadata, tags, body.display_name)
+        door.state.note(replace(made, project=body.project_id))
+    door.heard(session)
+    told = {"session_id": session, "type": "create_session", "info_message": _UNEMBED}
+    return answer(told | {"warning_message": _about_version(body.sdk_version)})
+
+
+def _about_version(sdk: str) -> str | None:
+    parsed = re.match(r"(\d+)\.(\d+)", sdk)
+    oldest, newest = _TRIED
+    if parsed and oldest <= (int(parsed[1]), int(parsed[2])) <= newest:
+        return None
+    tried = " to ".join(".".join(map(str, version)) for version in _TRIED)
+    return f"lorad was tried with tinker {tried}; this is {sdk}"
+
+
+async def heartbeat(door: Door, request: Asked) -> web.Response:
+    body = bodies.read(request.data, bodies.OfSession)
+    session = door.session(request.owner, body.session_id)
+    if session.finished:
+        raise HttpError(410, "this session has finished")
+    door.heard(session.id)
+    return answer({"type": "session_heartbeat"})
+
+
+async def finish(door: Door, request: Asked) -> web.Response:
+    """The first reason counts. The models are parked soon."""
+    session = door.session(request.owner, request.parts["id"])
+    body = bodies.read(request.data, bodies.Finish)
+    if not session.finished:
+        door.state.note(replace(session, finished=body.reason.type))
+    return web.Response(status=204)
+
+
+async def telemetry(door: Door, request: Asked) -> web.Response:
+    """Drop what the client says of itself: it has tracebacks and paths of its user."""
+    return answer({"status": "accepted"})

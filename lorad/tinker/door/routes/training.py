@@ -1,0 +1,242 @@
+"""Routes that make models and change them. A numbered request that cannot be done is taken all the same: its
+future fails, so that no number is missing.
+"""
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from lorad.tinker.door.checkpoints import WEIGHTS, name_of
+from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.routes import bodies
+from lorad.tinker.door.routes.answers import PROTOBUF, answer
+from lorad.tinker.door.state import Lora, Model
+from lorad.tinker.door.wire import BadRequest, read_head, read_pass
+from lorad.tinker.records import (
+    Arguments,
+    Load,
+    Refused,
+    SaveSampler,
+    SaveWeights,
+    Step,
+    Unload,
+)
+
+EXPORT = "lorad uploads no checkpoints: `lorad export RUN@VERSION DIR` makes a PEFT directory of one"
+_INTEGERS = 1 << 31
+
+
+async def create_model(door: Door, request: Asked) -> web.Response:
+    body = bodies.read(request.data, bodies.CreateModel)
+    session = door.session(request.owner, body.session_id)
+    await door.limits(body.base_model)
+    lora = body.lora_config or Lora()
+    _refuse_lora(lora, body.optimizer_config)
+    if (ranks := door.settings.ranks) and lora.rank not in ranks:
+        raise HttpError(400, f"lora rank {lora.rank} is not served here: there are {ranks}")
+    model = _model(door, session.id, body.model_seq_id, body.base_model, lora, body.user_metadata)
+    return _begun(door, model)
+
+
+async def load_weights(door: Door, request: Asked) -> web.Response:
+    """Make a model of a checkpoint; or, as clients did before 0.25, load it into one that was not used."""
+    data = request.data
+    body = bodies.read(data, bodies.LoadWeights)
+    if body.session_id is None or body.model_seq_id is None:
+        return await _load_into(door, request, data)
+    session = door.session(request.owner, body.session_id)
+    if body.weights_access_token:
+        raise HttpError(400, "weights_access_token is not supported: publish the checkpoint instead")
+    source = await door.checkpoints.find(request.owner, body.path)
+    if source.kind != WEIGHTS and body.optimizer:
+        raise HttpError(400, f"{body.path} has no optimizer state: save_state makes one that has")
+    _refuse_lora(source.model.lora, body.optimizer_config)
+    made = _model(
+        door, session.id, body.model_seq_id, source.model.base, source.model.lora, body.user_metadata
+    )
+    directory = str(door.models.runs.home.run(source.model.run).root / source.made.directory)
+    model = msgspec.structs.replace(made, source=body.path, directory=directory, optimizer=body.optimizer)
+    return _begun(door, model)
+
+
+async def get_info(door: Door, request: Asked) -> web.Response:
+    body = bodies.read(request.data, bodies.OfModel)
+    model = door.models.find(request.owner, body.model_id)
+    data = {"arch": "lora", "model_name": model.base, "tokenizer_id": model.base}
+    told = {"type": "get_info", "model_id": model.id, "model_data": data, "model_name": model.base}
+    return answer(told | {"is_lora": True, "lora_rank": model.lora.rank})
+
+
+async def forward_backward(door: Door, request: Asked) -> web.Response:
+    if request.content_type != PROTOBUF:
+        raise HttpError(422, "forward_backward is taken as protobuf: install tinker 0.25 or newer")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise HttpError(415, "compressed bodies are not taken")
+    head = await _threaded(read_head, request.data)
+    model = door.models.find(request.owner, head.model_id)
+    arguments: Arguments
+    try:
+        arguments = await _threaded(read_pass, head, await door.limits(model.base))
+    except BadRequest as error:
+        arguments = Refused(str(error), poisons=head.backward)
+    return await _submit(door, model, head.seq, head.digest, arguments)
+
+
+async def optim_step(door: Door, request: Asked) -> web.Response:
+    return await _numbered(door, request, _step_of)
+
+
+async def save_weights(door: Door, request: Asked) -> web.Response:
+    return await _numbered(door, request, _save_of)
+
+
+async def save_weights_for_sampler(door: Door, request: Asked) -> web.Response:
+    return await _numbered(door, request, _sampler_of)
+
+
+async def save_weights_external(door: Door, request: Asked) -> web.Response:
+    return await _numbered(door, request, _refuse_external)
+
+
+def _refuse_external(_: bytes, __: Model) -> Arguments:
+    raise ValueError(f"save_weights_external: {EXPORT}")
+
+
+async def unload_model(door: Door, request: Asked) -> web.Response:
+    """End a model. The request has no number of the client's: it comes behind all that are there."""
+    body = bodies.read(request.data, bodies.OfModel)
+    model = door.models.find(request.owner, body.model_id)
+    lane = await door.models.lane(model)
+    return await _submit(door, model, lane.last + 1, "unload", Unload())
+
+
+async def _load_into(door: Door, request: Asked, data: bytes) -> web.Response:
+    body = bodies.read(data, bodies.LoadWeights)
+    if body.model_id is None or body.seq_id is None:
+        raise HttpError(422, "load_weights takes session_id and model_seq_id, or model_id and seq_id")
+    model = door.models.find(request.owner, body.model_id)
+    arguments: Arguments
+    try:
+        source = await door.checkpoints.find(request.owner, body.path)
+        if body.seq_id != 1:
+            raise HttpError(400, "weights are loaded into a new model only, before anything else")
+        if source.kind != WEIGHTS and body.optimizer:
+            raise HttpError(400, f"{body.path} has no optimizer state: save_state makes one that has")
+        directory = str(door.models.runs.home.run(source.model.run).root / source.made.directory)
+        arguments = Load(body.path, directory, body.optimizer)
+    except HttpError as error:
+        arguments = Refused(error.detail)
+    return await _submit(door, model, body.seq_id, _digest(data), arguments)
+
+
+async def _numbered(
+    door: Door, request: Asked, arguments_of: Callable[[bytes, Model], Arguments]
+) -> web.Response:
+    """Take a request whose body is JSON."""
+    data = request.data
+    head = bodies.read(data, bodies.Numbered)
+    model = door.models.find(request.owner, head.model_id)
+    try:
+        arguments = arguments_of(data, model)
+    except HttpError as error:
+        arguments = Refused(error.detail)
+    except ValueError as error:
+        arguments = Refused(str(error))
+    return await _submit(door, model, head.seq_id, _digest(data), arguments)
+
+
+async def _submit(door: Door, model: Model, seq: int, digest: str, arguments: Arguments) -> web.Response:
+    if not 0 < seq < _INTEGERS:
+        raise HttpError(400, f"seq_id {seq} is no number of a request: they begin at 1")
+    if model.failed:
+        raise HttpError(400, model.failed)
+    door.heard(model.session)
+    await door.models.submit(model, seq, digest, arguments)
+    return answer({"request_id": f"{model.id}:{seq}", "model_id": model.id})
+
+
+def _begun(door: Door, model: Model) -> web.Response:
+    door.heard(model.session)
+    door.models.create(model)
+    return answer({"request_id": f"{model.id}:0", "model_id": model.id})
+
+
+def _model(
+    door: Door, session: str, number: int, base: str, lora: Lora, metadata: dict[str, Any] | None
+) -> Model:
+    """Make a model with the id that the client computes by itself."""
+    if not 0 <= number < _INTEGERS:
+        raise HttpError(400, f"model_seq_id {number} is no number of a model")
+    metadata = {str(key): str(value) for key, value in (metadata or {}).items()}
+    owner = door.state.sessions[session].owner
+    run = f"tinker-{session}-{number}"
+    return Model(f"{session}:train:{number}", session, owner, run, base, lora, time.time(), metadata)
+
+
+def _refuse_lora(lora: Lora, optimizer: bodies.OptimizerConfig | None) -> None:
+    if optimizer is not None and optimizer.type != "adamw":
+        raise HttpError(400, f"the optimizer {optimizer.type} is not supported; there is adamw")
+    if lora.rank < 1:
+        raise HttpError(400, f"lora rank {lora.rank} is not positive")
+    if not (lora.train_attn or lora.train_mlp):
+        raise HttpError(400, "train_attn or train_mlp must be true: lorad trains no unembedding alone")
+
+
+def _step_of(data: bytes, _: Model) -> Step:
+    body = bodies.read(data, bodies.OptimStep)
+    if body.adam_params is None:
+        raise ValueError("optim_step takes adam_params; there is no other optimizer")
+    known = {name: body.adam_params[name] for name in Step.__struct_fields__ if name in body.adam_params}
+    if useless := [
+        name for name, value in body.adam_params.items() if name not in known and name != "type" and value
+    ]:
+        raise ValueError(f"adam_params: {', '.join(sorted(useless))} would change nothing; leave it out")
+    step = msgspec.convert({"learning_rate": 1e-4, "type": "step"} | known, Step)
+    if not all(math.isfinite(value) and value >= 0 for value in msgspec.structs.astuple(step)):
+        raise ValueError("adam_params: a number is negative or not finite")
+    if max(step.beta1, step.beta2) >= 1:
+        raise ValueError("adam_params: beta1 and beta2 must be below 1")
+    return step
+
+
+def _save_of(data: bytes, _: Model) -> SaveWeights:
+    body = bodies.read(data, bodies.SaveWeights)
+    _refuse_ttl(body.ttl_seconds)
+    return SaveWeights(name_of(body.path), body.overwrite, body.ttl_seconds, body.user_metadata or {})
+
+
+def _sampler_of(data: bytes, model: Model) -> SaveSampler:
+    body = bodies.read(data, bodies.SaveWeightsForSampler)
+    if body.kind != "snapshot":
+        raise ValueError(f"kind={body.kind} is not supported by lorad: the weights of a sampler never change")
+    _refuse_ttl(body.ttl_seconds)
+    metadata = body.user_metadata or {}
+    if body.path is not None:
+        return SaveSampler(name_of(body.path), "", body.ttl_seconds, metadata)
+    if body.sampling_session_seq_id is None:
+        raise ValueError("save_weights_for_sampler takes a path, or sampling_session_seq_id")
+    sampler = f"{model.session}:sample:{body.sampling_session_seq_id}"
+    return SaveSampler("", sampler, None, metadata)
+
+
+def _refuse_ttl(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < 1e10:
+        raise ValueError(f"ttl_seconds {seconds} is no time to live")
+
+
+def _digest(data: bytes) -> str:
+    """Return the same for a request that is repeated, even where its sampling session has a new number."""
+    body = msgspec.json.decode(data)
+    body.pop("sampling_session_seq_id", None)
+    return hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
+
+
+async def _threaded(work: Callable[..., Any], *arguments: Any) -> Any:
+    return await asyncio.to_thread(work, *arguments)

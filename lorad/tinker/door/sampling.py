@@ -1,0 +1,315 @@
+"""Samples from versions and bases through the pools that serve them, as the gateway does.
+
+Nothing of it is kept: after a restart the client is told that its request is gone, and sends it again.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.errors import Conflict, DaemonUnreachable, EngineGone, LoradError, NotFound, PoolLost
+from lorad.gateway.errors import ApiError
+from lorad.gateway.own.bases import Base, Bases, Peer, Peers
+from lorad.gateway.own.resolve import Resolver
+from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
+from lorad.protocol.calls import Generate, Rank
+from lorad.protocol.served import Served
+from lorad.tinker.door.runs import BASE, Runs
+from lorad.tinker.door.wire import BadRequest, Sample, Top, write_samples
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds between two tries
+_UNKNOWN_SECONDS = 20.0  # for the daemon to read in the run's journal that there is a version
+_AWAY_SECONDS = 3600.0  # for a device to be free, a pool to start, the daemon to be there
+_KEPT = 900.0  # seconds for which a result that nobody fetched is kept
+_CLONE = 10**9  # requests of the n-th copy of a sampler begin at n times that number
+_POOL_SECONDS = 900.0  # for a pool to say anything more
+
+
+class Wish(Struct, frozen=True):
+    """One request for samples, checked.
+
+    tokens: int32 [P]. seeds: uint64, one for each sample. last: of how many tokens of the prompt the
+    log-probabilities are wanted; 0: none. top: how many others in each place.
+    """
+
+    tokens: np.ndarray
+    seeds: np.ndarray
+    sampling: Sampling
+    last: int = 0
+    top: int = 0
+
+
+@dataclass(eq=False)
+class Sampled:
+    """A request. body: the answer, once it is there; error: what to say instead. reason: why it waits."""
+
+    owner: str
+    digest: str
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    body: bytes = b""
+    error: tuple[str, str] | None = None
+    reason: str = ""
+    ended: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait so long for the end; return whether it came."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.done.wait(), seconds)
+        return self.done.is_set()
+
+
+def seeds_of(text: str, count: int) -> np.ndarray:
+    """Return uint64 [count], which depend on the text alone."""
+    digests = (hashlib.sha256(f"{text} {index}".encode()).digest() for index in range(count))
+    return np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
+
+
+class Pools:
+    """Finds the pool of a version, has the daemon load the version there, and asks it."""
+
+    def __init__(self, resolver: Resolver, runs: Runs) -> None:
+        self.resolver, self.bases, self.peers, self._runs = resolver, Bases(), Peers(), runs
+        self._places: dict[str, asyncio.Task[Served]] = {}  # of bases, by their directories
+
+    async def base(self, directory: Path) -> Base:
+        return await self.bases.get(str(directory))
+
+    async def answer(self, name: str, wish: Wish, waits: Callable[[str], None]) -> bytes:
+        """Sample from `run@number`, or from the base in a directory.
+
+        Waits for devices, pools and the daemon, and says for what. Raises LoradError, ApiError, BadRequest.
+        """
+        began, pause, served = time.monotonic(), _FIRST_PAUSE, None
+        while True:
+            try:
+                served = await (self._find(name) if served is None else self._find_another(name, served))
+                return await self._answer(served, wish)
+            except (LoradError, ApiError) as error:
+                patience = _patience(error)
+                if time.monotonic() - began > patience:
+                    raise
+                waits(error.message)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def close(self) -> None:
+        await self.peers.close()
+        self.resolver.close()
+
+    async def _find(self, name: str) -> Served:
+        """Raises LoradError, ApiError."""
+        if "@" in name:
+            return await self.resolver.find(name)
+        place = self._places.get(name)
+        if place is None or (place.done() and place.exception() is not None):
+            place = self._places[name] = asyncio.create_task(self._runs.bring_up_base(name))
+        return await asyncio.shield(place)
+
+    async def _find_another(self, name: str, served: Served) -> Served:
+        """Find the place again when that one was gone."""
+        if "@" in name:
+            return await self.resolver.find_another(name, served)
+        place = self._places.get(name)
+        if place is not None and place.done() and place.exception() is None and place.result() == served:
+            del self._places[name]
+        return await self._find(name)
+
+    async def _answer(self, served: Served, wish: Wish) -> bytes:
+        if served.socket is None:
+            raise PoolLost(f"no pool serves {served.name} now")
+        peer = await self.peers.get(served.socket)
+        _check_room(peer, wish)
+        version = BASE if served.run == BASE else served.name
+        samples, ranked = await asyncio.gather(_generated(peer, version, wish), _ranked(peer, version, wish))
+        return write_samples(samples, *ranked)
+
+
+def _patience(error: LoradError | ApiError) -> float:
+    """Return for how many seconds to try again. A version may be unloaded for another one between the
+    daemon's answer and the call.
+    """
+    if isinstance(error, NotFound) or (isinstance(error, ApiError) and error.status == 404):
+        return _UNKNOWN_SECONDS
+    is_passing = isinstance(error, PoolLost | EngineGone | DaemonUnreachable | Conflict)
+    return _AWAY_SECONDS if is_passing else 0.0
+
+
+def _check_room(peer: Peer, wish: Wish) -> None:
+    if wish.last and not peer.info.ranks:
+        raise BadRequest(f"the engine {peer.info.engine} gives no log-probabilities of prompts")
+    most = peer.info.max_tokens
+    if most and wish.tokens.size + wish.sampling.max_new_tokens > most:
+        raise BadRequest(
+            f"a prompt of {wish.tokens.size} tokens and {wish.sampling.max_new_tokens} new ones: the engine "
+            f"takes {most} in all"
+        )
+
+
+async def _generated(peer: Peer, version: str, wish: Wish) -> list[Sample]:
+    asked = [Prompt("0", wish.tokens, wish.seeds)]
+    parts: list[list[Chunk]] = [[] for _ in wish.seeds]
+    items = peer.connection.stream("serve", Generate(version, asked, wish.sampling))
+    async with contextlib.aclosing(items):
+        while isinstance(item := await _following(items), Chunks):
+            if item.version != version:
+                raise PoolLost(f"the pool answered with {item.version}, not {version}")
+            for chunk in item.split(asked):
+                if chunk.finish == "abort":
+                    raise PoolLost("the pool ended the request early")
+                parts[chunk.index].append(chunk)
+    return [
+        Sample(
+            np.concatenate([chunk.tokens for chunk in chunks]),
+            np.concatenate([chunk.logprobs for chunk in chunks]),
+            chunks[-1].finish == "stop",
+        )
+        for chunks in parts
+    ]
+
+
+async def _following(items: AsyncGenerator[Any, None]) -> Any:
+    try:
+        async with asyncio.timeout(_POOL_SECONDS):
+            return await anext(items)
+    except TimeoutError:
+        raise PoolLost(f"the pool said nothing for {_POOL_SECONDS:.0f} s") from None
+
+
+async def _ranked(peer: Peer, version: str, wish: Wish) -> tuple[np.ndarray | None, Top | None]:
+    """Return float32 [P], NaN where no log-probability is wanted or can be; and the most likely others."""
+    if not wish.last:
+        return None, None
+    size = wish.tokens.size
+    start = max(size - wish.last, 1)
+    logprobs = np.full(size, np.nan, np.float32)
+    top = np.zeros((size, wish.top), np.int32), np.full((size, wish.top), np.nan, np.float32)
+    if start < size:
+        ranked: Ranked = await peer.connection.call("rank", Rank(version, [wish.tokens], [start], wish.top))
+        logprobs[start:] = ranked.logprobs
+        top[0][start:], top[1][start:] = ranked.top_tokens, ranked.top_logprobs
+    return logprobs, top if wish.top else None
+
+
+class _Ended:
+    """The requests of a sampler that ended, in that order; those that its client has heard of are dropped."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self.requests: list[tuple[str, int]] = []  # id, bytes of the answer
+        self.some = asyncio.Event()
+
+    def after(self, cursor: int) -> list[tuple[str, int]]:
+        """Return those behind a cursor; one of a door before this one is behind none."""
+        if not self.dropped <= cursor <= self.dropped + len(self.requests):
+            return self.requests
+        del self.requests[: cursor - self.dropped]
+        self.dropped = cursor
+        return self.requests
+
+
+class Samples:
+    """All requests for samples, by their ids."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._requests: dict[str, Sampled] = {}
+        self._ended: dict[tuple[str, int], _Ended] = {}  # by sampler, and copy of it
+        self._under_way: Counter[str] = Counter()  # by owner
+
+    @property
+    def under_way(self) -> int:
+        return self._under_way.total()
+
+    def of(self, owner: str) -> int:
+        """Count the requests of an owner that are under way."""
+        return self._under_way[owner]
+
+    def find(self, id: str) -> Sampled | None:
+        return self._requests.get(id)
+
+    def start(self, id: str, digest: str, owner: str, name: str, wish: Wish) -> None:
+        """Begin a request. name: run@number, or the directory of a base."""
+        request = self._requests[id] = Sampled(owner, digest)
+        request.task = asyncio.create_task(self._run(id, request, name, wish))
+
+    async def _run(self, id: str, request: Sampled, name: str, wish: Wish) -> None:
+        def waits(reason: str) -> None:
+            request.reason = reason
+
+        self._under_way[request.owner] += 1
+        try:
+            request.body = await self._pools.answer(name, wish, waits)
+        except BadRequest as error:
+            request.error = str(error), "user"
+        except (LoradError, ApiError) as error:
+            request.error = error.message, "server"
+            log.warning("%s: %s", id, error.message)
+        except asyncio.CancelledError:
+            request.error = "it was cancelled", "user"
+        except Exception as error:
+            request.error = (
+                f"this is a defect of lorad; the log of its door has the details: {error}",
+                "server",
+            )
+            log.exception("%s", id)
+        self._under_way[request.owner] -= 1
+        request.ended = time.monotonic()
+        request.done.set()
+        ended = self._ended_of(id)
+        ended.requests.append((id, len(request.body)))
+        ended.some.set()
+
+    def cancel(self, owner: str, id: str) -> None:
+        request = self._requests.get(id)
+        if request is not None and request.owner == owner and request.task is not None:
+            request.task.cancel()
+
+    def forget(self, ids: list[str], owner: str) -> None:
+        """Drop results that their client has."""
+        for id in ids:
+            if (request := self._requests.get(id)) is not None and request.owner == owner:
+                del self._requests[id]
+
+    def forget_old(self) -> None:
+        """Drop results that nobody fetched."""
+        now = time.monotonic()
+        for id, request in list(self._requests.items()):
+            if request.done.is_set() and now - request.ended > _KEPT:
+                del self._requests[id]
+
+    async def ended(
+        self, sampler: str, clone: int, cursor: int, seconds: float
+    ) -> tuple[list[tuple[str, int]], int]:
+        """Wait so long for requests of a sampler to end. Returns those behind the cursor, and the next
+        cursor.
+        """
+        ended = self._ended.setdefault((sampler, clone), _Ended())
+        if not ended.after(cursor) and seconds:
+            ended.some.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.some.wait(), seconds)
+        return list(ended.requests), ended.dropped + len(ended.requests)
+
+    def _ended_of(self, id: str) -> _Ended:
+        sampler, _, number = id.rpartition(":")
+        return self._ended.setdefault((sampler, int(number) // _CLONE), _Ended())
+
+    async def close(self) -> None:
+        tasks = [request.task for request in self._requests.values() if request.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pools.close()

@@ -1,0 +1,231 @@
+"""Between the client's protobuf and arrays. What a client sends is checked here, before anything is kept."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast, get_args
+
+import numpy as np
+
+from lorad.tinker.door.messages import FLOAT32, INT32, INT64, M
+from lorad.tinker.losses import check
+from lorad.tinker.records import Loss, Pass, Passed
+
+_DTYPES: dict[int, np.dtype[Any]] = {
+    FLOAT32: np.dtype(np.float32),
+    INT64: np.dtype(np.int64),
+    INT32: np.dtype(np.int32),
+}
+_MOST_DATUMS = 1 << 16
+_MOST_NUMBERS = 1 << 24  # of a tensor, and tokens of a pass
+
+
+class BadRequest(Exception):
+    """What the client asks for cannot be done; the text is for its user."""
+
+
+class Limits(NamedTuple):
+    """vocab, positions: of the base."""
+
+    vocab: int
+    positions: int
+
+
+class Head(NamedTuple):
+    """Whose the request is. message: all of it."""
+
+    model_id: str
+    seq: int
+    digest: str
+    backward: bool
+    message: Any
+
+
+class Sample(NamedTuple):
+    """tokens: int32 [t]. logprobs: float32 [t]. top: (ids int32 [t, k], logprobs float32 [t, k])."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    stopped: bool
+
+
+Top = tuple[np.ndarray, np.ndarray]
+
+
+def read_head(body: bytes) -> Head:
+    """Raises BadRequest for what is no ForwardBackwardRequest."""
+    try:
+        message = M["ForwardBackwardRequest"].FromString(body)
+        canonical = message.SerializeToString(deterministic=True)  # entries of maps come in any order
+    except Exception as error:
+        raise BadRequest(f"this is not a ForwardBackwardRequest: {error}") from None
+    digest = hashlib.sha256(canonical).hexdigest()
+    return Head(message.model_id, message.seq_id, digest, not message.forward_only, message)
+
+
+def read_pass(head: Head, limits: Limits) -> Pass:
+    """Raises BadRequest that names the datum and the field."""
+    message = head.message
+    if not 0 < len(message.data) <= _MOST_DATUMS:
+        raise BadRequest(f"data has {len(message.data)} datums; from 1 to {_MOST_DATUMS} are taken at once")
+    if (name := message.loss_fn) not in get_args(Loss):
+        raise BadRequest(_unknown_loss(name))
+    config = _config(message)
+    tokens, targets = list[np.ndarray](), list[np.ndarray]()
+    arrays: dict[str, list[np.ndarray]] = {}
+    total = 0
+    for place, datum in enumerate(message.data):
+        try:
+            ids = _tokens(datum, limits)
+            inputs = {key: tensor(value, ids.size) for key, value in datum.loss_fn_inputs.items()}
+            targets.append(_targets(inputs, ids, limits))
+            for key, values in check(name, config, inputs, ids.size).items():
+                arrays.setdefault(key, []).append(values)
+        except (BadRequest, ValueError) as error:
+            raise BadRequest(f"data[{place}]: {error}") from None
+        tokens.append(ids)
+        total += ids.size
+        if total > _MOST_NUMBERS:
+            raise BadRequest(f"a request has more than {_MOST_NUMBERS} tokens; send fewer datums at once")
+    return Pass(
+        tokens=np.concatenate(tokens),
+        lengths=np.array([part.size for part in tokens], np.int32),
+        targets=np.concatenate(targets),
+        loss=cast("Loss", name),
+        arrays={key: np.concatenate(parts) for key, parts in arrays.items()},
+        config=config,
+        backward=head.backward,
+    )
+
+
+def _unknown_loss(name: str) -> str:
+    known = ", ".join(get_args(Loss))
+    if name == "stable_reinforce":
+        return (
+            f"loss_fn stable_reinforce is Tinker's own, and not published. There are {known}; recipes of the "
+            "cookbook take loss_fn=importance_sampling"
+        )
+    return f"loss_fn {name!r} is not known here; there are {known}"
+
+
+def _config(message: Any) -> dict[str, float]:
+    config = {key: float(value) for key, value in message.loss_fn_config.items()}
+    for key, value in message.loss_fn_config_v2.items():
+        if value.WhichOneof("value") != "number":
+            raise BadRequest(f"loss_fn_config: {key} must be a number")
+        config[key] = float(value.number)
+    return config
+
+
+def _tokens(datum: Any, limits: Limits) -> np.ndarray:
+    parts = []
+    for chunk in datum.model_input:
+        if (kind := chunk.WhichOneof("chunk")) != "encoded_text":
+            raise BadRequest(f"model_input has a chunk of {kind or 'no kind'}; only text is supported")
+        parts.append(_numbers(chunk.encoded_text.tokens, np.dtype(np.int32), "model_input"))
+    ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    check_tokens(ids, limits, "model_input")
+    return ids
+
+
+def check_tokens(ids: np.ndarray, limits: Limits, name: str) -> None:
+    """Raises BadRequest for none, too many, and such that the base does not have."""
+    if not ids.size:
+        raise BadRequest(f"{name} has no tokens")
+    if ids.size > limits.positions:
+        raise BadRequest(f"{name} has {ids.size} tokens; the base takes {limits.positions}")
+    if wrong := ids[(ids < 0) | (ids >= limits.vocab)][:1].tolist():
+        raise BadRequest(f"{name} has the token {wrong[0]}; the base has the tokens 0 to {limits.vocab - 1}")
+
+
+def _targets(inputs: dict[str, np.ndarray], ids: np.ndarray, limits: Limits) -> np.ndarray:
+    wanted = inputs.get("target_tokens")
+    if wanted is None:
+        raise BadRequest("loss_fn_inputs has no target_tokens")
+    if wanted.shape != ids.shape:
+        raise BadRequest(f"target_tokens has {wanted.size} numbers; model_input has {ids.size} tokens")
+    if wanted.dtype.kind != "i":
+        raise BadRequest("target_tokens must be integers")
+    check_tokens(wanted, limits, "target_tokens")
+    return wanted.astype(np.int32)
+
+
+def tensor(message: Any, most: int) -> np.ndarray:
+    """Read a Tensor of at most so many numbers; of sparse ones, what is not there is 0. A row or column is
+    one dimension. Raises BadRequest.
+    """
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise BadRequest(f"a tensor has the type {message.dtype}; float32, int64 and int32 are taken")
+    shape = tuple(message.shape)
+    if min(shape, default=0) < 0 or math.prod(shape) > most:
+        raise BadRequest(
+            f"a tensor has the shape {list(shape)}; it may have a number for each of {most} tokens"
+        )
+    if message.HasField("sparse_csr"):
+        return _from_csr(message.sparse_csr, dtype, shape).reshape(-1)
+    values = _numbers(message.dense, dtype, "a tensor")
+    if shape and values.size != math.prod(shape):
+        raise BadRequest(f"a tensor of the shape {list(shape)} has {values.size} numbers")
+    return values
+
+
+def _from_csr(csr: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Fill up a matrix of compressed sparse rows."""
+    if len(shape) != 2:
+        raise BadRequest(f"a sparse tensor has the shape {list(shape)}; it must have two dimensions")
+    values = _numbers(csr.values, dtype, "a sparse tensor")
+    rows = _numbers(csr.crow_indices, np.dtype(np.int64), "crow_indices")
+    columns = _numbers(csr.col_indices, np.dtype(np.int64), "col_indices")
+    counts = np.diff(rows)
+    is_whole = rows.size == shape[0] + 1 and rows[0] == 0 and rows[-1] == values.size == columns.size
+    if not is_whole or (counts < 0).any():
+        raise BadRequest("crow_indices of a sparse tensor do not fit its shape and values")
+    if columns.size and not 0 <= int(columns.min()) <= int(columns.max()) < shape[1]:
+        raise BadRequest(f"col_indices of a sparse tensor are not all below {shape[1]}")
+    dense = np.zeros(shape, dtype)
+    dense[np.repeat(np.arange(shape[0]), counts), columns] = values
+    return dense
+
+
+def _numbers(data: bytes, dtype: np.dtype[Any], name: str) -> np.ndarray:
+    if len(data) % dtype.itemsize:
+        raise BadRequest(f"{name} has {len(data)} bytes, which are no {dtype.name}s")
+    return np.frombuffer(data, dtype)
+
+
+def write_output(passed: Passed) -> bytes:
+    """Encode a ForwardBackwardOutput with the log-probabilities of each datum."""
+    message = M["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord", metrics=passed.metrics)
+    record = message.loss_fn_outputs.add(num_datums=passed.lengths.size)
+    field = record.fields["logprobs"]
+    field.data, field.dtype = np.ascontiguousarray(passed.logprobs, np.float32).tobytes(), FLOAT32
+    field.offsets = (4 * np.cumsum([0, *passed.lengths])).astype(np.int64).tobytes()
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def write_samples(
+    samples: Sequence[Sample], prompt_logprobs: np.ndarray | None = None, top: Top | None = None
+) -> bytes:
+    """Encode a SampleResponse.
+
+    prompt_logprobs: float32 [P], NaN where there is none. top: of each token of the prompt, int32 [P, k] and
+    float32 [P, k].
+    """
+    message = M["SampleResponse"]()
+    for sample in samples:
+        message.sequences.add(
+            stop_reason=0 if sample.stopped else 1,
+            tokens=np.ascontiguousarray(sample.tokens, np.int32).tobytes(),
+            logprobs=np.ascontiguousarray(sample.logprobs, np.float32).tobytes(),
+        )
+    if prompt_logprobs is not None:
+        message.prompt_logprobs = np.ascontiguousarray(prompt_logprobs, np.float32).tobytes()
+    if top is not None:
+        ids, logprobs = top
+        message.topk_prompt_logprobs.token_ids = np.ascontiguousarray(ids, np.int32).tobytes()
+        message.topk_prompt_logprobs.logprobs = np.ascontiguousarray(logprobs, np.float32).tobytes()
+        message.topk_prompt_logprobs.length, message.topk_prompt_logprobs.k = ids.shape
+    encoded: bytes = message.SerializeToString()
+    return encoded

@@ -1,0 +1,209 @@
+"""The slot of a model in its pool, its versions and its checkpoints."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from lorad.adapters import directory
+from lorad.box.paths import RunDir
+from lorad.driver.attempt.checkpoints import STATE, chosen_checkpoint
+from lorad.driver.attempt.pool import is_same_base, newest_version, open_of, sizes_of
+from lorad.errors import Conflict, LoradError, StorageError
+from lorad.models.facts import read_facts
+from lorad.protocol.batch import LABELS
+from lorad.protocol.calls import Closed, Nothing, Opened, Publish, Save
+from lorad.protocol.calls import Published as PublishDone
+from lorad.protocol.connection import Connection
+from lorad.protocol.driver_params import DriverParams
+from lorad.protocol.journal import Attempt, CheckpointFact, JournalWriter, VersionFact, lineage, read
+from lorad.protocol.status import PoolInfo
+from lorad.spec.model import Spec
+from lorad.tinker.lane.state import WEIGHTS, State
+from lorad.tinker.records import Published, Saved, SaveSampler, SaveWeights
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+_FILES_SECONDS = 600.0  # for the files of a version to be on disk
+
+
+class Model:
+    """state: as the weights are now. journaled: the last step that the journal has."""
+
+    def __init__(
+        self, spec: Spec, params: DriverParams, run_dir: RunDir, pool: Connection, journal: JournalWriter
+    ) -> None:
+        self.state = State()
+        self._spec, self._params, self._run_dir = spec, params, run_dir
+        self._pool, self._journal = pool, journal
+        self._records = [record for record, _ in read(run_dir.journal)]
+        self._facts = lineage(self._records)
+        self.journaled = max((fact.step for fact in self._facts if fact.kind == "step"), default=0)
+        self._next_version = max(1 + newest_version(run_dir, self._records), params.first_version)
+        self._info: PoolInfo = pool.call("hello", Nothing())
+        self._is_open, self._origin = False, dict[str, str | None]()
+        self._saved_seq = -1
+
+    def begin(self, state: State) -> None:
+        """Open the slot as the newest checkpoint has it, if there is one. state: becomes that of the model.
+
+        Raises Conflict where the pool cannot train it, and what `chosen_checkpoint` raises.
+        """
+        self._refuse_unfit()
+        self.state = state
+        found = chosen_checkpoint(self._run_dir, self._params, self._facts)
+        if found is None:
+            return
+        restored = msgspec.json.decode((found / STATE).read_bytes(), type=State)
+        for field in State.__struct_fields__:
+            setattr(state, field, getattr(restored, field))
+        self._saved_seq = state.seq
+        self._open({"resume_from": str(found)}, resumed_from=state.step)
+
+    def create(self, source: str, *, optimizer: bool) -> None:
+        """Open the slot afresh, or from the directory of a checkpoint."""
+        own = self._params.start_from
+        self._open(_start(source, optimizer=optimizer) if source else {"resume_from": own})
+
+    def load(self, source: str, *, optimizer: bool) -> None:
+        """Replace the weights by those of a checkpoint; where that fails, they are as after the last step."""
+        self.snapshot()
+        self.close()
+        try:
+            self._open(_start(source, optimizer=optimizer))
+        except LoradError:
+            self._open(self._origin)
+            raise
+
+    def snapshot(self) -> bool:
+        """Save the weights as after the last step, unless they are saved; whether it did.
+
+        Gradients are in no checkpoint: requests after `state.seq` are done again.
+        """
+        state = self.state
+        final = self._run_dir.checkpoint(state.step, self._params.attempt)
+        if not state.step or state.seq <= self._saved_seq or final.exists():
+            return False
+        self._journal.check_place()
+        temporary = directory.begin(final)
+        self._pool.call("save", Save(str(temporary), state.step))
+        (temporary / STATE).write_bytes(msgspec.json.encode(state))
+        facts = {"run": self._params.run, "step": state.step}
+        size = sum(file.bytes for file in directory.commit(temporary, final, facts).files.values())
+        fact = CheckpointFact(self._relative(final), state.version, size)
+        self._journal.append("checkpoint", state.step, fact)
+        self._saved_seq, self._origin = state.seq, {"resume_from": str(final)}
+        print(f"checkpoint at step {state.step}: {fact.path}", flush=True)
+        return True
+
+    def save(self, seq: int, wanted: SaveWeights) -> Saved:
+        """Keep weights and optimizer under a name. Raises ValueError where it may not have that name."""
+        if _NAME.fullmatch(wanted.name) is None:
+            raise ValueError(f"{wanted.name!r} is no name for a checkpoint")
+        final = self._run_dir.root / WEIGHTS / wanted.name
+        if final.exists() and directory.read_manifest(final).facts.get("seq") != seq:
+            if not wanted.overwrite:
+                raise ValueError(f"there is a checkpoint named {wanted.name}; save it with overwrite")
+            directory.discard(final)
+        if not final.exists():
+            final.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary = directory.begin(final)
+            self._pool.call("save", Save(str(temporary), self.state.step))
+            directory.commit(temporary, final, {"run": self._params.run, "step": self.state.step, "seq": seq})
+        size = directory.read_manifest(final).bytes
+        expires = None if wanted.ttl is None else time.time() + wanted.ttl
+        return Saved(wanted.name, self._relative(final), size, expires, wanted.metadata)
+
+    def publish(self, wanted: SaveSampler) -> Published:
+        """Make the next version, whose files are on disk then. Raises AttestationFailed."""
+        state, number, lora = self.state, self._next_version, self._spec.lora
+        path = self._run_dir.version(number)
+        parent = state.version if state.version >= 0 else None
+        before = (self._params.origin or None) if parent is None else f"{self._params.run}@{parent}"
+        self._journal.check_place()
+        self._next_version += 1
+        done: PublishDone = self._pool.call("publish", Publish(number, state.step, before, str(path)))
+        self._wait_for(path)
+        fact = VersionFact(
+            version=number,
+            sha256=done.sha256,
+            parent=parent,
+            path=self._relative(path),
+            rank=lora.rank,
+            alpha=lora.alpha,
+            bytes=done.bytes,
+            attested=done.attestation.verdict,
+            attestation=done.attestation.detail,
+            delivered_sha256=done.attestation.delivered_sha256,
+        )
+        self._journal.append("version", state.step, fact)
+        state.version = number
+        expires = None if wanted.ttl is None else time.time() + wanted.ttl
+        about = (self._relative(path), done.sha256, done.bytes, expires, wanted.metadata)
+        return Published(number, wanted.name, wanted.sampler, *about)
+
+    def close(self) -> None:
+        """Give the slot back. Raises LoradError when the base was changed."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        closed: Closed = self._pool.call("close", Nothing())
+        if closed.base_checksum != self._info.base_checksum:
+            raise LoradError("the base's weights changed; nothing of this attempt can be trusted")
+
+    def _wait_for(self, version: Path) -> None:
+        deadline = time.monotonic() + _FILES_SECONDS
+        while not version.is_dir():
+            self._pool.call("status", Nothing())  # raises PoolLost
+            if time.monotonic() > deadline:
+                raise StorageError(f"{version} was not written within {_FILES_SECONDS:.0f} s")
+            time.sleep(0.01)
+
+    def _relative(self, path: Path) -> str:
+        return str(path.relative_to(self._run_dir.root))
+
+    def _open(self, start: dict[str, str | None], resumed_from: int | None = None) -> None:
+        model = read_facts(Path(self._info.model_path))
+        wanted = replace(open_of(self._spec, model, Path(self._params.cwd)), **start)
+        opened: Opened = self._pool.call("open", replace(wanted, step=self.state.step))
+        if not self._origin:
+            self._journal.append("attempt", self.state.step, self._attempt(opened, resumed_from))
+        self._is_open, self._origin = True, start
+
+    def _attempt(self, opened: Opened, resumed_from: int | None) -> Attempt:
+        info = self._info
+        return Attempt(
+            pid=os.getpid(),
+            steps=self._params.steps,
+            pool=info.pool,
+            base_checksum=info.base_checksum,
+            resumed_from=resumed_from,
+            parameters=opened.parameters,
+            model_sha256=info.model_sha256,
+            base_parameters=info.parameters,
+            trainer=info.trainer,
+            engine=info.engine,
+            sizes=sizes_of(self._spec.trainer),
+            software=info.versions,
+        )
+
+    def _refuse_unfit(self) -> None:
+        """Raise Conflict when the pool's trainer is too old, or its base is not the one of before."""
+        info, run = self._info, self._params.run
+        if LABELS not in info.losses:
+            raise Conflict(
+                f"pool {info.pool} does not know {LABELS}, which Tinker's losses need",
+                hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {run}` starts one that does.",
+            )
+        own = [record.data for record in reversed(self._records) if record.kind == "attempt"]
+        if is_same_base(own or self._params.bases, info, sizes_of(self._spec.trainer)) is False:
+            raise Conflict(
+                f"the weights of {info.model} are not those that {run} was trained on",
+                hint="Put the model back, or make a new model.",
+            )
+
+
+def _start(source: str, *, optimizer: bool) -> dict[str, str | None]:
+    return {"resume_from" if optimizer else "source": source}

@@ -1,0 +1,93 @@
+"""What a lane knows: of the requests that came, of the results that were written, and in its checkpoints."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from lorad.tinker.log import START, read
+from lorad.tinker.records import Failed, Request, Result, Snapshot, Waiting
+
+REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
+"""Below the run's directory."""
+_SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks
+
+
+class State(Struct):
+    """What a resume restores.
+
+    step: optimizer steps that are done.
+    seq: the last request that the weights contain.
+    version: the newest that was published; -1 before the first.
+    position: datums that were trained on.
+    """
+
+    step: int = 0
+    seq: int = -1
+    version: int = -1
+    position: int = 0
+
+
+class Inbox:
+    """The requests in the order of `seq`, each once, however they come."""
+
+    def __init__(self, directory: Path, after: int) -> None:
+        self._directory, self._next, self._position = directory, after + 1, START
+        self._waiting: dict[int, Request] = {}
+        self._last = time.monotonic()
+
+    def next(self) -> Request | None:
+        """Take the request whose turn it is; None while it has not come, after a wait that grows.
+
+        Raises IntegrityError, OSError.
+        """
+        if self._next not in self._waiting:
+            self._look()
+        request = self._waiting.pop(self._next, None)
+        if request is not None:
+            self._next += 1
+            self._last = time.monotonic()
+            return request
+        time.sleep(min(_LONGEST, max(_SHORTEST, (time.monotonic() - self._last) / 10)))
+        return None
+
+    def has_next(self) -> bool:
+        """Return whether the request whose turn it is has come."""
+        self._look()
+        return self._next in self._waiting
+
+    def _look(self) -> None:
+        if not self._directory.is_dir():
+            return
+        for request, behind in read(self._directory, Request, self._position):
+            self._position = behind
+            if request.seq >= self._next:
+                self._waiting.setdefault(request.seq, request)
+
+
+class Told(Struct, frozen=True):
+    """What was written before this attempt.
+
+    failed: by seq, whether the request failed.
+    kept: the last seq of a snapshot; requests up to it may be gone.
+    """
+
+    failed: dict[int, bool]
+    kept: int
+
+    @classmethod
+    def in_log(cls, directory: Path) -> "Told":
+        failed: dict[int, bool] = {}
+        kept = -1
+        for result in _results(directory):
+            if isinstance(result.outcome, Snapshot):
+                kept = max(kept, result.seq)
+            elif not isinstance(result.outcome, Waiting):
+                failed.setdefault(result.seq, isinstance(result.outcome, Failed))
+        return cls(failed, kept)
+
+
+def _results(directory: Path) -> Iterator[Result]:
+    for result, _ in read(directory, Result):
+        yield result

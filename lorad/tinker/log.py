@@ -1,0 +1,216 @@
+"""A log between two processes: one appends, the other follows; either may be killed at any time.
+
+A log is a directory of segments `00000000.log`, `00000001.log`, …, each a row of records:
+
+    u64 bytes | u64 seq | u32 crc32 of seq and frame | frame (see `lorad/protocol/frames.py`)
+
+Numbers are little endian. Only the last record can be torn, as each is on disk before the next is written;
+the writer cuts it when it opens the log. Followers need no signal: how long they wait grows with how long
+nothing came.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import struct
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from io import BufferedReader
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+from lorad.errors import Conflict, IntegrityError
+from lorad.files import fsync
+from lorad.protocol import frames
+
+_HEAD = struct.Struct("<QQI")
+_SEQ = struct.Struct("<Q")
+_SEGMENT = 64 << 20  # bytes after which a new segment begins
+_MOST = 1 << 30  # bytes of one record
+_SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks
+
+
+class _Record(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Record)
+
+
+class Position(NamedTuple):
+    """The place behind a record. Segment -1: before all."""
+
+    segment: int = -1
+    offset: int = 0
+
+
+START = Position()
+
+
+def read(directory: Path, kind: type[T], start: Position = START) -> Iterator[tuple[T, Position]]:
+    """Yield the whole records behind `start`, each with the place behind it; a torn tail ends it.
+
+    Raises IntegrityError for a damaged record that others follow, and OSError.
+    """
+    segments = [number for number in _segments(directory) if number >= start.segment]
+    for number in segments:
+        offset = start.offset if number == start.segment else 0
+        with _path(directory, number).open("rb") as file:
+            file.seek(offset)
+            while (frame := _next(file, offset)) is not None:
+                offset += _HEAD.size + len(frame)
+                yield _decode(frame, kind, file.name), Position(number, offset)
+            if number != segments[-1] and offset < os.fstat(file.fileno()).st_size:
+                raise IntegrityError(f"{file.name} is damaged at byte {offset}, and more follows")
+
+
+async def follow(
+    directory: Path, kind: type[T], start: Position = START
+) -> AsyncIterator[tuple[T, Position]]:
+    """Yield the records behind `start`, and then those that come, for ever; see `read`."""
+    position, last = start, time.monotonic()
+    while True:
+        for record, behind in read(directory, kind, position):
+            yield record, behind
+            position = behind
+            last = time.monotonic()
+        await asyncio.sleep(min(_LONGEST, max(_SHORTEST, (time.monotonic() - last) / 10)))
+
+
+class LogWriter:
+    """The one writer of a log.
+
+    Raises Conflict when another process writes it, IntegrityError when it is damaged.
+    """
+
+    def __init__(self, directory: Path, *, segment: int = _SEGMENT) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory, self._most, self._highest = directory, segment, dict[int, int]()
+        self._lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise Conflict(f"another process writes to {directory}") from None
+        self._fd, self._number, self._is_sound = -1, -1, True
+        try:
+            self._open(max(_segments(directory), default=0))
+            self._cut_torn_tail()
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, record: _Record) -> None:
+        """Write one record and fsync it. Raises OSError; after one of fsync the log must be opened again."""
+        if not self._is_sound:
+            raise OSError(
+                errno.EIO, "an earlier write failed; the log has to be opened again", str(self._directory)
+            )
+        frame = b"".join(frames.encode(record))
+        if len(frame) > _MOST:
+            raise OSError(errno.EFBIG, f"a record of {len(frame)} bytes", str(self._directory))
+        if (size := os.fstat(self._fd).st_size) >= self._most:
+            self._open(self._number + 1)
+            size = 0
+        data = memoryview(_HEAD.pack(len(frame), record.seq, _crc(record.seq, frame)) + frame)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            os.ftruncate(self._fd, size)
+            raise
+        self._is_sound = False  # whether the record is in the log is not known until fsync has returned
+        os.fsync(self._fd)
+        self._is_sound = True
+
+    def drop(self, before: int) -> None:
+        """Delete the oldest segments in which every seq is smaller than `before`; never the last one."""
+        for number in _segments(self._directory)[:-1]:
+            if number not in self._highest:
+                self._highest[number] = max(_seqs(_path(self._directory, number)), default=-1)
+            if self._highest[number] >= before:
+                return
+            _path(self._directory, number).unlink()
+
+    def close(self) -> None:
+        for descriptor in {self._fd, self._lock} - {-1}:
+            os.close(descriptor)
+        self._fd = self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, number: int) -> None:
+        if self._fd != -1:
+            os.close(self._fd)
+            self._fd = -1
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd, self._number = os.open(_path(self._directory, number), flags, 0o600), number
+        fsync(self._directory)
+
+    def _cut_torn_tail(self) -> None:
+        offset = 0
+        with _path(self._directory, self._number).open("rb") as file:
+            while (frame := _next(file, offset)) is not None:
+                offset += _HEAD.size + len(frame)
+        os.ftruncate(self._fd, offset)
+        os.fsync(self._fd)
+
+
+def _segments(directory: Path) -> list[int]:
+    """List the numbers of the segments, in order."""
+    return sorted(int(path.stem) for path in directory.glob("[0-9]*.log"))
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:08d}.log"
+
+
+def _crc(seq: int, frame: bytes) -> int:
+    return zlib.crc32(frame, zlib.crc32(_SEQ.pack(seq)))
+
+
+def _next(file: BufferedReader, offset: int) -> bytes | None:
+    """Read the frame of the record at `offset`, where the file stands; None at the end or at a torn tail.
+
+    Raises IntegrityError when what is damaged is not the last record.
+    """
+    left = os.fstat(file.fileno()).st_size - offset
+    head = file.read(_HEAD.size)
+    if left < _HEAD.size or len(head) < _HEAD.size:
+        return None
+    length, seq, crc = _HEAD.unpack(head)
+    if length > left - _HEAD.size and length <= _MOST:
+        return None
+    frame = file.read(length) if length <= _MOST else b""
+    if length and len(frame) == length and _crc(seq, frame) == crc:
+        return frame
+    if length == left - _HEAD.size or not any(head + frame + file.read()):  # zeros: of a power cut
+        return None
+    raise IntegrityError(f"{file.name} is damaged at byte {offset}, and more follows")
+
+
+def _seqs(path: Path) -> Iterator[int]:
+    """Yield the seq of each record, without reading the records."""
+    with path.open("rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            length, seq, _ = _HEAD.unpack(head)
+            yield seq
+            file.seek(length, os.SEEK_CUR)
+
+
+def _decode(frame: bytes, kind: type[T], name: str) -> T:
+    try:
+        prefix = frames.parse_prefix(frame[: frames.PREFIX.size])
+        return frames.decode(prefix, frame[frames.PREFIX.size :], kind)
+    except frames.BadFrame as error:
+        raise IntegrityError(f"{name} has a record that this lorad does not understand: {error}") from error

@@ -1,0 +1,97 @@
+"""`make tinker`: the unmodified official client, and older ones, against a daemon, its door and a builtin
+pool.
+"""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.pool_kit import TINY
+from tests.kit.world import World, world
+
+BASE, KEY = "tiny/base", "tml-0123456789abcdef"
+HERE = Path(__file__).parent
+PYTHON = os.environ.get("LORAD_TINKER_PYTHON", "")
+OLDER = [path for path in os.environ.get("LORAD_TINKER_CLIENTS", "").split(":") if path]
+
+pytestmark = pytest.mark.skipif(not PYTHON, reason="`make tinker` installs the client")
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[World]:
+    """A home whose daemon keeps a door."""
+    with world() as made:
+        made.home.tinker.mkdir(parents=True)
+        keys = made.home.tinker / "keys.yaml"
+        keys.write_text(f"alice: {KEY}\n")
+        keys.chmod(0o600)
+        port = free_port()
+        made.home.config.write_text(f"tinker: {{port: {port}, bases: {{{BASE}: {TINY}}}}}\n")
+        os.environ["TINKER_BASE_URL"] = f"http://127.0.0.1:{port}"
+        made.lorad("daemon", "start")
+        made.until(lambda: answers(port), "the door answers")
+        yield made
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def said(script: str, path: str = "") -> str:
+    """Run a script of the client's; what it printed. Each has a home of its own, and asks no hub but the
+    door.
+    """
+    url = os.environ["TINKER_BASE_URL"]
+    environment = os.environ | {
+        "TINKER_API_KEY": KEY,
+        "TINKER_TELEMETRY": "0",
+        "HF_ENDPOINT": url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": path,
+    }
+    done = subprocess.run(
+        [PYTHON, str(HERE / script), BASE], env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def test_the_newest_client_finds_nothing_wrong(door: World) -> None:
+    output = said("client_check.py")
+    assert output.splitlines()[-1].startswith("all "), output
+    print(output)
+
+
+def test_every_method_of_the_client_is_known(door: World) -> None:
+    assert "all methods are known" in said("client_coverage.py")
+
+
+@pytest.mark.parametrize("path", OLDER, ids=lambda path: Path(path).name)
+def test_older_clients_train_and_sample(door: World, path: str) -> None:
+    assert f"with {Path(path).name.replace('-', ' ')}" in said("client_old.py", path)
+
+
+def test_the_messages_are_those_of_the_client(door: World) -> None:
+    """Field by field, in both directions."""
+    assert "all messages are known" in said("client_messages.py", str(HERE.parents[2]))
+
+
+def test_the_loop_of_the_page_runs(door: World, tmp_path: Path) -> None:
+    page = (HERE.parents[2] / "docs" / "tinker.md").read_text()
+    loop = page.partition("```python\n")[2].partition("```")[0].replace("Qwen/Qwen3-8B", BASE)
+    script = tmp_path / "loop.py"
+    script.write_text(f"{loop}\nimport os, sys; sys.stdout.flush(); os._exit(0)\n")
+    assert len(said(str(script)).splitlines()) == 6

@@ -1,0 +1,229 @@
+"""The door over HTTP: order, repeats, errors and refusals, with lanes that only echo."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorad.errors import SpecError
+from lorad.tinker.door.messages import M
+from lorad.tinker.records import Pass, Refused
+from tests.tinker.door_kit import BASE, World, a_pass, home_with_keys, put, running_door
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        yield world
+
+
+async def test_requests_are_done_in_order(world: World) -> None:
+    alice = world.alice
+    model = await alice.model(await alice.session())
+    third = await alice.send("optim_step", model, 3, adam_params={"learning_rate": 1e-3})
+    second = await alice.forward_backward(model, 2)
+    assert (await alice.ask("retrieve_future", {"request_id": third}, status=408))["type"] == "try_again"
+    first = await alice.forward_backward(model, 1)
+    assert await alice.result(third) == {"metrics": {"seq": 3.0}}
+    output = M["ForwardBackwardOutput"].FromString(await alice.result(second))
+    assert output.metrics["loss:sum"] == 2.0
+    field = output.loss_fn_outputs[0].fields["logprobs"]
+    assert np.frombuffer(field.offsets, np.int64).tolist() == [0, 12, 20]
+    assert first == f"{model}:1"
+    [run] = world.lanes.done
+    assert [request.seq for request in world.lanes.done[run]] == [0, 1, 2, 3]
+
+
+async def test_a_repeated_request_has_the_same_future(world: World) -> None:
+    alice = world.alice
+    model = await alice.model(await alice.session())
+    first = await alice.forward_backward(model, 1)
+    again = await alice.forward_backward(model, 1)
+    assert first == again and await alice.result(first) == await alice.result(again)
+    other = a_pass(model, 1, forward_only=True)
+    assert "was another one" in await alice.forward_backward(model, 1, other, status=400)
+    assert [request.seq for request in next(iter(world.lanes.done.values()))] == [0, 1]
+
+
+async def test_a_repeated_sampler_keeps_its_first_name(world: World) -> None:
+    alice = world.alice
+    session = await alice.session()
+    model = await alice.model(session)
+    verb = "save_weights_for_sampler"
+    first = await alice.send(verb, model, 1, sampling_session_seq_id=4)
+    assert await alice.send(verb, model, 1, sampling_session_seq_id=5) == first
+    assert (await alice.result(first))["sampling_session_id"] == f"{session}:sample:4"
+    info = await alice.ask(f"samplers/{session}:sample:4", method="GET")
+    assert info["base_model"] == BASE
+
+
+def wrong_token(message: Any) -> None:
+    message.data[1].model_input[0].encoded_text.tokens = np.array([10**6, 1], np.int32).tobytes()
+
+
+def image(message: Any) -> None:
+    message.data[0].model_input.add().image.data = b"x"
+
+
+def short_weights(message: Any) -> None:
+    put(message.data[0], "weights", np.ones(2, np.float32))
+
+
+def useless(message: Any) -> None:
+    put(message.data[0], "advantages", np.ones(3, np.float32))
+
+
+def unknown_setting(message: Any) -> None:
+    message.loss_fn_config["kl_beta"] = 0.1
+
+
+def stable(message: Any) -> None:
+    message.loss_fn = "stable_reinforce"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (wrong_token, "data[1]: model_input has the token 1000000"),
+        (image, "data[0]: model_input has a chunk of image"),
+        (short_weights, "weights"),
+        (useless, "advantages would change nothing"),
+        (unknown_setting, "has no kl_beta"),
+        (stable, "loss_fn=importance_sampling"),
+    ],
+)
+async def test_a_bad_pass_fails_in_its_turn(world: World, change: Any, words: str) -> None:
+    alice = world.alice
+    model = await alice.model(await alice.session())
+    request = await alice.forward_backward(model, 1, a_pass(model, 1, change))
+    failed = await alice.result(request)
+    assert failed["category"] == "user" and words in failed["error"]
+    refused = next(iter(world.lanes.done.values()))[1].arguments
+    assert isinstance(refused, Refused) and refused.poisons
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "words"),
+    [
+        ("optim_step", {"adam_params": {"learning_rate": -1.0}}, "negative or not finite"),
+        ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "there is no other optimizer"),
+        ("optim_step", {"adam_params": {"learning_rate": 1.0, "amsgrad": True}}, "amsgrad would change"),
+        ("save_weights", {"path": "../x"}, "is no name for a checkpoint"),
+        ("save_weights_for_sampler", {"path": "x", "kind": "inflight"}, "kind=inflight"),
+    ],
+)
+async def test_a_bad_number_leaves_no_hole(world: World, verb: str, body: Any, words: str) -> None:
+    alice = world.alice
+    model = await alice.model(await alice.session())
+    failed = await alice.result(await alice.send(verb, model, 1, **body))
+    assert words in failed["error"]
+    step = await alice.send("optim_step", model, 2, adam_params={})
+    assert (await alice.result(step))["metrics"] == {"seq": 2.0}
+
+
+async def test_others_objects_are_not_there(world: World) -> None:
+    session = await world.alice.session()
+    model = await world.alice.model(session)
+    saved = await world.alice.result(await world.alice.send("save_weights", model, 1, path="one"))
+    bob = world.bob
+    assert "no model" in (await bob.ask("get_info", {"model_id": model}, status=404))["detail"]
+    await bob.ask("session_heartbeat", {"session_id": session}, status=404)
+    await bob.ask("retrieve_future", {"request_id": f"{model}:1"}, status=404)
+    await bob.ask("weights_info", {"tinker_path": saved["path"]}, status=404)
+    assert (await bob.ask("training_runs", method="GET"))["training_runs"] == []
+    await world.nobody.ask("training_runs", method="GET", status=401)
+
+
+async def test_a_published_checkpoint_is_for_all(world: World) -> None:
+    model = await world.alice.model(await world.alice.session())
+    saved = await world.alice.result(await world.alice.send("save_weights", model, 1, path="one"))
+    where = f"training_runs/{model}/checkpoints/weights/one"
+    await world.bob.ask(f"{where}/publish", status=404)
+    await world.alice.ask(f"{where}/publish", status=204)
+    info = await world.bob.ask("weights_info", {"tinker_path": saved["path"]})
+    assert info["lora_rank"] == 4
+    await world.bob.ask(where, method="DELETE", status=404)
+    body = {
+        "session_id": await world.bob.session(),
+        "model_seq_id": 0,
+        "path": saved["path"],
+        "optimizer": True,
+    }
+    made = await world.bob.ask("load_weights", body | {"optimizer": True})
+    assert (await world.bob.result(made["request_id"]))["path"] == saved["path"]
+    await world.alice.ask(where, method="DELETE", status=204)
+    await world.alice.ask("weights_info", {"tinker_path": saved["path"]}, status=404)
+
+
+async def test_a_checkpoint_ends_with_its_time(world: World) -> None:
+    alice = world.alice
+    model = await alice.model(await alice.session())
+    for seq, ttl in ((1, 3600), (2, 1e-3)):
+        await alice.result(await alice.send("save_weights", model, seq, path=f"n{seq}", ttl_seconds=ttl))
+    listed = (await alice.ask("checkpoints", method="GET"))["checkpoints"]
+    assert [one["checkpoint_id"] for one in listed] == ["weights/n1"] and listed[0]["expires_at"]
+    await alice.ask(f"training_runs/{model}/checkpoints/weights/n1/ttl", {}, method="PUT", status=204)
+    [one] = (await alice.ask("checkpoints", method="GET"))["checkpoints"]
+    assert one["expires_at"] is None
+
+
+async def test_a_run_that_cannot_be_made_fails(world: World) -> None:
+    alice = world.alice
+    world.daemon.refuses = SpecError("lora.rank: 4096 is too large", hint="Take 64.")
+    body = {"session_id": await alice.session(), "model_seq_id": 0, "base_model": BASE}
+    made = await alice.ask("create_model", body)
+    assert await alice.result(made["request_id"]) == {
+        "error": "lora.rank: 4096 is too large. Take 64.",
+        "category": "user",
+    }
+
+
+async def test_an_unknown_base_names_those_there_are(world: World) -> None:
+    body = {"session_id": await world.alice.session(), "model_seq_id": 0, "base_model": "x/y"}
+    refused = await world.alice.ask("create_model", body, status=400)
+    assert "There are: tiny/base" in refused["detail"]
+
+
+async def test_unsupported_routes_are_refused_in_words(world: World) -> None:
+    refused = await world.alice.ask("copy_weights", {}, status=404)
+    assert "lorad copies no checkpoints" in refused["detail"]
+    assert "not supported by lorad" in (await world.alice.ask("nothing", {}, status=404))["detail"]
+    assert await world.alice.ask("telemetry", {"events": []}) == {"status": "accepted"}
+
+
+async def test_a_restarted_door_knows_all(tmp_path: Path) -> None:
+    home = home_with_keys(tmp_path / "home")
+    async with running_door(home) as world:
+        session = await world.alice.session()
+        model = await world.alice.model(session)
+        world.lanes.held.clear()
+        request = await world.alice.forward_backward(model, 1)
+        daemon = world.daemon
+    async with running_door(home, daemon) as world:
+        assert await world.alice.forward_backward(model, 1) == request
+        assert isinstance(await world.alice.result(request), bytes)
+        assert (await world.alice.ask("sessions", method="GET"))["sessions"] == [session]
+        await world.alice.send("optim_step", model, 2, adam_params={})
+        [run] = world.lanes.done
+        first = world.lanes.done[run][1].arguments
+        assert isinstance(first, Pass) and first.lengths.tolist() == [3, 2]
+
+
+async def test_a_silent_session_is_parked_and_resumed(tmp_path: Path) -> None:
+    async with running_door(home_with_keys(tmp_path / "home"), park_after=60.0) as world:
+        alice = world.alice
+        session = await alice.session()
+        model = await alice.model(session)
+        await world.door.models.park_silent(60.0)
+        assert list(world.daemon.runs.values()) == ["running"]
+        world.door.state.seen[session] -= 61
+        await world.door.models.park_silent(60.0)
+        assert list(world.daemon.runs.values()) == ["paused"]
+        await alice.result(await alice.send("optim_step", model, 1, adam_params={}))
+        for _ in range(100):
+            if "paused" not in world.daemon.runs.values():
+                break
+            await alice.ask("session_heartbeat", {"session_id": session})
+        assert list(world.daemon.runs.values()) == ["running"]
