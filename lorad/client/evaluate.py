@@ -14,7 +14,7 @@ from lorad.client.client import Client
 from lorad.client.requests import ResultRequest
 from lorad.client.shapes import Result
 from lorad.errors import LoradError, NotAllowed, SpecError, from_wire
-from lorad.protocol.evaluation import Evaluated, Suite, Wanted
+from lorad.protocol.evals import Evaluated, Suite, Wanted
 from lorad.rl.tasks import TASKS
 from lorad.spec.numbers import COUNT_LIMIT
 

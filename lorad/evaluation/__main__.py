@@ -1,5 +1,5 @@
 """`python -m lorad.evaluation` reads a Wanted on stdin and prints an Evaluated, see
-`lorad.protocol.evaluation`. What user code prints meanwhile goes to stderr. The exit code is 0.
+`lorad.protocol.evals`. What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ with quick_imports():
     from lorad.errors import to_wire
     from lorad.evaluation.evaluate import evaluate
     from lorad.evaluation.suites import run_suite
-    from lorad.protocol.evaluation import Evaluated, Wanted
+    from lorad.protocol.evals import Evaluated, Wanted
     from lorad.protocol.preflight import ErrorSaid
 
 

@@ -19,7 +19,7 @@ from lorad.driver.session import Plan, Sample
 from lorad.errors import Conflict, SpecError
 from lorad.evaluation.episodes import played
 from lorad.models.facts import read_facts
-from lorad.protocol.evaluation import Evaluated, Wanted
+from lorad.protocol.evals import Evaluated, Wanted
 from lorad.rl.data import EVAL_SEED, Example, load_set
 from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.reward import RewardInput

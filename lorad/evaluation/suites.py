@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.evaluation.door import Door, opened
-from lorad.protocol.evaluation import Evaluated, Suite, Wanted
+from lorad.protocol.evals import Evaluated, Suite, Wanted
 from lorad.protocol.listener import answers
 
 _AT_ONCE = 8  # requests of a suite

@@ -86,6 +86,8 @@ async def _started(
 
 class _Start:
     def __init__(self, config: PoolSetup, compute: Compute, root: Path) -> None:
+        if config.nodes is not None or config.mode == "split":
+            raise SpecError("a pool over several machines is not there yet", key="pool.mode")
         self.config, self.compute, self.root = config, compute, root
         self.facts: ModelFacts = read_facts(Path(config.model_path))
         self.trainer_type: Any = trainer_class(config.trainer, config.trainer_class)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from lorad.protocol.nodes import NodesSetup
+
 UNIX = "unix:"  # how the address of a server on a Unix socket begins
 # distinct versions in one batch of a server: the current one, the one before, some that are served; the base
 SERVER_SLOTS = 5
@@ -20,7 +22,7 @@ MAX_RUNNING = {"cpu": 32, "cuda": 256}  # samples at once in a server
 _Size = Annotated[int, Meta(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantize = Literal["nf4", "fp8"]
-Mode = Literal["fused", "resident", "timesliced"]
+Mode = Literal["fused", "resident", "timesliced", "split"]
 
 
 class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,9 +95,11 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     trainer_class, engine_class: `module:Class` that replaces what the name means.
     pythonpath: where such modules are found, separated as in PYTHONPATH.
     mode: `fused` shares one base in one process, `resident` keeps a base for each side by side, and
-        `timesliced` does the same but lets the engine sleep while the trainer trains.
+        `timesliced` does the same but lets the engine sleep while the trainer trains. `split` has the
+        servers on nodes of their own.
     server: how to start an engine that is a server in a process of its own.
     ranks: how to start a trainer that is made of processes.
+    nodes: the machines that it is spread over; None is this one alone.
     threads: processor threads of the pool.
     device: the kind of device, or the first GPU.
     devices: every GPU, or the slot of a CPU that has several; empty when `device` is the only one.
@@ -122,6 +126,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     mode: Mode = "fused"
     server: ServerSetup | None = None
     ranks: RanksSetup | None = None
+    nodes: NodesSetup | None = None
     threads: Annotated[int, Meta(gt=0)] = 1
     device: str = "cpu"
     devices: tuple[str, ...] = ()
@@ -159,6 +164,11 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                 *self.devices,
                 *([f"quantize {self.quantize}"] if self.quantize else []),
                 *([f"teacher {self.teacher_path}"] if self.teacher_path else []),
+                *(
+                    [msgspec.json.encode(msgspec.structs.replace(self.nodes, group="")).decode()]
+                    if self.nodes
+                    else []
+                ),
             ]
         )
 

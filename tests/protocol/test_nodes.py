@@ -1,0 +1,73 @@
+"""What pools, grants and agents say to each other."""
+
+import json
+
+import msgspec
+
+from lorad.protocol.nodes import (
+    AgentStart,
+    Granted,
+    GrantedNode,
+    GrantLine,
+    GrantRequest,
+    Lost,
+    NodesKind,
+    NodesSetup,
+    Refused,
+    StaticNode,
+    Waiting,
+)
+from lorad.protocol.pool_setup import PoolSetup
+
+NODES = NodesSetup(nodes=2, devices=1, hosts=(StaticNode(name="h1", address="10.0.0.1"),))
+
+
+def _pool(nodes: NodesSetup | None) -> PoolSetup:
+    return PoolSetup(pool="p", model="m", model_path="/m", nodes=nodes)
+
+
+def test_a_grant_line_names_its_kind() -> None:
+    line = msgspec.json.encode(Waiting("0 of 2 nodes are free"))
+    assert json.loads(line) == {"kind": "Waiting", "words": "0 of 2 nodes are free"}
+    assert msgspec.json.decode(line, type=GrantLine) == Waiting("0 of 2 nodes are free")
+
+
+def test_pools_over_other_nodes_are_others() -> None:
+    keys = {
+        _pool(None).key,
+        _pool(NODES).key,
+        _pool(msgspec.structs.replace(NODES, nodes=1, rollout_nodes=1)).key,
+    }
+    assert len(keys) == 3
+
+
+def test_groups_of_pools_may_differ() -> None:
+    assert _pool(NODES).key == _pool(msgspec.structs.replace(NODES, group="lorad/other")).key
+
+
+def test_setup_survives_the_file() -> None:
+    pool = _pool(NODES)
+    assert msgspec.json.decode(msgspec.json.encode(pool), type=PoolSetup) == pool
+
+
+def test_each_side_reads_what_the_other_wrote() -> None:
+    start = AgentStart(certificate="PEM", devices=("0",))
+    told = GrantedNode(
+        node="h1",
+        ip="10.0.0.1",
+        port=1,
+        certificate="PEM",
+        boot_id="b",
+        directory="/d",
+        pid=1,
+        lorad="0",
+        uid=0,
+    )
+    request = GrantRequest(
+        setup=NODES, life="p@1", socket="/s", certificate="PEM", agent=("-m", "lorad.nodes.agent"), bundles=2
+    )
+    for said in (start, request, Granted((told,)), Refused("no room", "wait"), Lost("h1", "is gone")):
+        kind = type(said)
+        assert msgspec.json.decode(msgspec.json.encode(said), type=kind) == said
+    kinds: tuple[NodesKind, ...] = ("static", "ray")
+    assert NODES.kind in kinds and NODES.bundles == 2
