@@ -17,11 +17,12 @@ import msgspec
 
 from lorad.box.paths import AttemptDir
 from lorad.children import guard
+from lorad.children.logs import Log
+from lorad.children.stacks import dump
 from lorad.errors import PoolLost
 from lorad.files import write_whole
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
-_TAIL_BYTES = 65536
 _STARTED = 19  # of guard.read_stat: clock ticks after boot
 _FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
 _NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
@@ -51,7 +52,7 @@ class Child:
     ) -> None:
         self.argv, self.env, self.log, self.record, self.cwd = list(argv), dict(env), log, record, cwd
         self.pid: int | None = None
-        self._began = 0  # bytes of the log before this life
+        self._log = Log(log)
         self._pidfd = -1  # the guard's
         self._end: asyncio.Task[str] | None = None
 
@@ -108,26 +109,20 @@ class Child:
                 async with asyncio.timeout(patience):
                     await self.ended()
 
+    async def dump(self) -> None:
+        """Write the stacks of the ranks that the child has started to its log."""
+        if self.pid is not None:
+            await asyncio.to_thread(dump, self.pid, self.log)
+
     def logged(self) -> int:
         """Return the length of the log in bytes; 0 without one."""
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
+        return self._log.size()
 
     def tail(self, lines: int = 15, since: int = 0) -> str:
         """Return the last non-empty lines that this life logged; "" when there are none. since: of `logged`,
         to begin at.
         """
-        try:
-            with self.log.open("rb") as file:
-                size, begin = file.seek(0, os.SEEK_END), max(self._began, since)
-                # the daemon cuts what is too large
-                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ""
-        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+        return self._log.tail(lines, since)
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         fds = [fd, *_held_locks()]
@@ -135,7 +130,7 @@ class Child:
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(log, 0o600)
-            self._began = os.fstat(log).st_size
+            self._log.began = os.fstat(log).st_size
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ time-out: so a slow machine never makes it look stalled.
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any
 
 from msgspec import Struct
 
+DUMP = signal.SIGUSR1
+"""Each rank answers it with the stacks of its threads, on stderr."""
 BEAT_SECONDS = 2.0
 BYTES = 256  # overwritten in place: a full disk stops no heart
 LOOP_SECONDS = 10.0  # after which an event loop that does not come round is busy with something

@@ -105,6 +105,7 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
 
     certificate: of the agent, PEM. boot_id: of the node. directory: the agent's own, 0700. devices: UUIDs or
     indices of the GPUs that were granted. pid: of the agent. lorad: its version. uid: whose agent it is.
+    interface: of the network, that has the address; "" when it is not known.
     """
 
     node: str
@@ -117,6 +118,7 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
     pid: int
     lorad: str
     uid: int
+    interface: str = ""
 
 
 class Waiting(Struct, frozen=True, tag="Waiting", tag_field="kind"):

@@ -5,7 +5,6 @@ import fcntl
 import os
 import platform
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 
 import psutil
 
+from lorad.box import gpu_locks
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-LOCKS = Path(tempfile.gettempdir()) / "lorad-devices"
+LOCKS = gpu_locks.DIRECTORY
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,11 @@ def lock_file(device: Device) -> Path | None:
     """The file whose lock holds the device, made if need be, in a directory where every user may make one."""
     if not device.uuid:
         return None
-    path = lock_directory() / f"{device.uuid}.lock"
-    with contextlib.suppress(FileExistsError):
-        made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        os.fchmod(made, 0o644)  # whatever the umask: who cannot open it can never have the device
-        os.close(made)
-    return path
+    return gpu_locks.make_lock(LOCKS, device.uuid)
 
 
 def lock_directory() -> Path:
-    if not LOCKS.is_dir():
-        LOCKS.mkdir(exist_ok=True)
-        LOCKS.chmod(0o1777)
-    return LOCKS
+    return gpu_locks.make_directory(LOCKS)
 
 
 def is_taken(device: Device) -> bool:

@@ -69,8 +69,14 @@ def text(path: Path) -> str:
     return str(path.absolute())
 
 
+class Meeting(Struct, frozen=True):
+    """The first frame of rank 0 where ranks are on several machines: they meet at this port of it."""
+
+    port: int
+
+
 class Ready(Struct, frozen=True):
-    """The first frame of rank 0: every rank is there. software: versions, by name."""
+    """The next frame of rank 0: every rank is there. software: versions, by name."""
 
     capabilities: TrainerCapabilities
     modules: dict[str, tuple[int, int]]
@@ -109,8 +115,7 @@ class Open(Call, frozen=True):
     answer = Answer[SlotInfo]
 
     @classmethod
-    def of(cls, slot: str, spec: SlotSpec) -> Open:
-        source = None if spec.source is None else text(spec.source)
+    def of(cls, slot: str, spec: SlotSpec, source: str | None) -> Open:
         return cls(slot, msgspec.structs.replace(spec, source=None), source)
 
     def do(self, trainer: RankTrainer) -> SlotInfo:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +16,22 @@ from lorad.trainers.sharded.body import BodySettings
 
 _REFUSAL = "refusal.json"
 """Beside the configuration: why a rank could not begin, as in `lorad.errors.to_wire`."""
-DUMP = signal.SIGUSR1
-"""Each rank answers it with the stacks of its threads, on stderr."""
 
 
 class RanksConfig(Struct, frozen=True, kw_only=True):
     """body: `module:function` that makes a `Body` of its settings, whose device each rank takes from
-    `devices`. name: of the base, in the configurations of adapters. socket: rank 0 connects to it when all
-    ranks are ready. meeting: a file that is not there yet. threads: of each rank.
+    `devices`. name: of the base, in the configurations of adapters. socket: rank 0 connects to it. threads:
+    of each rank.
+
+    first, here: the ranks of this machine begin with the first, and are so many; None: all.
+    meeting: `file://` and a path where nothing is yet; or `tcp://` and the IP that rank 0 binds a port of,
+        which it tells the pool, and the pool all machines, in `meeting_file`.
     """
 
     python: str
     ranks: int
+    first: int = 0
+    here: int | None = None
     body: str
     settings: BodySettings
     devices: tuple[str, ...]
@@ -40,6 +43,11 @@ class RanksConfig(Struct, frozen=True, kw_only=True):
 
 def refusal_file(config: Path) -> Path:
     return config.with_name(_REFUSAL)
+
+
+def meeting_file(config: Path) -> Path:
+    """Beside the configuration: host:port at which ranks of several machines meet."""
+    return config.with_name("meeting")
 
 
 def beat_file(config: Path, rank: int) -> Path:
@@ -104,22 +112,31 @@ class Places:
 
     def environment(self, added: Mapping[str, str], devices: Sequence[str], threads: int) -> dict[str, str]:
         """added: of the backend, which may replace all but the devices."""
-        paths = [str(self.python), *filter(None, [added.get("PYTHONPATH")])]
-        return {
-            # A path that does not exist is asked of the hub.
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONUNBUFFERED": "1",
-            # micro-batches differ in length, and would leave holes
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-            "TMPDIR": str(self.temporary),
-            **added,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "CUDA_VISIBLE_DEVICES": ",".join(_visible(devices)),
-        }
+        return environment_of(added, _visible(devices), threads, python=self.python, temporary=self.temporary)
+
+
+def environment_of(
+    added: Mapping[str, str], devices: Sequence[str], threads: int, *, python: Path, temporary: Path
+) -> dict[str, str]:
+    """Return the environment of the ranks of one machine. devices: as the driver names them. python: holds
+    lorad.
+    """
+    paths = [str(python), *filter(None, [added.get("PYTHONPATH")])]
+    return {
+        # A path that does not exist is asked of the hub.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        # micro-batches differ in length, and would leave holes
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TMPDIR": str(temporary),
+        **added,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+    }
 
 
 def _visible(devices: Sequence[str]) -> list[str]:

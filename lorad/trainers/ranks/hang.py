@@ -1,28 +1,16 @@
-"""Detects ranks that hang, when one has no heartbeat for too long; their stacks go to the log before they
-end.
+"""Detects ranks that hang, when one has no heartbeat for too long.
 
 A rank that waits for another in vain has a heartbeat: what it waits for has time-outs of torch's own, and the
 heartbeat of the pool shows that there is no progress.
 """
 
 import asyncio
-import contextlib
-import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
-
-import psutil
 
 from lorad.protocol.heartbeat import HEART, read_beat
-from lorad.trainers.ranks.config import DUMP, beat_file
+from lorad.trainers.ranks.config import beat_file
 
-_DUMP_SECONDS = 10.0  # for the stacks of one rank
-_ASKED_SECONDS = 0.2  # for a rank to write them itself
 _LOOKS = 8  # within the time after which a rank counts as hung
 MOST_SECONDS = 5.0  # between two looks
 
@@ -80,57 +68,3 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
         looked = now
         if beats.got_on():
             HEART.progress()
-
-
-def dump(launcher: int, log: Path) -> None:
-    """Write the stacks of every rank to the log. Blocks.
-
-    py-spy, where installed, also shows a stopped process; the ranks write theirs themselves too.
-    """
-    program = spy()
-    with open(log, "ab") as file:
-        for rank, pid in _pids(launcher).items():
-            file.write(f"stacks of rank {rank} (pid {pid}, {_state(pid)}):\n".encode())
-            file.flush()
-            if program is None or not _spied(program, pid, file):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, DUMP)
-                time.sleep(_ASKED_SECONDS)
-
-
-def _pids(launcher: int) -> Mapping[int, int]:
-    """Map rank to pid."""
-    found = {}
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(launcher).children():
-            with contextlib.suppress(psutil.Error, KeyError, ValueError):
-                found[int(child.environ()["RANK"])] = child.pid
-    return found
-
-
-def spy() -> str | None:
-    """py-spy beside this interpreter, or in PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
-def _state(pid: int) -> str:
-    """Return the state of a process as the kernel names it: sleeping, stopped, disk-sleep, …"""
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
-        return "gone"
-
-
-def _spied(program: str, pid: int, file: IO[bytes]) -> bool:
-    """Dump a process's stacks by py-spy, without stopping it, since it might never resume; returns whether
-    that worked.
-    """
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
-    try:
-        done = subprocess.run(
-            command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=_DUMP_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

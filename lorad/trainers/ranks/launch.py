@@ -1,8 +1,8 @@
 """Runs the ranks of one trainer: `python -I -S launch.py CONFIG.json`. Standard library only.
 
-Of CONFIG it reads `python` and `ranks`. One ends, all end: each by SIGTERM, and what is left after
-_GRACE_SECONDS is killed. They also end with this process, whatever ends it (_PR_SET_PDEATHSIG). Exits with 0
-after SIGTERM and when the first rank that ended said 0.
+Of CONFIG it reads `python`, `ranks`, `first` and `here`. One ends, all end: each by SIGTERM, and what is left
+after _GRACE_SECONDS is killed. They also end with this process, whatever ends it (_PR_SET_PDEATHSIG). Exits
+with 0 after SIGTERM and when the first rank that ended said 0.
 """
 
 import ctypes
@@ -28,7 +28,9 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # they are waited for, none is lost
     command = [config["python"], "-P", "-m", "lorad.trainers.ranks.worker", sys.argv[1]]
     try:
-        ranks = {rank: start(command, rank, config["ranks"]) for rank in range(config["ranks"])}
+        first, world = config["first"], config["ranks"]
+        here = world if config["here"] is None else config["here"]
+        ranks = {rank: start(command, rank, world, first, here) for rank in range(first, first + here)}
     except OSError as error:
         _say(f"cannot start {config['python']}: {error.strerror}")
         return _EX_EXEC
@@ -40,8 +42,8 @@ def main() -> int:
     return int(any(codes.values()))
 
 
-def start(command: list[str], rank: int, world: int) -> subprocess.Popen[bytes]:
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+def start(command: list[str], rank: int, world: int, first: int, here: int) -> subprocess.Popen[bytes]:
+    places = {"RANK": rank, "LOCAL_RANK": rank - first, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": here}
     environment = os.environ | {name: str(value) for name, value in places.items()}
     return subprocess.Popen(command, env=environment, preexec_fn=functools.partial(_end_with, os.getpid()))
 

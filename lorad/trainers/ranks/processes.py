@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +16,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lorad.children.host import Process
 from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.models.turns import TurnLock
 from lorad.protocol import frames
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks import hang
-from lorad.trainers.ranks.calls import Answer, Call, Ready, Request
+from lorad.trainers.ranks.calls import Answer, Call, Meeting, Ready, Request
 from lorad.trainers.ranks.config import Places, RanksConfig, refusal_file
+from lorad.trainers.ranks.spread import Spread
 
 log = logging.getLogger(__name__)
 
@@ -32,22 +35,34 @@ _STOP_SECONDS = 8.0  # the launcher's grace for its ranks, and some
 _LOG_LINES = 400
 _HINT = "`lorad logs RUN --of trainer` has all that it said. Then resume the run; a new pool starts."
 
+_ENDED = re.compile(r"(?:(?P<node>\S+): )?lorad: (?P<what>rank .*)")  # a line of the launcher
+
 T = TypeVar("T")
 
 
 class Processes:
-    """Made once for one life.
+    """Made once for one life. spread: over other machines; None is this one.
 
     `memory`: bytes on all devices after the last answer, `peak`: the most of all answers.
     """
 
     def __init__(
-        self, config: RanksConfig, places: Places, environment: dict[str, str], hang_seconds: float
+        self,
+        config: RanksConfig,
+        places: Places,
+        environment: dict[str, str],
+        hang_seconds: float,
+        spread: Spread | None = None,
     ) -> None:
         self.config, self.places, self._hang_seconds = config, places, hang_seconds
         self.memory: int | None = None
         self.peak: int | None = None
-        self._child = Child(places.command, environment, places.log, places.record, places.private)
+        self._spread = spread
+        self._child: Process = (
+            Child(places.command, environment, places.log, places.record, places.private)
+            if spread is None
+            else spread.team(config, places)
+        )
         self._peer: socket.socket | None = None
         self._turn = TurnLock()
         self._watcher: asyncio.Task[None] | None = None
@@ -106,10 +121,14 @@ class Processes:
             await self._watcher
         if self._peer is not None:
             self._peer.close()
+        if self._spread is not None:
+            await self._spread.close()
         self.places.clear()
 
     async def _begin(self) -> Ready:
         with _listening(str(self.places.socket)) as listener:
+            if self._spread is not None:
+                await self._spread.open(Path(self.config.settings.model), self.places)
             await self._child.start()
             self._watcher = asyncio.create_task(self._watch())
             accepting = asyncio.create_task(asyncio.get_running_loop().sock_accept(listener))
@@ -123,6 +142,8 @@ class Processes:
             self._peer, _ = accepting.result()
         self._peer.setblocking(False)
         try:
+            if self._spread is not None:
+                await self._spread.meet((await self._receive(Meeting)).port)
             return await self._receive(Ready)
         except (OSError, frames.BadFrame) as error:
             raise await self._loss() from error
@@ -144,8 +165,7 @@ class Processes:
         """Write the stacks of all ranks to the log, then end them."""
         log.error("trainer: %s", how)
         self._hung = how
-        if self._child.pid is not None:
-            await asyncio.to_thread(hang.dump, self._child.pid, self.places.log)
+        await self._child.dump()
         await self._child.stop(grace=0.0)  # they do not listen
 
     def _hang_up(self) -> None:
@@ -210,10 +230,14 @@ class Processes:
                 f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {_HINT}"
             )
         lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
-        ranks = [line.removeprefix("lorad: ") for line in lines if line.startswith("lorad: rank ")]
-        rest = "\n".join(line for line in lines if not line.startswith("lorad: rank "))
+        ranks = [_ENDED.sub(_said, line) for line in lines if _ENDED.match(line)]
+        rest = "\n".join(line for line in lines if not _ENDED.match(line))
         said = f"{', '.join(ranks) or f'it {how}'}" + (f"; {cause(rest)}" if rest else "")
         return PoolLost(f"the trainer is gone: {said}", hint=_HINT)
+
+
+def _said(line: re.Match[str]) -> str:
+    return line["what"] + (f" on {line['node']}" if line["node"] else "")
 
 
 @contextlib.contextmanager

@@ -1,13 +1,17 @@
 """A trainer whose ranks are processes of their own: the trainer protocol in the pool."""
 
+import asyncio
 import sys
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter
+from lorad.children.host import Host
 from lorad.errors import SpecError
 from lorad.protocol.batch import (
     Batch,
@@ -37,7 +41,10 @@ from lorad.trainers.base import (
 from lorad.trainers.ranks import calls
 from lorad.trainers.ranks.config import Places, RanksConfig
 from lorad.trainers.ranks.processes import Processes
+from lorad.trainers.ranks.spread import Spread
 from lorad.trainers.sharded.body import BodySettings
+
+T = TypeVar("T")
 
 _BODIES = {
     "fsdp": "lorad.trainers.fsdp.body:open_body",
@@ -67,28 +74,39 @@ class RemoteTrainer(Trainer):
     """Made by `start`."""
 
     @classmethod
-    async def start(cls, setup: RanksSetup, settings: RanksSettings, *, work: Path, logs: Path) -> Self:
+    async def start(
+        cls,
+        setup: RanksSetup,
+        settings: RanksSettings,
+        *,
+        work: Path,
+        logs: Path,
+        hosts: Sequence[Host] = (),
+    ) -> Self:
         """Start every rank and wait until all are ready.
 
         work: an existing directory, the same in each life of the pool, for what the next life has to clear
-        away. logs: where `trainer.log` goes. Raises what a rank says of settings that it does not take
-        (SpecError, …), and PoolLost with the log's word for what ended it.
+        away. logs: where `trainer.log` goes. hosts: other machines, which have all ranks.
+
+        Raises what a rank says of settings that it does not take (SpecError, …), and PoolLost with the log's
+        word for what ended it.
         """
         places = Places(work, logs)
         config = _config(setup, settings, places)
-        processes = Processes(
-            config, places, places.environment(setup.env, settings.devices, settings.threads), settings.hang
-        )
+        spread = Spread(hosts, setup) if hosts else None
+        environment = places.environment(setup.env, settings.devices, settings.threads)
+        processes = Processes(config, places, environment, settings.hang, spread)
         try:
             ready = await processes.start()
         except BaseException:
             await processes.end()
             raise
-        return cls(processes, ready)
+        return cls(processes, ready, spread)
 
-    def __init__(self, processes: Processes, ready: calls.Ready) -> None:
-        self._processes, self._ready = processes, ready
+    def __init__(self, processes: Processes, ready: calls.Ready, spread: Spread | None) -> None:
+        self._processes, self._ready, self._spread = processes, ready, spread
         self._slots: dict[str, None] = {}
+        self._with_files: set[asyncio.Task[Any]] = set()
 
     def capabilities(self) -> TrainerCapabilities:
         return self._ready.capabilities
@@ -107,9 +125,14 @@ class RemoteTrainer(Trainer):
         return found
 
     async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        info: SlotInfo = await self._processes.ask(
-            calls.Open.of(slot, spec), lambda: self._slots.setdefault(slot)
-        )
+        info: SlotInfo = await self._to_its_end(self._opened(slot, spec))
+        return info
+
+    async def _opened(self, slot: str, spec: SlotSpec) -> SlotInfo:
+        async with self._readable(spec.source) as source:
+            info: SlotInfo = await self._processes.ask(
+                calls.Open.of(slot, spec, source), lambda: self._slots.setdefault(slot)
+            )
         return info
 
     async def forward_backward(
@@ -159,11 +182,19 @@ class RemoteTrainer(Trainer):
         return adapter
 
     async def save(self, slot: str, directory: Path) -> list[str]:
-        files: list[str] = await self._processes.ask(calls.Save(slot, calls.text(directory)))
+        return await self._to_its_end(self._saved(slot, directory))
+
+    async def _saved(self, slot: str, directory: Path) -> list[str]:
+        async with self._writable(directory) as path:
+            files: list[str] = await self._processes.ask(calls.Save(slot, path))
         return files
 
     async def load(self, slot: str, directory: Path) -> None:
-        await self._processes.ask(calls.Load(slot, calls.text(directory)))
+        await self._to_its_end(self._loaded(slot, directory))
+
+    async def _loaded(self, slot: str, directory: Path) -> None:
+        async with self._readable(directory) as path:
+            await self._processes.ask(calls.Load(slot, str(path)))
 
     async def offload(self) -> None:
         await self._processes.ask(calls.Offload())
@@ -184,6 +215,35 @@ class RemoteTrainer(Trainer):
 
     async def shut_down(self) -> None:
         await self._processes.end()
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the outcome of a call with files. On other machines they stay until it has ended, also when
+        the caller is cancelled.
+        """
+        if self._spread is None:
+            return await work
+        task = asyncio.create_task(work)
+        self._with_files.add(task)
+        task.add_done_callback(self._with_files.discard)
+        return await asyncio.shield(task)
+
+    @asynccontextmanager
+    async def _readable(self, directory: Path | None) -> AsyncIterator[str | None]:
+        """Yield the path by which all ranks find a directory's files."""
+        if directory is None or self._spread is None:
+            yield None if directory is None else calls.text(directory)
+        else:
+            async with self._spread.put(directory) as path:
+                yield path
+
+    @asynccontextmanager
+    async def _writable(self, directory: Path) -> AsyncIterator[str]:
+        """Yield the path by which rank 0 puts files into a directory."""
+        if self._spread is None:
+            yield calls.text(directory)
+        else:
+            async with self._spread.fetched(directory) as path:
+                yield path
 
 
 def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> RanksConfig:
@@ -216,5 +276,5 @@ def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> Ranks
         name=settings.name,
         threads=settings.threads,
         socket=str(places.socket),
-        meeting=str(places.meeting),
+        meeting=f"file://{places.meeting}",
     )

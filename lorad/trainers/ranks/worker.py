@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +24,14 @@ with quick_imports():
 
     from lorad.errors import LoradError, SpecError, to_wire
     from lorad.protocol import frames
-    from lorad.protocol.heartbeat import HEART
-    from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Ready, Refusal, Request
-    from lorad.trainers.ranks.config import DUMP, RanksConfig, beat_file, refusal_file
+    from lorad.protocol.heartbeat import DUMP, HEART
+    from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, Ready, Refusal, Request
+    from lorad.trainers.ranks.config import RanksConfig, beat_file, meeting_file, refusal_file
     from lorad.trainers.sharded.body import Body, BodySettings
     from lorad.trainers.sharded.trainer import RankTrainer
-    from lorad.trainers.sharded.workers import Calls, join
+    from lorad.trainers.sharded.workers import Calls, join, join_at
 
+_LOOK_SECONDS = 0.05  # between two looks for where the ranks meet
 _SOFTWARE = ("torch", "transformers", "peft", "megatron-core", "megatron-bridge", "transformer-engine")
 
 
@@ -37,20 +39,20 @@ def main(path: Path, rank: int) -> None:
     faulthandler.register(DUMP, all_threads=True)
     HEART.start(beat_file(path, rank))
     config = msgspec.json.decode(path.read_bytes(), type=RanksConfig)
-    try:
-        trainer, calls = _opened(config, rank)
-    except LoradError as error:
-        # the pool cannot hear from this rank in any other way yet
-        draft = path.with_name(f"refusal-{rank}.json")
-        draft.write_bytes(msgspec.json.encode(to_wire(error)))
-        draft.rename(refusal_file(path))
-        raise
     with _Pool(config.socket if rank == 0 else None) as pool:
+        try:
+            trainer, calls = _opened(config, rank, path, pool)
+        except LoradError as error:
+            # the pool cannot hear from this rank in any other way yet
+            draft = path.with_name(f"refusal-{rank}.json")
+            draft.write_bytes(msgspec.json.encode(to_wire(error)))
+            draft.rename(refusal_file(path))
+            raise
         pool.tell(Ready(trainer.capabilities(), trainer.modules(), _software()))
         _serve(trainer, calls, pool, rank)
 
 
-def _opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
+def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[RankTrainer, Calls]:
     """Open this rank's trainer; returns when every rank has one.
 
     Raises SpecError, AdapterRefused, … for settings that the backend does not take.
@@ -60,11 +62,26 @@ def _opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     open_body = _opener(config.body)
-    calls = join(rank, config.ranks, Path(config.meeting), device)
+    calls = _joined(config, rank, path, pool, device)
     body = open_body(msgspec.structs.replace(config.settings, device=str(device)))
     trainer = RankTrainer(body, calls, config.name)
     calls.all_agree(True)
     return trainer, calls
+
+
+def _joined(config: RanksConfig, rank: int, path: Path, pool: "_Pool", device: torch.device) -> Calls:
+    """Meet the other ranks, see `RanksConfig.meeting`."""
+    scheme, _, place = config.meeting.partition("://")
+    if scheme == "file":
+        return join(rank, config.ranks, Path(place), device)
+    listener = None
+    if rank == 0:
+        listener = socket.create_server((place, 0))
+        pool.tell(Meeting(listener.getsockname()[1]))
+    while not meeting_file(path).exists():
+        time.sleep(_LOOK_SECONDS)
+    host, _, port = meeting_file(path).read_text().rpartition(":")
+    return join_at(rank, config.ranks, (host, int(port)), listener, device)
 
 
 def _opener(place: str) -> Callable[[BodySettings], Body]:
@@ -127,7 +144,7 @@ class _Pool:
         except ConnectionError:
             return bytearray(b"".join(frames.encode(Request(End()))))
 
-    def tell(self, message: Ready | Answer[object]) -> None:
+    def tell(self, message: Meeting | Ready | Answer[object]) -> None:
         if self._socket is not None:
             for part in frames.encode(message):
                 self._socket.sendall(part)

@@ -4,6 +4,7 @@ and how data-parallel ones add up.
 
 import datetime
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 T = TypeVar("T")
 
@@ -28,9 +30,25 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> "Calls":
     gloo listens on the loopback interface alone. A file needs no port that others could connect to.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
+    dist.init_process_group(_backend(device), init_method=f"file://{meeting}", rank=rank, world_size=world)
     return Calls(dist.new_group(backend="gloo", timeout=_IDLE))
+
+
+def join_at(
+    rank: int, world: int, place: tuple[str, int], listener: socket.socket | None, device: torch.device
+) -> "Calls":
+    """Meet the other ranks at a port of rank 0's machine. listener: bound to it, of rank 0.
+
+    Nothing on this network is encrypted: it must be private.
+    """
+    fd = None if listener is None else listener.detach()
+    store = TCPStore(*place, world, is_master=fd is not None, wait_for_workers=False, master_listen_fd=fd)
+    dist.init_process_group(_backend(device), store=store, rank=rank, world_size=world)
+    return Calls(dist.new_group(backend="gloo", timeout=_IDLE))
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class Ranks(TrainerCase):
     backend: ClassVar[str]
     sizes: ClassVar[dict[str, Any]]
 
+    @classmethod
+    def started(cls, base: Path, work: Path) -> Coroutine[Any, Any, Trainer]:
+        return started(cls.backend, base, work, **cls.sizes)
+
     @pytest.fixture(scope="class")
     @classmethod
     def lender(cls, base: Path) -> Iterator[Lender]:
@@ -41,7 +45,7 @@ class Ranks(TrainerCase):
 
         def start() -> Coroutine[Any, Any, Trainer]:
             works.append(Path(tempfile.mkdtemp(prefix=f"lr-{cls.backend}-")))
-            return started(cls.backend, base, works[-1], **cls.sizes)
+            return cls.started(base, works[-1])
 
         lender = Lender(start)
         try:

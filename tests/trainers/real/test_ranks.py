@@ -18,13 +18,14 @@ from msgspec import structs
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.children.process import start_time
+from lorad.children.stacks import dump, spy
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Policy, SlotSpec
 from lorad.trainers.ranks.calls import Open, Refusal
 from lorad.trainers.ranks.config import beat_file
-from lorad.trainers.ranks.hang import Beats, dump, hung, spy
+from lorad.trainers.ranks.hang import Beats, hung
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
 from tests.kit.fakes.rank_kit import FAILS, LOSS, MODULE, REFUSED_ALPHA, SPEC, WAITS, batch, targets
 
@@ -200,7 +201,7 @@ async def test_killed_process_ends_all_ranks(tmp_path: Path, victim: str) -> Non
 
 
 async def test_hanging_rank_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.trainers.ranks.hang.spy", lambda: None)
+    monkeypatch.setattr("lorad.children.stacks.spy", lambda: None)
     trainer = await started(tmp_path, hang=6.0)
     pids = family(tmp_path)
     waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
@@ -347,5 +348,5 @@ def test_errors_and_paths_travel_unchanged() -> None:
     for error in (SpecError("what", hint="do"), ValueError("which"), OSError(28, "No space left on device")):
         told = Refusal.of(error).error()
         assert (type(told), str(told), vars(told)) == (type(error), str(error), vars(error))
-    call = Open.of("a", structs.replace(SPEC, source=Path("/some/where")))
+    call = Open.of("a", structs.replace(SPEC, source=Path("/some/where")), "/some/where")
     assert (call.source, call.spec.source) == ("/some/where", None)

@@ -1,0 +1,34 @@
+"""The log of a child, which others append to and cut."""
+
+import os
+from pathlib import Path
+
+_TAIL_BYTES = 65536
+
+
+class Log:
+    """began: bytes of the file before the present life."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.began = path, 0
+
+    def size(self) -> int:
+        """Return the length in bytes; 0 without a file."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def tail(self, lines: int, since: int) -> str:
+        """Return the last non-empty lines of this life; "" when there are none. since: of `size`, to begin
+        at.
+        """
+        try:
+            with self.path.open("rb") as file:
+                size, begin = file.seek(0, os.SEEK_END), max(self.began, since)
+                # the daemon cuts what is too large
+                file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])

@@ -1,0 +1,244 @@
+"""All that lorad has on a node: `python -P -m lorad.nodes.agent --life POOL@LIFE --address IP --lease S`.
+
+It starts children under guards for the pool of that life, and for nobody else. The first line of stdin is
+`AgentStart`, the only line of stdout `GrantedNode`, or `Refused`. It ends everything and itself when stdin or
+the pool's connection does, and when the pool has said nothing for `--lease` seconds.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import lorad
+from lorad.children.process import boot_id
+from lorad.errors import Conflict, LoradError, NotAllowed, to_wire
+from lorad.nodes.certificates import Identity, check_peer
+from lorad.nodes.control import Control
+from lorad.nodes.devices import interface_of, take_devices
+from lorad.nodes.messages import LINE, Done, Failed, Files, Hello
+from lorad.nodes.places import Places
+from lorad.nodes.streams import (
+    Pair,
+    as_error,
+    inside,
+    list_files,
+    listening,
+    never_hangs,
+    read,
+    receive_files,
+    send_files,
+    splice,
+    write,
+)
+from lorad.protocol.nodes import AgentStart, GrantedNode, Refused
+
+log = logging.getLogger(__name__)
+_FIRST_SECONDS = 60.0  # for the pool's first word: other nodes may come later
+_HELLO_SECONDS = 10.0
+_GRACE_SECONDS = 3.0  # of children, once the agent ends
+_STARTING_SECONDS = 10.0  # for a child to listen on its socket
+_START_BYTES = 1 << 20
+
+
+class Agent:
+    """life: of the only pool that may call. lease: seconds."""
+
+    def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
+        self.life, self.lease, self.start, self.places = life, lease, start, places
+        self.identity = Identity(f"lorad node {name}", places.directory)
+        self.control = Control(places.directory)
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._renewed = asyncio.Event()
+        self._is_led = False
+
+    def end(self, why: str) -> None:
+        if not self.over.done():
+            self.over.set_result(why)
+
+    async def watch(self) -> None:
+        """End when the pool says nothing for too long."""
+        patience = max(_FIRST_SECONDS, self.lease)
+        while True:
+            self._renewed.clear()
+            last = time.monotonic()
+            while not self._renewed.is_set() and time.monotonic() < last + patience:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.01, last + patience - time.monotonic())):
+                        await self._renewed.wait()
+            if not self._renewed.is_set():
+                self.end(f"the pool has said nothing for {patience:.0f} s")
+                return
+            patience = self.lease
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pair = reader, writer
+        try:
+            check_peer(writer, self.start.certificate)
+            never_hangs(writer, self.lease)
+            async with asyncio.timeout(_HELLO_SECONDS):
+                hello = await read(reader, Hello)
+            try:
+                await self._serve(hello, pair)
+            except (LoradError, OSError) as error:
+                await write(writer, Failed(error=to_wire(as_error(error))))
+        except (OSError, TimeoutError, NotAllowed) as error:
+            log.debug("a connection ended: %s", error)
+        except asyncio.CancelledError:  # at the end of the agent; asyncio of Python 3.11 would print it
+            pass
+        finally:
+            writer.close()
+
+    async def _serve(self, hello: Hello, pair: Pair) -> None:
+        """Raises LoradError for what is refused."""
+        if hello.life != self.life:
+            raise NotAllowed(
+                f"this agent is of {self.life}, not of {hello.life}", hint="Ask for a node again."
+            )
+        if hello.kind == "control":
+            await self._led(pair)
+            return
+        path = inside(self.places.directory, hello.name)
+        if hello.kind == "tunnel":
+            await self._tunnel(path, pair)
+        elif hello.kind == "serve":
+            await self._listen(path, pair)
+        elif hello.kind == "put":
+            await write(pair[1], Done())
+            await receive_files(pair[0], path, hello.files)
+            await write(pair[1], Done(value=str(path)))
+        else:
+            await self._fetched(path, pair)
+
+    async def _led(self, pair: Pair) -> None:
+        if self._is_led:
+            raise Conflict(
+                f"{self.life} leads this agent already", hint="An agent has one pool; ask for a node again."
+            )
+        self._is_led = True
+        try:
+            await write(pair[1], Done())
+            self._renewed.set()
+            await self.control.serve(pair, self._renewed)
+        finally:
+            self.end("the pool has closed its connection")
+
+    async def _tunnel(self, path: Path, pair: Pair) -> None:
+        there = await asyncio.open_unix_connection(str(path))
+        await write(pair[1], Done())
+        await splice(pair, there)
+
+    async def _listen(self, path: Path, pair: Pair) -> None:
+        """The first caller is joined to the pool; there is no other."""
+        caller: asyncio.Future[Pair] = asyncio.get_running_loop().create_future()
+
+        def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if caller.done():
+                writer.close()
+            else:
+                caller.set_result((reader, writer))
+
+        async with listening(path, called):
+            gone = asyncio.create_task(pair[0].read(1))  # the pool says nothing before
+            try:
+                await write(pair[1], Done())
+                some: set[asyncio.Future[Any]] = {caller, gone}
+                await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                await asyncio.wait({gone})
+        if caller.done():
+            await write(pair[1], Done())
+            await splice(pair, caller.result())
+
+    async def _fetched(self, path: Path, pair: Pair) -> None:
+        files = await asyncio.to_thread(list_files, path)
+        await write(pair[1], Files(files=files))
+        await send_files(pair[1], path, files)
+
+
+async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
+    with Places.made() as places:
+        agent = Agent(arguments.life, arguments.lease, start, places, arguments.name)
+        context = agent.identity.server(start.certificate)
+        server = await asyncio.start_server(agent.connected, arguments.address, 0, ssl=context, limit=LINE)
+        _print(
+            GrantedNode(
+                node=arguments.name,
+                ip=arguments.address,
+                port=server.sockets[0].getsockname()[1],
+                certificate=agent.identity.pem,
+                boot_id=boot_id(),
+                directory=str(places.directory),
+                devices=start.devices,
+                pid=os.getpid(),
+                lorad=lorad.__version__,
+                uid=os.getuid(),
+                interface=interface_of(arguments.address),
+            )
+        )
+        _follow_starter(agent)
+        watch = asyncio.create_task(agent.watch())
+        why = await agent.over
+        watch.cancel()
+        print(f"lorad node {arguments.name}: {why}; it ends", file=sys.stderr, flush=True)
+        server.close()
+        await agent.control.stop(_GRACE_SECONDS)
+
+
+def _follow_starter(agent: Agent) -> None:
+    """End with whoever holds stdin open, and at SIGTERM."""
+    loop = asyncio.get_running_loop()
+
+    def heard() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            agent.end("whoever started it is gone")
+
+    loop.add_reader(0, heard)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.end, f"it was ended by {number.name}")
+
+
+def _print(message: msgspec.Struct) -> None:
+    sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _first_line() -> AgentStart:
+    """Raises DecodeError, which is a ValueError."""
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _START_BYTES and (more := os.read(0, 1)):
+        data += more
+    return msgspec.json.decode(data, type=AgentStart)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="lorad.nodes.agent", description=__doc__)
+    parser.add_argument("--life", required=True)
+    parser.add_argument("--address", required=True, help="the IP to listen at")
+    parser.add_argument("--lease", type=float, required=True, help="seconds")
+    parser.add_argument("--name", default=socket.gethostname(), help="of the node")
+    arguments = parser.parse_args()
+    try:
+        start = _first_line()
+        start = msgspec.structs.replace(start, devices=take_devices(start.devices))
+        asyncio.run(_run(arguments, start))
+    except (LoradError, OSError, ValueError) as error:
+        hint = error.hint if isinstance(error, LoradError) else ""
+        _print(Refused(f"{arguments.name}: {error}", hint))
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Who may talk to whom: a pool and its agents each have a key of their own, and know one certificate of the
+other's. There is no authority, and nothing outlives the life of the pool.
+"""
+
+import asyncio
+import datetime
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lorad.errors import NotAllowed
+from lorad.files import write_whole
+
+# machines whose clocks differ agree on these
+_FROM, _UNTIL = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2000, 2100))
+
+
+class Identity:
+    """A fresh key and the certificate of it. The key is in memory, and for a moment in `directory`, 0600."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(_FROM)
+            .not_valid_after(_UNTIL)
+            .sign(key, hashes.SHA256())
+        )
+        self.pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        self._key = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        self._directory = directory
+
+    def server(self, peer: str) -> ssl.SSLContext:
+        """Make what a server needs whose only callers have the certificate `peer`, PEM."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER, peer)
+
+    def client(self, peer: str) -> ssl.SSLContext:
+        """Make what a caller of the server with the certificate `peer` needs."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT, peer)
+
+    def _context(self, kind: int, peer: str) -> ssl.SSLContext:
+        context = ssl.SSLContext(kind)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=peer)
+        own = self._directory / "identity.pem"
+        write_whole(own, self._key + self.pem.encode(), durable=False)
+        try:
+            context.load_cert_chain(own)
+        finally:
+            own.unlink()
+        return context
+
+
+def check_peer(writer: asyncio.StreamWriter, peer: str) -> None:
+    """Raise NotAllowed unless the other end has exactly this certificate."""
+    there = writer.get_extra_info("ssl_object").getpeercert(True)
+    if there != ssl.PEM_cert_to_DER_cert(peer):
+        raise NotAllowed("another certificate than the one that is known")

@@ -1,0 +1,92 @@
+"""A child on a node, which looks like one of this machine."""
+
+import asyncio
+import contextlib
+import fnmatch
+from pathlib import Path
+from typing import Protocol
+
+from lorad.children.logs import Log
+from lorad.errors import LoradError
+from lorad.files import write_whole
+from lorad.nodes import messages
+from lorad.nodes.messages import Logged, Wrote
+
+
+class _Node(Protocol):
+    """What a child needs of its `Node`."""
+
+    name: str
+
+    async def ask(self, request: messages.Request) -> str: ...
+
+    def begins(self, name: str, child: "RemoteChild") -> None: ...
+
+
+class RemoteChild:
+    """See `Child` and `Host.child`. In the log, which others may share, its lines begin with
+    the node's name.
+    """
+
+    def __init__(self, node: _Node, asked: messages.Spawn, log: Path, shadows: Path | None) -> None:
+        self._node, self._asked, self._shadows = node, asked, shadows
+        self.pid: int | None = None
+        self._log, self._rest = Log(log), ""
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Call it once. Raises what the agent refuses with, or PoolLost."""
+        self._node.begins(self._asked.name, self)
+        self._log.path.touch(mode=0o600)
+        self._log.began = self._log.size()
+        self.pid = int(await self._node.ask(self._asked))
+
+    @property
+    def is_alive(self) -> bool:
+        return self.pid is not None and not self._end.done()
+
+    async def ended(self) -> str:
+        return await asyncio.shield(self._end)
+
+    async def stop(self, grace: float = 30.0) -> None:
+        if self.is_alive:
+            with contextlib.suppress(LoradError):
+                await self._node.ask(messages.Stop(name=self._asked.name, grace=grace))
+            await self.ended()
+
+    async def dump(self) -> None:
+        with contextlib.suppress(LoradError):
+            await self._node.ask(messages.Dump(name=self._asked.name))
+
+    def logged(self) -> int:
+        return self._log.size()
+
+    def tail(self, lines: int = 15, since: int = 0) -> str:
+        return self._log.tail(lines, since)
+
+    def take(self, said: messages.Said) -> None:
+        """Take what the agent tells of this child."""
+        if isinstance(said, Logged):
+            whole, newline, self._rest = (self._rest + said.text).rpartition("\n")
+            self._append(whole + newline)
+        elif isinstance(said, Wrote):
+            self._shadow(said.file, said.text)
+        elif isinstance(said, messages.Ended):
+            self.over(said.how)
+
+    def over(self, how: str) -> None:
+        if not self._end.done():
+            self._append(self._rest)
+            self._rest = ""
+            self._end.set_result(how)
+
+    def _append(self, text: str) -> None:
+        lines = [f"{self._node.name}: {line}\n" for line in text.splitlines()]
+        with contextlib.suppress(OSError), self._log.path.open("a") as file:
+            file.write("".join(lines))
+
+    def _shadow(self, name: str, text: str) -> None:
+        is_asked = "/" not in name and any(fnmatch.fnmatchcase(name, each) for each in self._asked.follow)
+        if self._shadows is not None and is_asked:
+            with contextlib.suppress(OSError):
+                write_whole(self._shadows / name, text.encode(), durable=False)

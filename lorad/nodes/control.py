@@ -1,0 +1,172 @@
+"""The one control connection of an agent: children that are started, followed and ended for its pool."""
+
+import asyncio
+import contextlib
+import fnmatch
+import hashlib
+import shutil
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from lorad.children.process import Child
+from lorad.errors import Conflict, NotFound, to_wire
+from lorad.files import write_whole
+from lorad.models.facts import weights_sha256
+from lorad.nodes import messages
+from lorad.nodes.messages import Asked, Done, Ended, Failed, Logged, Told, Wrote
+from lorad.nodes.streams import Pair, as_error, inside, read, write
+
+_LOOK_SECONDS = 0.2  # between two looks at what a child wrote
+_TEXT = 1 << 18  # bytes of a log in one message
+_FOLLOWED = 1 << 20  # bytes of a file that is followed
+_LOG_BYTES = 64 << 20  # of a log that was sent already, before it is cut
+
+
+class Control:
+    """directory: of the agent."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.children: dict[str, Child] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._saying = asyncio.Lock()
+        self._sha256: dict[tuple[object, ...], str] = {}
+
+    async def serve(self, pair: Pair, renew: asyncio.Event) -> None:
+        """Answer requests until the connection ends; each sets `renew`."""
+        reader, self._writer = pair
+        while True:
+            asked: Asked = await read(reader, Asked)  # type: ignore[arg-type]
+            renew.set()
+            self._spawn(self._answer(asked))
+
+    async def stop(self, grace: float) -> None:
+        """End all children; returns when nothing of them is left."""
+        await asyncio.gather(*(child.stop(grace) for child in self.children.values()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _say(self, message: Told) -> None:
+        with contextlib.suppress(OSError):  # the pool is gone: the agent ends
+            async with self._saying:
+                await write(self._writer, message)
+
+    async def _answer(self, asked: Asked) -> None:
+        try:
+            await self._say(Done(id=asked.id, value=await self._do(asked)))
+        except Exception as error:
+            await self._say(Failed(id=asked.id, error=to_wire(as_error(error))))
+
+    async def _do(self, asked: Asked) -> str:
+        match asked:
+            case messages.Spawn():
+                return await self._start(asked)
+            case messages.Stop():
+                await self._child(asked.name).stop(asked.grace)
+            case messages.Dump():
+                await self._child(asked.name).dump()
+            case messages.Write():
+                write_whole(inside(self._directory, asked.name), asked.text.encode(), durable=False)
+            case messages.Make():
+                inside(self._directory, asked.name).mkdir(mode=0o700)
+            case messages.Remove():
+                await asyncio.to_thread(_remove, inside(self._directory, asked.name))
+            case messages.Digest():
+                return await asyncio.to_thread(_sha256, inside(self._directory, asked.name))
+            case messages.Weights():
+                return await asyncio.to_thread(self._weights, Path(asked.directory), asked.quantize)
+        return ""
+
+    def _child(self, name: str) -> Child:
+        if (child := self.children.get(name)) is None:
+            raise NotFound(f"no child {name} was started")
+        return child
+
+    async def _start(self, asked: messages.Spawn) -> str:
+        """Start a child; one of the same name must have ended."""
+        if (earlier := self.children.get(asked.name)) is not None and earlier.is_alive:
+            raise Conflict(f"{asked.name} runs already")
+        place = inside(self._directory, asked.name)
+        shutil.rmtree(place, ignore_errors=True)
+        (place / "tmp").mkdir(mode=0o700, parents=True)
+        for name, text in asked.files.items():
+            write_whole(inside(place, name), text.encode(), durable=False)
+        record = self._directory / f"{asked.name}.record"
+        child = Child(asked.argv, asked.env, place / "log", record, place)
+        self.children[asked.name] = child
+        await child.start()
+        self._spawn(self._follow(asked, child, place))
+        return str(child.pid)
+
+    async def _follow(self, asked: messages.Spawn, child: Child, place: Path) -> None:
+        """Send what the child logs, and files that it changes, until it has ended."""
+        ended = asyncio.create_task(child.ended())
+        news = _News(asked.name, place, asked.follow)
+        while True:
+            done, _ = await asyncio.wait({ended}, timeout=_LOOK_SECONDS)
+            for message in news.look():
+                await self._say(message)
+            if done:
+                break
+        await self._say(Ended(name=asked.name, how=ended.result()))
+
+    def _weights(self, directory: Path, quantize: str | None) -> str:
+        """Cached for files that have not changed. Blocks."""
+        files = [(path.name, path.stat()) for path in sorted(directory.glob("*.safetensors"))]
+        key = (directory, quantize, *((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in files))
+        if key not in self._sha256:
+            self._sha256[key] = weights_sha256(directory, quantize)  # type: ignore[arg-type]
+        return self._sha256[key]
+
+
+class _News:
+    """What a child wrote since the last look."""
+
+    def __init__(self, name: str, place: Path, patterns: tuple[str, ...]) -> None:
+        self._name, self._place, self._patterns = name, place, patterns
+        self._sent = 0
+        self._times: dict[str, int] = {}
+
+    def look(self) -> Iterator[Told]:
+        for path in sorted(self._place.iterdir()):
+            if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self._patterns):
+                yield from self._changed(path)
+        yield from self._logged(self._place / "log")
+
+    def _changed(self, path: Path) -> Iterator[Told]:
+        with contextlib.suppress(OSError):
+            there = path.stat()
+            if there.st_size and there.st_mtime_ns != self._times.get(path.name):
+                self._times[path.name] = there.st_mtime_ns
+                with path.open("rb") as file:
+                    text = file.read(_FOLLOWED).decode(errors="replace")
+                yield Wrote(name=self._name, file=path.name, text=text)
+
+    def _logged(self, path: Path) -> Iterator[Told]:
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            file.seek(self._sent)
+            while data := file.read(_TEXT):
+                self._sent += len(data)
+                yield Logged(name=self._name, text=data.decode(errors="replace"))
+            if self._sent > _LOG_BYTES and path.stat().st_size == self._sent:
+                file.truncate(0)  # it is appended to
+                self._sent = 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""What an agent has of its node: GPUs, known by UUID and locked before anything starts, and a network."""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+
+import psutil
+
+from lorad.box import gpu_locks
+from lorad.errors import Conflict, SpecError
+
+_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]+")
+
+
+def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
+    """Lock GPUs for the life of this process and its children; returns their UUIDs.
+
+    devices: UUIDs, or indices as `nvidia-smi` has them. Raises SpecError for one that is not there, Conflict
+    for one that is held.
+    """
+    found = tuple(_uuid(device) for device in devices)
+    for uuid in found:
+        try:
+            gpu_locks.take_lock(gpu_locks.DIRECTORY, uuid)
+        except BlockingIOError:
+            raise Conflict(
+                f"GPU {uuid} is held by another process there",
+                hint="It is used by lorad on that machine, or by another pool: give it to one of them.",
+            ) from None
+    return found
+
+
+def _uuid(device: str) -> str:
+    if not device.isdigit():
+        if not _UUID.fullmatch(device):
+            raise SpecError(f"{device!r} is no GPU: neither an index nor a UUID")
+        return device
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(device))))
+    except pynvml.NVMLError as error:
+        raise SpecError(f"GPU {device} was granted, but is not there: {error}") from error
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an IP; "" when there is none."""
+    wanted = ipaddress.ip_address(address)
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                found = ipaddress.ip_address(entry.address.partition("%")[0])
+                if found == wanted or (found.is_loopback and wanted.is_loopback):
+                    return name
+    return ""

@@ -1,0 +1,150 @@
+"""What a pool and an agent say to each other: one JSON object a line.
+
+A connection begins with `Hello`, which `Done` or `Failed` answers. Of kind:
+
+control: requests and what the agent tells, until one side ends.
+tunnel: after it, bytes to and from the Unix socket `name` of the node.
+serve: the agent listens on the Unix socket `name`. A second `Done` says that somebody is there, whose bytes
+    follow.
+put: the bytes of `files` follow; the directory `name` then appears whole, or not at all.
+fetch: `Files` answers instead of `Done`, and their bytes follow.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+LINE = 16 << 20  # bytes; a longer line ends the connection
+
+
+class FileSaid(Struct, frozen=True):
+    """A file of a directory. size: bytes. sha256: hexadecimal."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Hello(Struct, frozen=True, kw_only=True):
+    """name: a path in the agent's directory. life: of the pool that calls."""
+
+    kind: Literal["control", "tunnel", "serve", "put", "fetch"]
+    life: str
+    name: str = ""
+    files: tuple[FileSaid, ...] = ()
+
+
+class Request(Struct, frozen=True, tag=True, kw_only=True):
+    """What the pool asks; answered by `Done` or `Failed` of the same id."""
+
+    id: int = 0
+
+
+class Renew(Request, frozen=True):
+    """Says that the pool is there."""
+
+
+class Spawn(Request, frozen=True):
+    """Start a child in the directory `name`, which is made, with `files` in it; the answer is its pid.
+
+    follow: patterns of files there whose content is sent whenever it has changed.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    files: dict[str, str] = {}
+    follow: tuple[str, ...] = ()
+
+
+class Stop(Request, frozen=True):
+    """End a child; answered when nothing of it is left. grace: seconds."""
+
+    name: str
+    grace: float
+
+
+class Dump(Request, frozen=True):
+    """Have the stacks of what a child started written to its log."""
+
+    name: str
+
+
+class Write(Request, frozen=True):
+    """Put a file in place, whole."""
+
+    name: str
+    text: str
+
+
+class Make(Request, frozen=True):
+    """Make a directory."""
+
+    name: str
+
+
+class Remove(Request, frozen=True):
+    """Remove a directory or file; one that is not there is removed."""
+
+    name: str
+
+
+class Digest(Request, frozen=True):
+    """The answer is the sha256 of a file as it is there now, "" when it is gone."""
+
+    name: str
+
+
+class Weights(Request, frozen=True):
+    """The answer is the sha256 of a base model's weights, see `weights_sha256`."""
+
+    directory: str
+    quantize: str | None = None
+
+
+Asked = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights
+
+
+class Told(Struct, frozen=True, tag=True, kw_only=True):
+    """What the agent says."""
+
+
+class Done(Told, frozen=True):
+    id: int = 0
+    value: str = ""
+
+
+class Failed(Told, frozen=True):
+    """error: see `to_wire`."""
+
+    error: dict[str, Any]
+    id: int = 0
+
+
+class Files(Told, frozen=True):
+    files: tuple[FileSaid, ...]
+
+
+class Logged(Told, frozen=True):
+    """What a child wrote to its log."""
+
+    name: str
+    text: str
+
+
+class Wrote(Told, frozen=True):
+    """The content of a file that is followed."""
+
+    name: str
+    file: str
+    text: str
+
+
+class Ended(Told, frozen=True):
+    """Nothing is left of a child. how: see `Child.ended`."""
+
+    name: str
+    how: str
+
+
+Said = Done | Failed | Files | Logged | Wrote | Ended

@@ -1,0 +1,77 @@
+"""The directory of an agent, and what agents that were killed have left there."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import lorad
+from lorad.box.paths import MEMORY
+from lorad.children.process import sweep
+
+_LEAST_FREE = 256 << 20  # bytes of the memory file system, for adapters to lie there
+_LOCK = "life.lock"
+
+
+@dataclass(frozen=True)
+class Places:
+    """directory: 0700, of a short name, for the present life alone. `adapters` in it lies in memory where
+    there is room; `python` in it holds lorad and nothing that lorad depends on.
+    """
+
+    directory: Path
+
+    @classmethod
+    @contextlib.contextmanager
+    def made(cls) -> Iterator[Self]:
+        """Make the directory, and remove it at the end."""
+        prefix = f"lorad-node-{os.getuid()}-"
+        _clear(prefix)
+        directory = Path(tempfile.mkdtemp(prefix=prefix))
+        memory = _memory(prefix)
+        try:
+            with (directory / _LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if memory is None:
+                    (directory / "adapters").mkdir(mode=0o700)
+                else:
+                    (directory / "adapters").symlink_to(memory)
+                (directory / "python").mkdir(mode=0o700)
+                (directory / "python" / "lorad").symlink_to(Path(lorad.__file__).parent)
+                yield cls(directory)
+        finally:
+            _remove(directory)
+
+
+def _memory(prefix: str) -> Path | None:
+    """Make a directory in memory; None where there is no room."""
+    with contextlib.suppress(OSError):
+        space = os.statvfs(MEMORY)
+        if space.f_bavail * space.f_frsize >= _LEAST_FREE:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
+    return None
+
+
+def _clear(prefix: str) -> None:
+    """End and remove what agents of this user that were killed have left."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if directory.lstat().st_uid != os.getuid() or directory.is_symlink():
+                continue
+            with (directory / _LOCK).open("r") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for record in directory.glob("*.record"):
+                    sweep(record)
+                _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    memory = directory / "adapters"
+    if memory.is_symlink():
+        shutil.rmtree(memory.readlink(), ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)

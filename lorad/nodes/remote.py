@@ -1,0 +1,294 @@
+"""The pool's end of an agent: a `Host`, whose children look like those of this machine."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+import lorad
+from lorad.errors import Conflict, PoolLost, SpecError, from_wire
+from lorad.nodes import messages
+from lorad.nodes.certificates import Identity, check_peer
+from lorad.nodes.child import RemoteChild
+from lorad.nodes.messages import LINE, Done, Ended, Failed, Files, Hello, Logged, Request, Said, Wrote
+from lorad.nodes.streams import (
+    Broken,
+    Pair,
+    answer,
+    list_files,
+    listening,
+    never_hangs,
+    read,
+    receive_files,
+    send_files,
+    splice,
+    write,
+)
+from lorad.protocol.nodes import GrantedNode, NodesSetup
+
+log = logging.getLogger(__name__)
+_RENEW_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0  # beyond the lease: the node has ended everything by itself when it is given up here
+_CONNECT_SECONDS = 30.0
+_HINT = "Resume the runs; a new pool starts, on other nodes if need be."
+
+
+class Node:
+    """Made by `connected`. lost: why, once the node is given up."""
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(
+        cls, told: GrantedNode, identity: Identity, life: str, setup: NodesSetup
+    ) -> AsyncIterator[Self]:
+        """Lead the agent of a node until the end of the block, which is its end.
+
+        Raises PoolLost when it does not answer, and what it refuses with.
+        """
+        if told.lorad != lorad.__version__:
+            raise SpecError(
+                f"{told.node} has lorad {told.lorad}, and this machine {lorad.__version__}",
+                key="cluster.node_python",
+                hint="Install the same version on all machines.",
+            )
+        node = cls(told, identity, life, setup)
+        await node._connect()
+        try:
+            yield node
+        finally:
+            await node._close()
+
+    def __init__(self, told: GrantedNode, identity: Identity, life: str, setup: NodesSetup) -> None:
+        self.told, self.name, self.address, self.interface = (
+            told,
+            told.node,
+            told.ip,
+            setup.interface or told.interface,
+        )
+        self.python = setup.python or sys.executable
+        self.directory, self.devices = Path(told.directory), told.devices
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._context, self._life, self._lease = identity.client(told.certificate), life, setup.lease
+        self._children: dict[str, RemoteChild] = {}
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+        self._heard = time.monotonic()
+        self._saying = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def child(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        log: Path,
+        files: Mapping[str, str],
+        follow: tuple[str, ...] = (),
+        shadows: Path | None = None,
+    ) -> RemoteChild:
+        asked = messages.Spawn(name=name, argv=tuple(argv), env=dict(env), files=dict(files), follow=follow)
+        return RemoteChild(self, asked, log, shadows)
+
+    def begins(self, name: str, child: RemoteChild) -> None:
+        """Have `child` hear from now on what is said of `name`. Raises Conflict while another one lives."""
+        if (earlier := self._children.get(name)) is not None and earlier.is_alive:
+            raise Conflict(f"{name} runs already on {self.name}")
+        self._children[name] = child
+
+    async def write(self, name: str, text: str) -> None:
+        await self.ask(messages.Write(name=name, text=text))
+
+    async def make(self, name: str) -> Path:
+        await self.ask(messages.Make(name=name))
+        return self.directory / name
+
+    async def remove(self, name: str) -> None:
+        await self.ask(messages.Remove(name=name))
+
+    async def digest(self, name: str) -> str:
+        return await self.ask(messages.Digest(name=name))
+
+    async def weights(self, directory: Path, quantize: str | None) -> str:
+        return await self.ask(messages.Weights(directory=str(directory), quantize=quantize))
+
+    async def put(self, name: str, source: Path) -> Path:
+        files = await asyncio.to_thread(list_files, source)
+        async with self._opened(Hello(kind="put", life=self._life, name=name, files=files)) as (
+            reader,
+            writer,
+        ):
+            with self._as_lost(), contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                await send_files(writer, source, files)
+            with self._as_lost():
+                return Path((await answer(reader)).value)
+
+    async def fetch(self, name: str, into: Path) -> None:
+        hello = Hello(kind="fetch", life=self._life, name=name)
+        async with self._opened(hello, is_done=False) as (reader, _):
+            draft = into / f".tmp-{name.rpartition('/')[2]}"
+            with self._as_lost():
+                said: Said = await read(reader, Said)  # type: ignore[arg-type]
+                if isinstance(said, Failed):
+                    raise from_wire(said.error)
+                if not isinstance(said, Files):
+                    raise Broken(f"{type(said).__name__} instead of files")
+                await receive_files(reader, draft, said.files)
+            await asyncio.to_thread(_move, draft, into)
+
+    @asynccontextmanager
+    async def inward(self, name: str, here: Path) -> AsyncIterator[None]:
+        async with self._opened(Hello(kind="serve", life=self._life, name=name)) as pair:
+            joining = asyncio.create_task(_join(pair, here))
+            try:
+                yield
+            finally:
+                joining.cancel()
+                await asyncio.wait({joining})
+
+    @asynccontextmanager
+    async def outward(self, name: str, here: Path) -> AsyncIterator[None]:
+        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                async with self._opened(Hello(kind="tunnel", life=self._life, name=name)) as there:
+                    await splice((reader, writer), there)
+            except Exception as error:
+                log.debug("%s: no tunnel to %s: %s", self.name, name, error)
+            finally:
+                writer.close()
+
+        async with listening(here, called):
+            yield
+
+    async def ask(self, request: Request) -> str:
+        """Return the agent's answer. Raises what it refused with, or PoolLost."""
+        if self.lost.done():
+            raise PoolLost(self._last_words(), hint=_HINT)
+        number = next(self._ids)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._say(request, number)
+            answered: str = await future
+            return answered
+        finally:
+            self._waiting.pop(number, None)
+
+    def lose(self, why: str) -> None:
+        """Give the node up, and all that runs there."""
+        if self.lost.done():
+            return
+        self.lost.set_result(why)
+        for child in self._children.values():
+            child.over(self._last_words())
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(PoolLost(self._last_words(), hint=_HINT))
+        if self._tasks:
+            self._writer.transport.abort()
+
+    def _last_words(self) -> str:
+        return f"was lost with its node {self.name}: {self.lost.result()}"
+
+    async def _connect(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            pair = await stack.enter_async_context(self._opened(Hello(kind="control", life=self._life)))
+            self._reader, self._writer = pair
+            self._stack = stack.pop_all()
+        self._heard = time.monotonic()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
+
+    async def _close(self) -> None:
+        self.lose("the pool has ended")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    @asynccontextmanager
+    async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[Pair]:
+        """Connect, and say hello. is_done: wait for the answer."""
+        with self._as_lost():
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                reader, writer = await asyncio.open_connection(
+                    self.address, self.told.port, ssl=self._context, limit=LINE
+                )
+        try:
+            with self._as_lost():
+                check_peer(writer, self.told.certificate)
+                never_hangs(writer, self._lease)
+                await write(writer, hello)
+                if is_done:
+                    await answer(reader)
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    @contextlib.contextmanager
+    def _as_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (ConnectionError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise PoolLost(f"node {self.name} does not answer: {why}", hint=_HINT) from error
+
+    async def _say(self, request: Request, number: int = 0) -> None:
+        try:
+            async with self._saying:
+                await write(self._writer, msgspec.structs.replace(request, id=number))
+        except OSError as error:
+            self.lose(str(error) or type(error).__name__)
+            raise PoolLost(self._last_words(), hint=_HINT) from error
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                said: Said = await read(self._reader, Said)  # type: ignore[arg-type]
+                self._heard = time.monotonic()
+                self._take(said)
+        except OSError as error:
+            self.lose(f"its agent has gone ({error})")
+
+    def _take(self, said: Said) -> None:
+        if isinstance(said, Done | Failed):
+            future = self._waiting.get(said.id)
+            if future is None or future.done():
+                return
+            if isinstance(said, Done):
+                future.set_result(said.value)
+            else:
+                future.set_exception(from_wire(said.error))
+        elif isinstance(said, Logged | Wrote | Ended) and (child := self._children.get(said.name)):
+            child.take(said)
+
+    async def _renew(self) -> None:
+        """Tell the agent that the pool is there, and give it up when it says nothing for too long."""
+        while not self.lost.done():
+            silent = time.monotonic() - self._heard
+            if silent > self._lease + PATIENCE_SECONDS:
+                self.lose(f"it has said nothing for {silent:.0f} s")
+                return
+            with contextlib.suppress(PoolLost):
+                await self._say(messages.Renew())
+            await asyncio.sleep(min(_RENEW_SECONDS, self._lease / 4))
+
+
+def _move(draft: Path, into: Path) -> None:
+    """Put files in place one by one. Blocks."""
+    for file in draft.iterdir():
+        file.replace(into / file.name)
+    draft.rmdir()
+
+
+async def _join(pair: Pair, here: Path) -> None:
+    """Join whoever calls over there to a socket here."""
+    with contextlib.suppress(OSError):
+        await answer(pair[0])
+        await splice(pair, await asyncio.open_unix_connection(str(here)))

@@ -1,0 +1,178 @@
+"""Lines, files and tunnels on the connections between a pool and its agents."""
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import shutil
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from lorad.errors import IntegrityError, LoradError, StorageError, from_wire
+from lorad.nodes.messages import Done, Failed, FileSaid, Said
+
+_CHUNK = 1 << 20
+_MOST_FILES = 1024
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@~+-]{0,200}")
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+T = TypeVar("T")
+
+
+class Broken(ConnectionError):
+    """The other end said what it cannot have meant, or ended amid it."""
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return the path of `name` in `root`. Raises Broken for what is not a plain relative path."""
+    if not all(_NAME.fullmatch(part) for part in name.split("/")):
+        raise Broken(f"{name!r} is no path in a node's directory")
+    return root / name
+
+
+async def read(reader: asyncio.StreamReader, kind: type[T]) -> T:
+    """Return the next line, decoded. Raises Broken."""
+    try:
+        return msgspec.json.decode(await reader.readuntil(), type=kind)
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError) as error:
+        raise Broken("the connection was closed" if isinstance(error, EOFError) else str(error)) from error
+
+
+async def write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
+    writer.write(msgspec.json.encode(message) + b"\n")
+    await writer.drain()
+
+
+async def answer(reader: asyncio.StreamReader) -> Done:
+    """Return the other end's Done. Raises what it refused with, or Broken."""
+    said: Said = await read(reader, Said)  # type: ignore[arg-type]
+    if isinstance(said, Failed):
+        raise from_wire(said.error)
+    if not isinstance(said, Done):
+        raise Broken(f"{type(said).__name__} instead of an answer")
+    return said
+
+
+def list_files(directory: Path) -> tuple[FileSaid, ...]:
+    """Describe the files of a directory, which has no others inside. Blocks."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        with path.open("rb") as file:
+            found.append(
+                FileSaid(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+            )
+    return tuple(found)
+
+
+async def send_files(writer: asyncio.StreamWriter, directory: Path, files: Sequence[FileSaid]) -> None:
+    """Send the bytes of files. Raises OSError for one that is gone, Broken for one that is shorter by now."""
+    for said in files:
+        left = said.size
+        with (directory / said.name).open("rb") as file:
+            while left:
+                if not (data := file.read(min(left, _CHUNK))):
+                    raise Broken(f"{said.name} was cut")
+                writer.write(data)
+                await writer.drain()
+                left -= len(data)
+
+
+async def receive_files(reader: asyncio.StreamReader, final: Path, files: Sequence[FileSaid]) -> None:
+    """Make the directory `final` of what arrives, whole or not at all.
+
+    Raises IntegrityError for other bytes than were announced, StorageError when they cannot be written, and
+    Broken.
+    """
+    if len(files) > _MOST_FILES or any(file.size < 0 for file in files):
+        raise Broken(f"{len(files)} files in a directory")
+    temporary = final.with_name(f".tmp-{final.name}")
+    try:
+        temporary.mkdir(mode=0o700)
+        for said in files:
+            await _receive(reader, inside(temporary, said.name), said)
+        temporary.rename(final)
+    except Broken:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{final} could not be written: {error.strerror or error}", hint="Free some space there."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+async def _receive(reader: asyncio.StreamReader, path: Path, said: FileSaid) -> None:
+    digest, left = hashlib.sha256(), said.size
+    with path.open("xb") as file:
+        while left:
+            if not (data := await reader.read(min(left, _CHUNK))):
+                raise Broken(f"{path.name} was cut off")
+            digest.update(data)
+            file.write(data)
+            left -= len(data)
+    if digest.hexdigest() != said.sha256:
+        raise IntegrityError(
+            f"{path.name}: other bytes arrived than were sent", hint="Nothing was changed; try again."
+        )
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    path: Path, called: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
+) -> AsyncIterator[None]:
+    """Have a Unix socket, 0600, whose callers are given to `called`."""
+    server = await asyncio.start_unix_server(called, sock=_bound(path))
+    try:
+        yield
+    finally:
+        server.close()
+        _unlink(path)
+
+
+def _bound(path: Path) -> socket.socket:
+    _unlink(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(str(path))
+    path.chmod(0o600)
+    return sock
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def splice(one: Pair, other: Pair) -> None:
+    """Join two connections until both directions have ended; a half that is closed is closed over there."""
+    try:
+        await asyncio.gather(_pump(one[0], other[1]), _pump(other[0], one[1]))
+    finally:
+        for _, writer in (one, other):
+            writer.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError):
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:  # TLS has no half that is closed
+            writer.close()
+            await writer.wait_closed()
+
+
+def never_hangs(writer: asyncio.StreamWriter, seconds: float) -> None:
+    """Have the kernel give a TCP connection up whose peer has not acknowledged for so long."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def as_error(error: BaseException) -> LoradError:
+    """Return the error as it may travel."""
+    return error if isinstance(error, LoradError) else LoradError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,140 @@
+"""The ranks of one trainer on several machines: the same number on each, in the order of the machines.
+
+Only this machine writes the directories of runs: what ranks read is put on each machine first, and what rank
+0 writes is fetched from its machine.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from lorad.children.host import Host, Process, Team
+from lorad.errors import SpecError
+from lorad.models.facts import weights_sha256
+from lorad.protocol.pool_setup import RanksSetup
+from lorad.trainers.ranks.config import Places, RanksConfig, environment_of, meeting_file
+
+_NAME = "trainer"  # of the directory that ranks work in, on each machine
+_SOCKET = "trainer.sock"
+_TP = "Ranks that share a layer must be on one node: choose a tp that divides the devices of a node."
+_FOLLOWED = ("rank-*.heartbeat", "refusal.json")
+
+
+class Spread:
+    """Raises SpecError when ranks and machines do not fit."""
+
+    def __init__(self, hosts: Sequence[Host], setup: RanksSetup) -> None:
+        self._hosts, self._env, self._python, ranks = hosts, setup.env, setup.python, setup.ranks
+        self._here = ranks // len(hosts)
+        self._names = itertools.count(1)
+        self._stack = AsyncExitStack()
+        if self._here * len(hosts) != ranks:
+            raise SpecError(
+                f"tp x pp x cp x dp is {ranks} ranks, which {len(hosts)} nodes cannot share equally",
+                key="resources.nodes",
+                hint="Make trainer.dp a multiple of it.",
+            )
+        if self._here % setup.tp:
+            raise SpecError(
+                f"tp is {setup.tp}, but there are {self._here} ranks on a node", key="trainer.tp", hint=_TP
+            )
+        for host in hosts:
+            if host.devices and len(host.devices) < self._here:
+                raise SpecError(
+                    f"{self._here} ranks on {host.name}, which gave {len(host.devices)} devices",
+                    key="resources.devices",
+                )
+
+    def team(self, config: RanksConfig, places: Places) -> Team:
+        """Make the launchers of all machines; what ranks write beside their configuration appears in
+        `places.private`.
+        """
+        return Team([self._launcher(place, host, config, places) for place, host in enumerate(self._hosts)])
+
+    def _launcher(self, place: int, host: Host, config: RanksConfig, places: Places) -> Process:
+        work, python = host.directory / _NAME, host.directory / "python"
+        own = msgspec.structs.replace(
+            config,
+            python=self._python or host.python,
+            first=place * self._here,
+            here=self._here,
+            devices=tuple(
+                f"cuda:{rank % self._here}" if host.devices else "cpu" for rank in range(config.ranks)
+            ),
+            socket=str(host.directory / _SOCKET),
+            meeting=f"tcp://{self._hosts[0].address}",
+        )
+        network = {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
+        environment = environment_of(
+            {**{name: value for name, value in network.items() if value}, **self._env},
+            host.devices[: self._here],
+            config.threads,
+            python=python,
+            temporary=work / "tmp",
+        )
+        launch = python / "lorad" / "trainers" / "ranks" / "launch.py"
+        return host.child(
+            _NAME,
+            [host.python, "-I", "-S", str(launch), str(work / places.config.name)],
+            environment,
+            log=places.log,
+            files={places.config.name: msgspec.json.encode(own).decode()},
+            follow=_FOLLOWED,
+            shadows=places.private,
+        )
+
+    async def open(self, model: Path, places: Places) -> None:
+        """Have rank 0 find the pool's socket; see `check`."""
+        await self._check(model)
+        await self._stack.enter_async_context(self._hosts[0].inward(_SOCKET, places.socket))
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _check(self, model: Path) -> None:
+        """Raise SpecError unless every machine has the same weights at this path."""
+        wanted = await asyncio.to_thread(weights_sha256, model)
+        there = await asyncio.gather(*(host.weights(model, None) for host in self._hosts))
+        for host, found in zip(self._hosts, there, strict=True):
+            if found != wanted:
+                raise SpecError(
+                    f"{model} has other weights on {host.name} (sha256 {found[:12]}…) than at home "
+                    f"({wanted[:12]}…)",
+                    key="model.name",
+                    hint="Copy the model there again.",
+                )
+
+    async def meet(self, port: int) -> None:
+        """Tell all ranks where rank 0 listens."""
+        name = meeting_file(Path(_NAME) / "config.json")
+        text = f"{self._hosts[0].address}:{port}"
+        await asyncio.gather(*(host.write(str(name), text) for host in self._hosts))
+
+    @asynccontextmanager
+    async def put(self, directory: Path) -> AsyncIterator[str]:
+        """Have the files of a directory on all machines; yields the path that ranks read them by."""
+        name = f"in-{next(self._names)}"
+        try:
+            await asyncio.gather(*(host.put(f"{_NAME}/{name}", directory) for host in self._hosts))
+            yield name
+        finally:
+            await self._remove(name, self._hosts)
+
+    @asynccontextmanager
+    async def fetched(self, directory: Path) -> AsyncIterator[str]:
+        """Yield a path that rank 0 writes files to, which then come into `directory`."""
+        name = f"out-{next(self._names)}"
+        try:
+            await self._hosts[0].make(f"{_NAME}/{name}")
+            yield name
+            await self._hosts[0].fetch(f"{_NAME}/{name}", directory)
+        finally:
+            await self._remove(name, self._hosts[:1])
+
+    async def _remove(self, name: str, hosts: Sequence[Host]) -> None:
+        work = (host.remove(f"{_NAME}/{name}") for host in hosts)
+        await asyncio.gather(*work, return_exceptions=True)

@@ -1,0 +1,81 @@
+"""FSDP over two nodes keeps the rules of every trainer, and computes what it computes on one machine."""
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
+from lorad.trainers.base import SlotSpec, Trainer
+from tests.conformance.trainer_suite import TrainerSuite
+from tests.nodes.kit import MODEL, fsdp_over_nodes
+from tests.trainers.real.start import started
+from tests.trainers.real.test_conformance import Ranks
+
+
+@pytest.mark.long
+class TestFsdpOverNodes(Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {"dp": 2}
+
+    @classmethod
+    def started(cls, base: Path, work: Path) -> Coroutine[Any, Any, Trainer]:
+        return fsdp_over_nodes(work, base, **cls.sizes)
+
+
+def batch(seed: int) -> Batch:
+    draw = np.random.default_rng(seed)
+    return Batch.of(
+        [
+            (draw.integers(5, 50, 8).astype(np.int32), list(draw.integers(5, 50, (4, 12)).astype(np.int32)))
+            for _ in range(4)
+        ]
+    )
+
+
+async def stepped(trainer: Trainer, begin: int, end: int) -> list[tuple[str, str]]:
+    """The loss and the norm of gradients of each step, to the last bit."""
+    found = []
+    for step in range(begin, end):
+        work = batch(step)
+        count = int(work.completions.size)
+        advantages = np.random.default_rng(100 + step).standard_normal(16).astype(np.float32)
+        targets = PolicyTargets(
+            advantages=np.repeat(advantages, 12), sampler_logprobs=np.full(count, -3.0, np.float32)
+        )
+        gradients = await trainer.forward_backward("a", work, targets, PolicyLoss(), count)
+        done = await trainer.optim_step("a", 1e-2, 1.0)
+        found.append((gradients.loss.hex(), float(done.grad_norm).hex()))
+    return found
+
+
+async def opened(trainer: Trainer) -> None:
+    modules = tuple(sorted(trainer.modules()))[:8]
+    config = AdapterConfig(rank=8, alpha=16.0, modules=modules, dropout=0.1)
+    await trainer.open("a", SlotSpec(config, seed=3))
+
+
+async def test_nodes_compute_the_same_bits(tmp_path: Path) -> None:
+    """Four steps here are two over nodes, a checkpoint, and two more here."""
+    kept, work = tmp_path / "kept", [tmp_path / str(number) for number in range(3)]
+    for directory in (kept, *work):
+        directory.mkdir()
+    here = await started("fsdp", MODEL, work[0], dp=2)
+    await opened(here)
+    whole = await stepped(here, 0, 4)
+    digest = (await here.export("a")).digest()
+    await here.close("a")
+    over = await fsdp_over_nodes(work[1], MODEL, dp=2)
+    await opened(over)
+    assert await stepped(over, 0, 2) == whole[:2]
+    await over.save("a", kept)
+    assert await stepped(over, 2, 4) == whole[2:]
+    assert (await over.export("a")).digest() == digest
+    assert await over.base_checksum() == await here.base_checksum()
+    await over.shut_down()
+    await opened(here)
+    await here.load("a", kept)
+    assert await stepped(here, 2, 4) == whole[2:] and (await here.export("a")).digest() == digest
+    await here.shut_down()
