@@ -148,3 +148,33 @@ class Lost(Struct, frozen=True, tag="Lost", tag_field="kind"):
 
 
 GrantLine = Waiting | Granted | Refused | Lost
+
+GRANT = "grant.json"
+"""The file of a pool's life, beside its log: a `GrantStatus`, written anew whenever that changes. It stays
+after the life is over."""
+_Text = Annotated[str, Meta(max_length=4096)]
+
+
+class GrantStatus(Struct, frozen=True, kw_only=True):
+    """What a pool's life was granted so far.
+
+    words: what is lacking, why it was refused, or which node is lost and how. hint: what to do.
+    since: Unix time at which it came to this state. nodes: those that were granted, sorted by name.
+    """
+
+    state: Literal["asked", "granted", "refused", "lost"]
+    words: _Text = ""
+    hint: _Text = ""
+    since: float = 0.0
+    nodes: tuple[GrantedNode, ...] = ()
+
+
+class PlacedNode(Struct, frozen=True, kw_only=True):
+    """A node on which an attempt of a run worked. software: sha256 of the versions of lorad, torch and the
+    backend there.
+    """
+
+    node: str
+    boot_id: str
+    devices: tuple[str, ...] = ()
+    software: str = ""

@@ -5,14 +5,17 @@ import json
 import msgspec
 
 from lorad.protocol.nodes import (
+    GRANT,
     AgentStart,
     Granted,
     GrantedNode,
     GrantLine,
     GrantRequest,
+    GrantStatus,
     Lost,
     NodesKind,
     NodesSetup,
+    PlacedNode,
     Refused,
     StaticNode,
     Waiting,
@@ -71,3 +74,12 @@ def test_each_side_reads_what_the_other_wrote() -> None:
         assert msgspec.json.decode(msgspec.json.encode(said), type=kind) == said
     kinds: tuple[NodesKind, ...] = ("static", "ray")
     assert NODES.kind in kinds and NODES.bundles == 2
+
+
+def test_grants_on_disk_are_read_again() -> None:
+    status = GrantStatus(state="asked", words="0 of 2 nodes are free", since=1.0)
+    assert (
+        GRANT == "grant.json" and msgspec.json.decode(msgspec.json.encode(status), type=GrantStatus) == status
+    )
+    placed = PlacedNode(node="h1", boot_id="b", devices=("0",))
+    assert msgspec.to_builtins(placed) == {"node": "h1", "boot_id": "b", "devices": ("0",), "software": ""}
