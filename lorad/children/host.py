@@ -7,6 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+LOST = "was lost with its node"
+"""How a child ended whose machine does not answer: the cause, whatever others say about their peers."""
+
 
 class Process(Protocol):
     """A child, or several that live and end together; see `Child`, which is one."""
@@ -161,7 +164,8 @@ class Team:
                 await asyncio.wait(ends)
         await asyncio.gather(*(child.stop(0.0) for child in self._children), return_exceptions=True)
         await asyncio.wait(ends)
-        return next(iter(done)).result()
+        lost = [end.result() for end in ends if end.result().startswith(LOST)]
+        return lost[0] if lost else next(iter(done)).result()
 
 
 _LINGER_SECONDS = 0.5

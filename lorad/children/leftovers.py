@@ -17,7 +17,7 @@ from lorad.box.paths import memory_directory, private_directory
 from lorad.children.process import sweep
 
 LOCK = "life.lock"
-_RECORDS = ("trainer.json", "engine-[0-9]*.json")  # of children, see `Child`
+_RECORDS = ("trainer.json", "granter.json", "engine-[0-9]*.json")  # of children, see `Child`
 
 
 @contextlib.contextmanager
@@ -52,6 +52,7 @@ def places(directory: Path) -> list[Path]:
     return [
         private_directory(directory),
         private_directory(directory / "trainer"),
+        private_directory(directory / "grant"),
         memory_directory(directory),
         directory / "adapters",
     ]

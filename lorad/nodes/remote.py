@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 import lorad
+from lorad.children.host import LOST
 from lorad.errors import Conflict, PoolLost, SpecError, from_wire
 from lorad.nodes import messages
 from lorad.nodes.certificates import Identity, check_peer
@@ -195,7 +196,7 @@ class Node:
             self._writer.transport.abort()
 
     def _last_words(self) -> str:
-        return f"was lost with its node {self.name}: {self.lost.result()}"
+        return f"{LOST} {self.name}: {self.lost.result()}"
 
     async def _connect(self) -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -100,8 +100,10 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
 
     Raises SpecError when that leaves no room.
     """
-    if config.device == "cpu":
+    if config.device == "cpu" or config.mode == "split":
         return config.memory_fraction
+    if config.nodes is not None:  # how much memory there is on nodes is not known here
+        return config.memory_fraction / 2
     fraction = config.memory_fraction - _teacher_bytes(config, facts) / _total(config)
     share = fraction / 2
     if config.mode == "timesliced":

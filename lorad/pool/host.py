@@ -12,10 +12,11 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 import lorad
 from lorad.backends.registry import engine_class, trainer_class
@@ -44,6 +45,9 @@ from lorad.protocol.status import USES, PoolInfo, Uses
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings
 
+if TYPE_CHECKING:
+    from lorad.grants.grant import Grant
+
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0  # between two looks at engine and trainer
 LOOP_SECONDS = 1.0  # between two signs of life of the event loop
@@ -66,14 +70,15 @@ class _Training:
 
 @contextlib.asynccontextmanager
 async def _started(
-    config: PoolSetup, compute: Compute, root: Path
+    config: PoolSetup, compute: Compute, root: Path, grant: "Grant | None"
 ) -> AsyncIterator[tuple[_Training, Engine]]:
-    """Trainer and engine take requests, and are ended at the end. root: the pool's directory.
+    """Trainer and engine take requests, and are ended at the end. root: the pool's directory. grant: of the
+    nodes that they are on.
 
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
     """
-    training, engine = await _Start(config, compute, root).both()
+    training, engine = await _Start(config, compute, root, grant).both()
     try:
         _check_mode(config, engine)
         yield training, engine
@@ -85,10 +90,8 @@ async def _started(
 
 
 class _Start:
-    def __init__(self, config: PoolSetup, compute: Compute, root: Path) -> None:
-        if config.nodes is not None or config.mode == "split":
-            raise SpecError("a pool over several machines is not there yet", key="pool.mode")
-        self.config, self.compute, self.root = config, compute, root
+    def __init__(self, config: PoolSetup, compute: Compute, root: Path, grant: "Grant | None") -> None:
+        self.config, self.compute, self.root, self.grant = config, compute, root, grant
         self.facts: ModelFacts = read_facts(Path(config.model_path))
         self.trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
         self.engine_type: Any = engine_class(config.engine, config.engine_class)
@@ -150,13 +153,14 @@ class _Start:
             model=Path(config.model_path),
             name=config.model,
             dtype=dtype_of(config, self.facts),
-            devices=("cpu",) if config.device == "cpu" else gpus,
+            devices=("cpu",) if config.device == "cpu" or self.grant is not None else gpus,
             threads=max(1, config.threads // setup.ranks),
             hang=config.hang,
             quantize=config.quantize,
         )
         logs = log_directory(self.root)
-        trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs)
+        more = {} if self.grant is None else {"hosts": self.grant.hosts}
+        trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs, **more)
         return trainer
 
     async def _engine(self) -> Engine:
@@ -217,6 +221,40 @@ async def _side_by_side(
         if isinstance(there, _Training):
             await there.trainer.shut_down()
         raise
+
+
+@contextlib.asynccontextmanager
+async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None"]:
+    """Hold the nodes of a pool over several machines; None for one of this machine alone.
+
+    Raises SpecError for what cannot be on nodes, and what `Grant.held` raises.
+    """
+    if config.nodes is None:
+        yield None
+        return
+    _check_nodes(config)
+    # with TLS, which other pools do without
+    from lorad.grants.grant import taken
+
+    async with taken(config.nodes, config.pool, root, log_directory(root)) as grant:
+        yield grant
+
+
+def _check_nodes(config: PoolSetup) -> None:
+    """Raise SpecError for a part of a pool that would need a device of this machine."""
+    if config.ranks is None:
+        raise SpecError(
+            f"the {config.trainer} trainer is not made of ranks, which nodes can have",
+            key="trainer.backend",
+            hint="Use fsdp or megatron, or leave resources.nodes out.",
+        )
+    if config.device != "cpu" and (config.server is None or config.teacher_path):
+        what = "a teacher" if config.teacher_path else f"the {config.engine} engine"
+        raise SpecError(
+            f"{what} would need a GPU of this machine, and the pool has those of nodes alone",
+            key="resources.nodes",
+            hint="Use sglang or vllm, and no teacher, on nodes.",
+        )
 
 
 def _check_mode(config: PoolSetup, engine: Engine) -> None:
@@ -334,9 +372,14 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     try:
         digest = asyncio.create_task(asyncio.to_thread(_digests, config))
         try:
-            async with _started(config, compute, root) as (training, engine):
+            async with (
+                _granted(config, root) as grant,
+                _started(config, compute, root, grant) as (training, engine),
+            ):
                 facts = read_facts(Path(config.model_path))
                 info = _info(config, training, engine, facts, await digest)
+                if grant is not None:
+                    info = replace(info, nodes=grant.placed(training.trainer.software()))
                 pool = Pool(
                     info,
                     training.trainer,
@@ -365,14 +408,17 @@ def _ledger(config: PoolSetup) -> Ledger:
     age = max(0.0, time.time() - psutil.Process().create_time())
     by_calls = config.ranks is not None or config.server is not None
     since = time.perf_counter() - age
-    return Ledger(devices=max(1, len(config.devices)), by_calls=by_calls, since=since)
+    devices = (
+        len(config.names) if config.nodes is None else config.nodes.bundles * max(1, config.nodes.devices)
+    )
+    return Ledger(devices=devices, by_calls=by_calls, since=since)
 
 
 def _usage_file(config: PoolSetup, root: Path, pool: Pool) -> UsageFile:
     """Nothing is known of the energy of a CPU that several pools share: its counters are of all of it."""
-    gpus = [] if config.device == "cpu" else list(config.devices or (config.device,))
+    gpus = [] if config.device == "cpu" or config.nodes is not None else list(config.names)
     properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
-    is_own = bool(gpus) or not config.devices
+    is_own = bool(gpus) or not (config.devices or config.nodes)
     began = psutil.Process().create_time()
     head = Uses(
         life=uuid.uuid4().hex,
@@ -435,8 +481,8 @@ def _info(
 
 
 def _rate(config: PoolSetup, dtype: str, facts: ModelFacts) -> Rate | None:
-    """None on a CPU, in another dtype than the table is of, and for a GPU that is not in it."""
-    if config.device == "cpu" or dtype != "bfloat16":
+    """None on a CPU, in another dtype than the table is of, and for a GPU that is not in it or not here."""
+    if config.device == "cpu" or config.nodes is not None or dtype != "bfloat16":
         return None
     ranks = config.ranks.ranks if config.ranks is not None else 1
     peak = peak_of(torch.cuda.get_device_name(torch.device(config.device)))

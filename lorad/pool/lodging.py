@@ -25,9 +25,9 @@ _LEAST = 0.01
 def within_what_is_free(config: PoolSetup) -> PoolSetup:
     """Lower the share of its GPUs that a pool takes to what is free there now, and hold torch to it.
 
-    Where NVML does not say what is free, the setup stays as it is.
+    Where NVML does not say what is free, and for GPUs of other machines, the setup stays as it is.
     """
-    if config.device == "cpu":
+    if config.device == "cpu" or config.nodes is not None:
         return config
     gpus = config.devices or (config.device,)
     free, deadline = _free_share(gpus), time.monotonic() + _SECONDS

@@ -80,6 +80,8 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
         if config.ranks is not None or config.server is not None:
             whole += facts.bytes(dtype)
         return on_cpu(granted * config.memory_fraction, whole, ranks)
+    if config.nodes is not None:
+        return 0
     left = memory_left(config, facts)
     if config.mode == "fused":
         return max(0, left // 2 - left // ADAPTERS)  # half is for keys and values

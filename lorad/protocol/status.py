@@ -6,6 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from lorad.protocol.nodes import PlacedNode
+
 
 class PoolInfo(Struct, frozen=True):
     """What a pool is.
@@ -21,6 +23,7 @@ class PoolInfo(Struct, frozen=True):
     ranks: whether its engine gives log-probabilities of texts (`rank`).
     formats: whether its engine can follow a JSON schema.
     routes: whether its engine says the routes of tokens, and its trainer replays them.
+    nodes: the machines of its ranks, in their order; none where all are on this one.
     """
 
     pool: str
@@ -45,6 +48,7 @@ class PoolInfo(Struct, frozen=True):
     ranks: bool = False
     formats: bool = False
     routes: bool = False
+    nodes: tuple[PlacedNode, ...] = ()
 
 
 class Tenant(Struct, frozen=True):

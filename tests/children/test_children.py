@@ -313,7 +313,7 @@ def test_leftovers_are_cleaned_unless_a_new_life_began(tmp_path: Path) -> None:
     kill(pool)
     with living(tmp_path):
         assert not clean_leftovers(tmp_path)
-    assert all(directory.exists() for directory in left) and len(left) == 4
+    assert all(directory.exists() for directory in left) and len(left) == 5
     assert subprocess.call([*CLEAN, str(tmp_path)], cwd=ROOT) == 0
     assert not any(map(lives, pids)) and not any(
         path.exists() for path in [*left, tmp_path / "engine-0.json"]

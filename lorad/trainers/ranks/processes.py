@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lorad.children.host import Process
+from lorad.children.host import LOST, Process
 from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.models.turns import TurnLock
@@ -229,6 +229,8 @@ class Processes:
             return PoolLost(
                 f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {_HINT}"
             )
+        if how.startswith(LOST):
+            return PoolLost(f"the trainer is gone: it {how}", hint=_HINT)
         lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
         ranks = [_ENDED.sub(_said, line) for line in lines if _ENDED.match(line)]
         rest = "\n".join(line for line in lines if not _ENDED.match(line))

@@ -1,0 +1,37 @@
+"""What grant processes have in common: the request that they read, and the pool that they talk to."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from lorad.protocol.nodes import GrantLine, GrantRequest
+
+
+def read_request(path: Path) -> GrantRequest:
+    """Raises OSError, and ValueError for what is no request."""
+    return msgspec.json.decode(path.read_bytes(), type=GrantRequest)
+
+
+class Pool:
+    """The connection to the pool, whose end is the end of the grant."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._said: GrantLine | None = None
+
+    @classmethod
+    async def connect(cls, request: GrantRequest) -> "Pool":
+        return cls(*await asyncio.open_unix_connection(request.socket))
+
+    async def say(self, line: GrantLine) -> None:
+        """Say something, unless it is what was said last."""
+        if line != self._said:
+            self._said = line
+            self._writer.write(msgspec.json.encode(line) + b"\n")
+            await self._writer.drain()
+
+    async def gone(self) -> None:
+        """Wait until the pool ends; it says nothing."""
+        while await self._reader.read(4096):
+            pass

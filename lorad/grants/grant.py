@@ -1,0 +1,230 @@
+"""A grant, seen from the pool that has it: its process, and the nodes that came of it."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+import lorad
+from lorad.box.paths import private_directory
+from lorad.children.process import Child, cause, sweep
+from lorad.errors import NotAllowed, PoolLost, SpecError
+from lorad.files import write_whole
+from lorad.nodes.certificates import Identity
+from lorad.nodes.remote import Node
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.nodes import (
+    GRANT,
+    Granted,
+    GrantedNode,
+    GrantLine,
+    GrantRequest,
+    GrantStatus,
+    Lost,
+    NodesSetup,
+    PlacedNode,
+    Refused,
+    Waiting,
+)
+
+log = logging.getLogger(__name__)
+_LINE = 16 << 20  # bytes
+_END_SECONDS = 25.0  # of the process, to end its agents
+_WORDS = 4096  # characters of what is said in a status
+_HINT = "Resume the runs; a new pool asks for other nodes."
+
+
+class Grant:
+    """Made by `taken`. hosts: the nodes with ranks; rollout: further ones, which have only servers."""
+
+    def __init__(self, setup: NodesSetup, life: str, work: Path, logs: Path) -> None:
+        self._setup, self._life, self._logs = setup, life, logs
+        self._private = private_directory(work / "grant")
+        self._record = work / "granter.json"
+        self._nodes: dict[str, Node] = {}
+        self._status = GrantStatus(state="asked")
+        self._ending = False
+
+    @property
+    def hosts(self) -> list[Node]:
+        return list(self._nodes.values())[: self._setup.nodes]
+
+    @property
+    def rollout(self) -> list[Node]:
+        return list(self._nodes.values())[self._setup.nodes :]
+
+    @property
+    def granted(self) -> tuple[GrantedNode, ...]:
+        return self._status.nodes
+
+    def placed(self, software: Mapping[str, str]) -> tuple[PlacedNode, ...]:
+        """Describe the nodes with ranks, for journals. software: versions by name, the same on all."""
+        versions = {"lorad": lorad.__version__, **software}
+        digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()
+        return tuple(
+            PlacedNode(node=node.name, boot_id=node.told.boot_id, devices=node.devices, software=digest)
+            for node in self.hosts
+        )
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Ask for nodes, wait until they are granted, and lead their agents until the end of the block.
+
+        Raises SpecError for what will never be granted, PoolLost when the process or a node fails.
+        """
+        await asyncio.to_thread(self._prepare)
+        async with AsyncExitStack() as stack:
+            stack.callback(shutil.rmtree, self._private, ignore_errors=True)
+            identity = Identity(f"lorad pool {self._life}", self._private)
+            lines: asyncio.Queue[GrantLine | None] = asyncio.Queue()
+            await stack.enter_async_context(self._listening(lines))
+            child = self._child(identity)
+            await child.start()
+            stack.push_async_callback(child.stop, _END_SECONDS)
+            ended = asyncio.create_task(self._ended(child, lines))
+            stack.callback(ended.cancel)
+            self._tell("asked")
+            granted = await self._answer(lines, child)
+            for told in granted.nodes:
+                self._check(told)
+                node = Node.connected(told, identity, self._life, self._setup)
+                self._nodes[told.node] = await stack.enter_async_context(node)
+            self._tell("granted", nodes=granted.nodes)
+            follow = asyncio.create_task(self._follow(lines))
+            stack.callback(follow.cancel)
+            try:
+                yield
+            finally:
+                self._ending = True
+
+    def _prepare(self) -> None:
+        sweep(self._record)
+        shutil.rmtree(self._private, ignore_errors=True)
+        (self._private / "python").mkdir(mode=0o700, parents=True)
+        self._private.chmod(0o700)
+        (self._private / "python" / "lorad").symlink_to(Path(lorad.__file__).parent)
+
+    def _child(self, identity: Identity) -> Child:
+        setup = self._setup
+        request = GrantRequest(
+            setup=setup,
+            life=self._life,
+            socket=str(self._socket),
+            certificate=identity.pem,
+            agent=("-P", "-m", "lorad.nodes.agent", "--life", self._life, "--lease", str(setup.lease)),
+            bundles=setup.bundles,
+        )
+        path = self._private / "request.json"
+        write_whole(path, msgspec.json.encode(request), durable=False)
+        env = {"PYTHONPATH": str(self._private / "python")} if setup.cluster_python else {}
+        argv = [setup.cluster_python or sys.executable, "-P", "-m", f"lorad.grants.{setup.kind}", str(path)]
+        return Child(argv, env, self._logs / "grant.log", self._record, self._private)
+
+    @property
+    def _socket(self) -> Path:
+        return self._private / "grant.sock"
+
+    @asynccontextmanager
+    async def _listening(self, lines: "asyncio.Queue[GrantLine | None]") -> AsyncIterator[None]:
+        """Put what the process says into `lines`; None at the end of it."""
+        writers: list[asyncio.StreamWriter] = []
+
+        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)  # its end is the end of the grant
+            try:
+                while line := await reader.readline():
+                    lines.put_nowait(msgspec.json.decode(line, type=GrantLine))
+            except (OSError, ValueError) as error:
+                log.error("the grant process said what it cannot mean: %s", error)
+            except asyncio.CancelledError:  # asyncio of Python 3.11 would print it
+                pass
+            lines.put_nowait(None)
+
+        server = await asyncio.start_unix_server(called, str(self._socket), limit=_LINE)
+        os.chmod(self._socket, 0o600)
+        try:
+            yield
+        finally:
+            server.close()
+            for writer in writers:
+                writer.close()
+
+    @staticmethod
+    async def _ended(child: Child, lines: "asyncio.Queue[GrantLine | None]") -> None:
+        await child.ended()
+        lines.put_nowait(None)
+
+    async def _answer(self, lines: "asyncio.Queue[GrantLine | None]", child: Child) -> Granted:
+        HEART.work("")  # others decide for how long
+        while True:
+            match await lines.get():
+                case Waiting(words):
+                    log.info("waiting for nodes: %s", words)
+                    self._tell("asked", words)
+                case Granted() as granted:
+                    return granted
+                case Refused(words, hint):
+                    self._tell("refused", words, hint)
+                    raise SpecError(words, key="resources.nodes", hint=hint)
+                case _:
+                    words = f"the grant process {await child.ended()}; {cause(child.tail(200))}"
+                    self._tell("lost", words)
+                    raise PoolLost(words, hint="`lorad doctor --cluster` tries it alone.")
+
+    def _check(self, told: GrantedNode) -> None:
+        if told.uid != os.getuid():
+            raise NotAllowed(
+                f"{told.node} runs lorad as user {told.uid}, and this pool is of user {os.getuid()}",
+                hint="A cluster has one user: ask its administrator for one of your own.",
+            )
+
+    async def _follow(self, lines: "asyncio.Queue[GrantLine | None]") -> None:
+        """Give up nodes that the grant lost, and all of them with the grant."""
+        while not self._ending:
+            line = await lines.get()
+            if isinstance(line, Lost):
+                self._tell("lost", f"{line.node}: {line.how}", nodes=self.granted)
+                if (node := self._nodes.get(line.node)) is not None:
+                    node.lose(line.how)
+            elif line is None and not self._ending:
+                self._tell("lost", "the grant process has ended", nodes=self.granted)
+                for node in self._nodes.values():
+                    node.lose("the grant process has ended")
+                return
+
+    def _tell(self, state: str, words: str = "", hint: str = "", nodes: tuple[GrantedNode, ...] = ()) -> None:
+        """Write down how it stands, for the daemon."""
+        status = msgspec.convert(
+            {
+                "state": state,
+                "words": words[:_WORDS],
+                "hint": hint[:_WORDS],
+                "since": time.time(),
+                "nodes": nodes,
+            },
+            GrantStatus,
+        )
+        self._status = status
+        with contextlib.suppress(OSError):
+            write_whole(self._logs / GRANT, msgspec.json.encode(status), durable=False)
+
+
+@asynccontextmanager
+async def taken(setup: NodesSetup, pool: str, work: Path, logs: Path) -> AsyncIterator[Grant]:
+    """Hold nodes for the present life of a pool; see `Grant.held`. work: the pool's directory. logs: where
+    `grant.json` and `grant.log` go.
+    """
+    grant = Grant(setup, f"{pool}@{uuid.uuid4().hex[:8]}", work, logs)
+    async with grant.held():
+        yield grant

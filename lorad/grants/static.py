@@ -1,0 +1,170 @@
+"""The grant of nodes that the configuration names: `python -P -m lorad.grants.static grant.json`.
+
+Nobody hands these nodes out but the locks of their GPUs: all that are asked for are taken, or none. Agents
+are started by each node's command, whose stdin is held open as long as the pool lives.
+"""
+
+import asyncio
+import contextlib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from lorad.grants.base import Pool, read_request
+from lorad.protocol.nodes import (
+    AgentStart,
+    Granted,
+    GrantedNode,
+    GrantRequest,
+    Lost,
+    Refused,
+    StaticNode,
+    Waiting,
+)
+
+_START_SECONDS = 60.0  # for an agent to say where it listens
+_AGAIN_SECONDS = 5.0  # between two tries
+_END_SECONDS = 20.0  # for an agent to end its children
+_LINE = 1 << 20
+
+
+class _Started:
+    """An agent, and the process that carries its stdin and stdout."""
+
+    def __init__(self, node: StaticNode, process: asyncio.subprocess.Process) -> None:
+        self.node, self.process = node, process
+        self.told: GrantedNode | None = None
+
+    async def ask(self, start: AgentStart) -> str:
+        """Tell it whose it is, and fill in `told`; else return why there is no node."""
+        assert self.process.stdin and self.process.stdout
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                self.process.stdin.write(msgspec.json.encode(start) + b"\n")
+                await self.process.stdin.drain()
+                line = await self.process.stdout.readline()
+            if not line:
+                return f"its agent exited with code {await self.process.wait()}"
+            said = msgspec.json.decode(line)
+            if said.get("kind") == "Refused":
+                return str(said.get("words"))
+            self.told = msgspec.convert(said, GrantedNode)
+            return ""
+        except TimeoutError:
+            return f"its agent said nothing for {_START_SECONDS:.0f} s"
+        except (OSError, ValueError, AttributeError) as error:
+            return str(error) or type(error).__name__
+
+    async def end(self) -> None:
+        """Close its stdin, and wait until it has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await self.process.wait()
+                return
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+async def _start(node: StaticNode, request: GrantRequest) -> _Started:
+    """Raises OSError when the node's command cannot be executed."""
+    python = request.setup.python or sys.executable
+    argv = [python, *request.agent, "--address", node.address, "--name", node.name]
+    if node.command and Path(node.command[0]).name == "ssh":  # whose other end is a shell
+        argv = [shlex.quote(part) for part in argv]
+    process = await asyncio.create_subprocess_exec(
+        *node.command, *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE
+    )
+    return _Started(node, process)
+
+
+async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
+    """Return a node whose agent runs, or why there is none."""
+    devices = tuple(map(str, range(request.setup.devices)))
+    try:
+        started = await _start(node, request)
+    except OSError as error:
+        return f"{node.name}: {error}"
+    try:
+        why = await started.ask(AgentStart(certificate=request.certificate, devices=devices))
+    except BaseException:
+        await started.end()
+        raise
+    if not why:
+        return started
+    await started.end()
+    return why if why.startswith(f"{node.name}: ") else f"{node.name}: {why}"
+
+
+async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> list[_Started] | str:
+    """Take as many nodes as are asked for, by name; else none, and say what is lacking."""
+    taken: list[_Started] = []
+    lacking: list[str] = []
+    try:
+        for node in hosts:
+            if len(taken) == request.bundles:
+                break
+            found = await _try(node, request)
+            if isinstance(found, str):
+                lacking.append(found)
+            else:
+                taken.append(found)
+        if len(taken) == request.bundles:
+            return taken
+    except BaseException:
+        await _end(taken)
+        raise
+    await _end(taken)
+    return f"{len(taken)} of {request.bundles} nodes are free; " + "; ".join(lacking)
+
+
+async def _end(taken: Sequence[_Started]) -> None:
+    await asyncio.gather(*(started.end() for started in taken))
+
+
+async def _hold(request: GrantRequest, pool: Pool) -> None:
+    """Take nodes, and hold them for ever."""
+    wanted = request.setup.devices
+    hosts = sorted((h for h in request.setup.hosts if h.devices >= wanted), key=lambda host: host.name)
+    if len(hosts) < request.bundles:
+        each = f" with {wanted} GPUs each" if wanted else ""
+        words = f"{request.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
+        await pool.say(Refused(words, "Name more nodes there, or ask for fewer: resources.nodes."))
+        return
+    while isinstance(taken := await _all_or_none(request, hosts), str):
+        await pool.say(Waiting(taken))
+        await asyncio.sleep(_AGAIN_SECONDS)
+    try:
+        await pool.say(Granted(tuple(started.told for started in taken if started.told is not None)))
+        async with asyncio.TaskGroup() as group:
+            for started in taken:
+                group.create_task(_follow(started, pool))
+    finally:
+        await _end(taken)
+
+
+async def _follow(started: _Started, pool: Pool) -> None:
+    code = await started.process.wait()
+    await pool.say(Lost(started.node.name, f"its agent exited with code {code}"))
+
+
+async def main() -> int:
+    request = read_request(Path(sys.argv[1]))
+    pool = await Pool.connect(request)
+    holding, gone = asyncio.create_task(_hold(request, pool)), asyncio.create_task(pool.gone())
+    await asyncio.wait({holding, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if not gone.done():
+        holding.result()  # what went wrong
+    holding.cancel()
+    await asyncio.wait({holding})
+    gone.cancel()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

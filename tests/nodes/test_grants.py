@@ -1,0 +1,113 @@
+"""A pool over static nodes: it waits for them, works on them, and is lost with them."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from lorad.children.process import start_time
+from lorad.errors import PoolLost, SpecError
+from lorad.grants.grant import taken
+from lorad.protocol.calls import Nothing
+from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup, StaticNode
+from lorad.protocol.pool_setup import RanksSetup
+from lorad.protocol.status import PoolInfo
+from tests.kit.pool_kit import OPEN, generate, learn, publish, running_pool
+from tests.nodes.kit import ROOT
+
+TWO = tuple(StaticNode(name=f"h{place}", address=f"127.0.0.{place}") for place in (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def setup(**changes: Any) -> NodesSetup:
+    return msgspec.structs.replace(NodesSetup(nodes=2, hosts=TWO, lease=10.0), **changes)
+
+
+def status(directory: Path) -> GrantStatus:
+    return msgspec.json.decode((directory / GRANT).read_bytes(), type=GrantStatus)
+
+
+async def test_all_nodes_are_granted_by_name(tmp_path: Path) -> None:
+    async with taken(setup(hosts=TWO[::-1]), "p", tmp_path, tmp_path) as grant:
+        assert [node.name for node in grant.hosts] == ["h1", "h2"] and grant.rollout == []
+        found = status(tmp_path)
+        assert found.state == "granted" and [node.ip for node in found.nodes] == ["127.0.0.1", "127.0.0.2"]
+        pids = [node.told.pid for node in grant.hosts]
+    async with asyncio.timeout(20):
+        while any(start_time(pid) is not None for pid in pids):  # noqa: ASYNC110 (it is polled)
+            await asyncio.sleep(0.02)
+    assert not (tmp_path / "granter.json").exists()
+
+
+async def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"3 nodes are asked for, but cluster\.nodes has 2") as refused:
+        async with taken(setup(nodes=3), "p", tmp_path, tmp_path):
+            pass
+    assert "Name more nodes there" in refused.value.hint and status(tmp_path).state == "refused"
+
+
+async def test_a_missing_node_is_waited_for(tmp_path: Path) -> None:
+    broken = StaticNode(name="h2", address="127.0.0.2", command=("/no/such/ssh", "h2"))
+    waiting = asyncio.create_task(_take(setup(hosts=(TWO[0], broken)), tmp_path))
+    async with asyncio.timeout(30):
+        while not (tmp_path / GRANT).exists() or not status(tmp_path).words:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    found = status(tmp_path)
+    assert found.state == "asked" and "1 of 2 nodes are free; h2: " in found.words
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert not (tmp_path / "granter.json").exists()
+
+
+async def _take(setup: NodesSetup, directory: Path) -> None:
+    async with taken(setup, "p", directory, directory):
+        pass
+
+
+@pytest.mark.parametrize("victim", ["agent", "grant"])
+async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None:
+    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+        lost = grant.hosts[1]
+        guard = json.loads((tmp_path / "granter.json").read_bytes())["guard_pid"]
+        (process,) = psutil.Process(guard).children()
+        os.kill(process.pid if victim == "grant" else lost.told.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            assert await lost.lost
+            with pytest.raises(PoolLost, match="was lost with its node h2"):
+                await lost.digest("x")
+            while status(tmp_path).state != "lost":  # noqa: ASYNC110 (it is polled)
+                await asyncio.sleep(0.02)
+        words = status(tmp_path).words
+        assert "h2: its agent exited" in words or victim == "grant"
+
+
+def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
+    changes = {"nodes": setup(), "ranks": RanksSetup(dp=2), "trainer": "fsdp", "mode": "resident"}
+    with running_pool(tmp_path, **changes) as running, running.connect("a") as driver:
+        driver.call("open", OPEN)
+        learn(driver)
+        publish(driver, tmp_path / "versions", 1)
+        assert generate(driver, "a@1")
+        info: PoolInfo = driver.call("hello", Nothing())
+        first, second = info.nodes
+        assert (first.node, second.node) == ("h1", "h2") and first.boot_id == second.boot_id
+        assert len(first.software) == 64
+        os.kill(status(tmp_path).nodes[1].pid, signal.SIGKILL)
+        with pytest.raises(PoolLost, match="was lost with its node h2"):
+            learn(driver)
+
+
+def test_the_builtin_trainer_has_no_nodes(tmp_path: Path) -> None:
+    refused = pytest.raises(SpecError, match="the builtin trainer is not made of ranks")
+    with refused, running_pool(tmp_path, nodes=setup()):
+        pass
