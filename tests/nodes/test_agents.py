@@ -267,8 +267,44 @@ async def test_a_silent_agent_is_given_up(agents: Agents, monkeypatch: pytest.Mo
             await node.digest("x")
 
 
-def test_agents_give_up_before_their_pool() -> None:
-    assert remote.PATIENCE_SECONDS > 0
+async def test_agents_give_up_before_their_pool(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was on the node has ended by the time that the pool believes it to be lost."""
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 3.0)
+    told = await agents.granted("h1")
+    async with (
+        wire(told) as (through, cut),
+        Node.connected(through, agents.identity, LIFE, setup(lease=1.0)) as node,
+    ):
+        cut.set()
+        await ends(told.pid)
+        assert not node.lost.done()
+        async with asyncio.timeout(10):
+            assert "it has said nothing for" in await node.lost
+
+
+@contextlib.asynccontextmanager
+async def wire(told: GrantedNode) -> AsyncIterator[tuple[GrantedNode, asyncio.Event]]:
+    """An agent behind a network that is cut, in silence, when the event is set."""
+    cut, ends = asyncio.Event(), list[asyncio.StreamWriter]()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if not cut.is_set():
+                    writer.write(data)
+
+    async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, here = await asyncio.open_connection(told.ip, told.port)
+        ends.extend([writer, here])
+        await asyncio.gather(pump(reader, here), pump(there, writer))
+
+    server = await asyncio.start_server(called, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    yield msgspec.structs.replace(told, ip="127.0.0.1", port=port), cut
+    server.close()
+    for end in ends:
+        end.transport.abort()
+    await asyncio.sleep(0)
 
 
 async def test_a_held_gpu_is_not_granted_twice(agents: Agents) -> None:

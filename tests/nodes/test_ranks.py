@@ -6,12 +6,14 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
 
 from lorad.children.process import start_time
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError, StorageError
+from lorad.nodes.remote import Node
 from lorad.trainers.base import Policy
 from lorad.trainers.ranks.remote import RemoteTrainer
 from tests.kit.fakes.rank_kit import LOSS, SPEC, WAITS, batch, targets
@@ -26,11 +28,16 @@ async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def trainer(root: Path) -> AsyncIterator[RemoteTrainer]:
+async def over(root: Path) -> AsyncIterator[tuple[RemoteTrainer, list[Node]]]:
     async with nodes(root) as (_, hosts):
         trainer = await tiny_trainer(root, hosts)
-        yield trainer
+        yield trainer, hosts
         await trainer.shut_down()
+
+
+@pytest.fixture
+def trainer(over: tuple[RemoteTrainer, list[Node]]) -> RemoteTrainer:
+    return over[0]
 
 
 @shared
@@ -62,6 +69,33 @@ async def test_refusals_travel_from_every_node(trainer: RemoteTrainer, tmp_path:
         await trainer.load("b", tmp_path / "absent")
     await trainer.close("b")
     assert (await trainer.health()).alive and trainer.slots() == ()
+
+
+@shared
+async def test_only_home_writes_directories_of_runs(
+    over: tuple[RemoteTrainer, list[Node]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks write and read in their nodes' own directories, whose files the pool fetches and puts."""
+    trainer, hosts = over
+
+    async def full(*_: object) -> None:
+        raise StorageError("no space left")
+
+    await trainer.open("d", SPEC)
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts[0], "fetch", full)
+        with pytest.raises(StorageError, match="no space left"):
+            await trainer.save("d", tmp_path)
+    assert os.listdir(tmp_path) == []
+    await trainer.save("d", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts[1], "put", full)
+        with pytest.raises(StorageError, match="no space left"):
+            await trainer.load("d", tmp_path)
+        with pytest.raises(StorageError, match="no space left"):
+            await trainer.open("e", msgspec.structs.replace(SPEC, source=tmp_path))
+    await trainer.load("d", tmp_path)
+    await trainer.close("d")
 
 
 @shared
