@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lorad.bounds import SPEC_BYTES
+from lorad.box.cluster import Cluster
 from lorad.box.paths import Home
 from lorad.box.quiet import parse
 from lorad.errors import SpecError
@@ -319,6 +320,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         backends: where backends are installed, by name.
         loggers: loggers of runs whose spec names none, see docs/loggers.md.
         notify: who hears of runs whose spec names nobody, see docs/notify.md.
+        cluster: where runs get devices beyond this machine, see docs/cluster.md; null is this machine alone.
     """
 
     storage: Path | None = None
@@ -340,6 +342,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prices: Prices = Prices()
     alarms: AlarmLimits = AlarmLimits()
     tui: Tui = Tui()
+    cluster: Cluster | None = None
 
 
 def load(path: Path) -> Config:
@@ -378,6 +381,11 @@ def config_of(home: Home) -> Config:
 def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:
     """Return the backends as one process passes them to another."""
     return msgspec.convert(plain, dict[str, Backend], dec_hook=_path)
+
+
+def cluster_of(plain: dict[str, Any] | None) -> Cluster | None:
+    """Return the cluster as one process passes it to another."""
+    return msgspec.convert(plain, Cluster | None, dec_hook=_path)
 
 
 def _path(kind: type, value: object) -> object:

@@ -27,7 +27,9 @@ with quick_imports():
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
     from lorad.backends.registry import SERVERS
     from lorad.backends.setup import adapter_config, needs_base, served_experts, targets_of
-    from lorad.box.config import Backend, Config, backends_of
+    from lorad.backends.spread import check_spread, places
+    from lorad.box.cluster import Cluster
+    from lorad.box.config import Backend, Config, backends_of, cluster_of
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
@@ -83,12 +85,15 @@ def preflight(
     loggers: Loggers | None = None,
     notify: list[Notify] | None = None,
     look: bool = False,
+    backends: dict[str, Backend] | None = None,
+    cluster: Cluster | None = None,
     **machine: Any,
 ) -> SpecFacts:
     """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
     that one.
 
     loggers, notify: those of runs whose spec names none; None to read config.yaml.
+    backends, cluster: those of the box; where backends is None, config.yaml has both.
     look: describe the data, too.
     """
     try:
@@ -96,7 +101,10 @@ def preflight(
         chosen = check_loggers(spec, usual)
         heard = load_config(Home(default_home()).config).notify if notify is None else notify
         receivers = check_receivers(spec, heard, cwd)
-        facts, data, tokenizer = _checked(spec, cwd=cwd, **machine)
+        box = Config(backends=backends or {}, cluster=cluster)
+        if backends is None:
+            box = load_config(Home(default_home()).config)
+        facts, data, tokenizer = _checked(spec, box, cwd=cwd, **machine)
         seen = look_at(data, tokenizer) if look and data.take(0, 1) else None
         return msgspec.structs.replace(facts, loggers=chosen, notify=receivers, look=seen)
     except SpecError as error:
@@ -141,24 +149,23 @@ def _there(source: str, cwd: Path) -> None:
 
 def _checked(
     spec: Spec,
+    box: Config,
     *,
     cwd: Path,
     device: str = "cpu",
     devices: int = 1,
     available: int | None = None,
     warm: bool = False,
-    backends: dict[str, Backend] | None = None,
     reference: Path | None = None,
 ) -> tuple[SpecFacts, Dataset, Tokenizer]:
     """Check `spec` against the disk and the machine; the arguments are those of `Question`.
 
-    Returns what it found, and the data that it read. Raises SpecError.
+    box: its config.yaml. Returns what it found, and the data that it read. Raises SpecError.
     """
-    box = load_config(Home(default_home()).config) if backends is None else Config(backends=backends)
     refuse_contradictions(spec)
     check_backends(spec, box)
-    check_devices(spec, device, devices)
-    told = check_trainer(spec, box, device)
+    is_here, device = _where(spec, box, device, devices)
+    told = check_trainer(spec, box, device, elsewhere=not is_here)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     check_sizes(spec, model)
@@ -176,7 +183,7 @@ def _checked(
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
     parts = _memory(spec, model, adapter, Numbers(size, frozen, critic), data, device, teacher, warm=warm)
-    free = available_memory() if available is None and device == "cpu" else available
+    free = available_memory() if available is None and device == "cpu" and is_here else available
     check_memory(parts, free, device, spec.pool.memory_fraction)
     is_evaluated = spec.eval.every > 0 and spec.algorithm.kind != "tinker"
     held_out = load_held_out(spec, tokenizer, cwd) if is_evaluated else []
@@ -185,7 +192,8 @@ def _checked(
     base = msgspec.structs.replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         check = server_check()
-        told += check(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
+        where = {"device": device, "elsewhere": not is_here}
+        told += check(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
     facts = SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -214,6 +222,19 @@ def _checked(
         warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
     return facts, data, tokenizer
+
+
+def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]:
+    """Check where the run may go: whether that is this machine, too, and what it computes on otherwise.
+
+    device, count: of this machine. Raises SpecError.
+    """
+    where = places(spec, box.cluster, device, count)
+    check_spread(spec, box.cluster, where)
+    if "local" in where or box.cluster is None:
+        check_devices(spec, device, count)
+        return True, device
+    return False, "cuda:0" if box.cluster.has_gpus else "cpu"
 
 
 def _memory(
@@ -404,6 +425,7 @@ def main() -> int:
                 loggers=request.loggers,
                 notify=request.notify,
                 look=request.look,
+                cluster=cluster_of(request.cluster),
             )
             answer = Answer(facts=facts)
         except OSError as error:

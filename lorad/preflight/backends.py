@@ -75,7 +75,7 @@ def _check_other_keys(spec: Spec) -> None:
             key="pool.mode",
             hint=f"Leave it out (auto is resident), or set rollout.backend to {_SERVER_NAMES}.",
         )
-    if spec.trainer.backend not in registry.RANKED and spec.pool.mode in ("resident", "timesliced"):
+    if spec.trainer.backend not in registry.RANKED and spec.pool.mode in ("resident", "timesliced", "split"):
         raise SpecError(
             f"{spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
             key="pool.mode",

@@ -19,6 +19,7 @@ from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.settings import addresses, settings_of
 from lorad.errors import SpecError
+from lorad.preflight.trainers import ON_NODES
 from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.spec.model import Spec
@@ -35,9 +36,11 @@ def check_server(
     *,
     device: str,
     stop_token_ids: Sequence[int],
+    elsewhere: bool = False,
 ) -> list[str]:
     """Check that `rollout.backend`'s server is installed and can do what the run asks for. Returns warnings.
 
+    elsewhere: servers are on nodes of a cluster, whose interpreters need not be on this machine.
     Raises SpecError.
     """
     name = spec.rollout.backend
@@ -60,6 +63,8 @@ def check_server(
         for url, address in zip(setup.urls, addresses(setup), strict=True):
             _check_attached(spec, dialect, url, address)
         return []
+    if elsewhere and not Path(setup.python).exists():
+        return [f"rollout.backend: {setup.python} {ON_NODES}"]
     version = installed_version(name, Path(setup.python))
     older = f"rollout.backend: {name} is {version}; lorad was tried with {TRIED[name]} and newer"
     return [older] if is_older(version, name) else []

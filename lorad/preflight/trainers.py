@@ -22,6 +22,7 @@ from lorad.trainers.arguments import ADAPTS, ATTENTION, OWN, SPLITS
 _AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 _WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
+ON_NODES = "is not on this machine, and nobody looked for it on the nodes"
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
@@ -300,16 +301,19 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
         )
 
 
-def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
+def check_trainer(spec: Spec, config: Config, device: str, *, elsewhere: bool = False) -> list[str]:
     """Check that `trainer.backend`'s packages are installed beside its interpreter. Returns warnings; raises
     SpecError.
 
     Nothing is checked for a trainer in the pool's own process.
+    elsewhere: the ranks are on nodes of a cluster, whose interpreters need not be on this machine.
     """
     name = spec.trainer.backend
     if name not in RANKED:
         return []
     python = interpreter_of(name, config.backends.get(name, Backend()).python)
+    if elsewhere and not python.exists():
+        return [f"trainer.backend: {python} {ON_NODES}"]
     versions = installed_versions(name, python, gpu=device != "cpu")
     return [f"trainer.backend: {words}" for words in older(name, versions)]
 

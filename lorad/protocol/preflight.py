@@ -25,6 +25,7 @@ class Question(Struct, frozen=True, kw_only=True):
     loggers: those of runs whose spec names none.
     look: whether the data are to be described, too.
     notify: receivers of runs whose spec names nobody.
+    cluster: that of the box; None where it has none.
     """
 
     spec: dict[str, Any]
@@ -38,6 +39,7 @@ class Question(Struct, frozen=True, kw_only=True):
     loggers: Loggers = []
     look: bool = False
     notify: list[Notify] = []
+    cluster: dict[str, Any] | None = None
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):

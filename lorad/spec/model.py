@@ -167,13 +167,14 @@ class Pool(Part, frozen=True):
     Attributes:
         mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both
             loaded. timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives
-            its memory back while the server works. auto is fused where that is possible; resident with the
-            builtin engine, on a CPU, and for servers that you run; otherwise timesliced.
+            its memory back while the server works. split gives servers nodes of their own in a cluster, see
+            resources.rollout_nodes. auto is fused where that is possible; split with such nodes; resident
+            with the builtin engine, on a CPU, and for servers that you run; otherwise timesliced.
         memory_fraction: share of the device's memory that the pool may take.
         threads: compute threads on the CPU; null chooses them for the model and the machine.
     """
 
-    mode: Literal["auto", "fused", "resident", "timesliced"] = "auto"
+    mode: Literal["auto", "fused", "resident", "timesliced", "split"] = "auto"
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     threads: Positive | None = None
 
@@ -182,7 +183,12 @@ class Resources(Part, frozen=True):
     """What the run needs, and how it is treated.
 
     Attributes:
-        devices: GPUs; null is as many as the backends need, one for each rank.
+        devices: GPUs on all nodes together; null is as many as the backends need, one for each rank.
+        nodes: machines that they are on, as many on each; more than one needs `cluster` in config.yaml.
+        rollout_nodes: of these, nodes that have servers and no ranks (pool.mode split).
+        where: local is this machine, cluster is `cluster` of config.yaml. any is whichever has room first,
+            this machine before the cluster. auto is the cluster for several nodes, and for more GPUs than
+            this machine has; otherwise this machine.
         priority: a run with a higher one waits less, in the queue and for turns in a pool.
         preemptible: runs of higher priority may stop it at a step and take its place; it continues when there
             is room.
@@ -194,7 +200,10 @@ class Resources(Part, frozen=True):
         group: a name; `lorad groups NAME --limit 2` lets so many of your runs with it work at a time.
     """
 
-    devices: Annotated[int, Meta(ge=1, le=64)] | None = None
+    devices: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    nodes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    rollout_nodes: Annotated[int, Meta(ge=0, le=1023)] = 0
+    where: Literal["auto", "local", "cluster", "any"] = "auto"
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
     preemptible: bool = True
     yield_to: Literal["foreign"] | None = None
@@ -282,8 +291,15 @@ class Spec(Part, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """Return how many GPUs the run takes where there are any: trainer and engine share them."""
-        return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
+        """Return how many GPUs the run takes where there are any: trainer and engine share them, unless
+        servers have nodes of their own.
+        """
+        resources, ranks = self.resources, self.trainer.ranks
+        if resources.devices is not None:
+            return resources.devices
+        if resources.rollout_nodes:
+            return ranks * resources.nodes // max(1, resources.nodes - resources.rollout_nodes)
+        return max(ranks, self.rollout.tp * self.rollout.servers)
 
 
 def convert(data: Any) -> Spec:

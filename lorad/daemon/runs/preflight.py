@@ -35,7 +35,8 @@ async def preflight(
     """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it
     takes too long or falls over, and Conflict when too many of that user's wait.
 
-    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where
+    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends
+    and cluster. reference: where
     the adapter lies that KL is measured against. look: whether the data are to be described, too.
     """
     async with ctx.users.checks.turn(uid):
@@ -64,6 +65,7 @@ async def _checked(
         loggers=box.loggers,
         look=look,
         notify=box.notify,
+        cluster=msgspec.to_builtins(box.cluster, enc_hook=str),
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
     env = {
@@ -81,7 +83,7 @@ async def _checked(
         ) from None
     facts = answer(output, errors)
     if ctx.home.config.exists():
-        ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends)
+        ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends, cluster=box.cluster)
     return facts
 
 

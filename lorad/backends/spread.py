@@ -1,0 +1,208 @@
+"""How a run is spread over the nodes of a cluster: where it may go, what it asks for, and what cannot be."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from lorad.backends.registry import RANKED, SERVERS
+from lorad.box.cluster import Cluster
+from lorad.errors import SpecError
+from lorad.protocol.nodes import NodesSetup, StaticNode
+from lorad.spec.model import Spec
+
+Where = Literal["local", "cluster"]
+
+
+def _asks_for_nodes(spec: Spec) -> bool:
+    """Check whether only a cluster has what the spec names: several nodes, or nodes for servers alone."""
+    return spec.resources.nodes > 1 or spec.pool.mode == "split"
+
+
+def places(spec: Spec, cluster: Cluster | None, device: str, count: int) -> tuple[Where, ...]:
+    """Say where the run may go, the first before the others. device, count: of this machine.
+
+    Where the spec asks for a cluster and there is none, it is "cluster": `check_spread` refuses that.
+    """
+    wish = spec.resources.where
+    if wish == "any" and not _asks_for_nodes(spec):
+        return ("local", "cluster")
+    if wish == "auto":
+        is_too_small = cluster is not None and device != "cpu" and spec.gpus > count
+        wish = "cluster" if _asks_for_nodes(spec) or is_too_small else "local"
+    return ("local",) if wish == "local" else ("cluster",)
+
+
+def nodes_setup(spec: Spec, cluster: Cluster) -> NodesSetup:
+    """Make what a pool of this run asks its cluster for; `check_spread` has taken the spec."""
+    resources = spec.resources
+    hosts = tuple(
+        StaticNode(name=node.host, address=node.ip, command=node.command, devices=node.devices)
+        for node in cluster.nodes
+    )
+    return NodesSetup(
+        kind=cluster.kind,
+        nodes=resources.nodes - resources.rollout_nodes,
+        devices=spec.gpus // resources.nodes if cluster.has_gpus else 0,
+        rollout_nodes=resources.rollout_nodes,
+        python=str(cluster.node_python or ""),
+        interface=cluster.interface or "",
+        lease=cluster.lease,
+        patience=cluster.patience,
+        idle_timeout=cluster.idle_timeout,
+        address=cluster.address,
+        cluster_python=str(cluster.python or ""),
+        token_file=str(cluster.token_file or ""),
+        labels=cluster.labels,
+        insecure=cluster.insecure,
+        hosts=hosts,
+    )
+
+
+def check_spread(spec: Spec, cluster: Cluster | None, where: tuple[Where, ...]) -> None:
+    """Raise SpecError for a spread that cannot be. where: as `places` says."""
+    for wrong in _contradictions(spec):
+        raise wrong
+    if "cluster" not in where:
+        return
+    if cluster is None:
+        key = "nodes" if spec.resources.nodes > 1 else "where" if spec.resources.where != "auto" else ""
+        raise SpecError(
+            "this machine is all there is: config.yaml has no cluster",
+            key=f"resources.{key}" if key else "pool.mode",
+            hint="Leave it out, or write `cluster:` into config.yaml (docs/cluster.md).",
+        )
+    for wrong in (*_of_backends(spec, cluster), *_of_shape(spec, cluster)):
+        raise wrong
+
+
+def _contradictions(spec: Spec) -> Iterator[SpecError]:
+    resources, mode = spec.resources, spec.pool.mode
+    if resources.rollout_nodes and mode not in ("auto", "split"):
+        yield SpecError(
+            f"{resources.rollout_nodes}, but with pool.mode {mode} servers share the nodes of the ranks",
+            key="resources.rollout_nodes",
+            hint="Leave it out, or set pool.mode to split.",
+        )
+    if mode == "split" and not resources.rollout_nodes:
+        yield SpecError(
+            "split gives servers nodes of their own, and resources.rollout_nodes is 0",
+            key="pool.mode",
+            hint="Say how many of resources.nodes are theirs: resources.rollout_nodes, or leave it out.",
+        )
+    if resources.rollout_nodes >= resources.nodes > 1 or (resources.rollout_nodes and resources.nodes == 1):
+        yield SpecError(
+            f"{resources.rollout_nodes} of {resources.nodes} leaves no node for the ranks",
+            key="resources.rollout_nodes",
+            hint="resources.nodes counts all nodes, those of servers as well: raise it, or lower this.",
+        )
+    if _asks_for_nodes(spec) and resources.where in ("local", "any"):
+        yield SpecError(
+            f"{resources.where}, but resources.nodes is {resources.nodes}, and this machine is one",
+            key="resources.where",
+            hint="Leave it out, or set resources.nodes to 1.",
+        )
+
+
+def _of_backends(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
+    trainer, engine = spec.trainer.backend, spec.rollout.backend
+    ranked = " or ".join(sorted(RANKED))
+    if trainer not in RANKED:
+        yield SpecError(
+            f"the {trainer} trainer is a part of its pool's process, which stays on this machine",
+            key="trainer.backend",
+            hint=f"On a cluster, use {ranked}; or leave out resources.nodes and resources.where.",
+        )
+    if engine not in SERVERS and cluster.has_gpus:
+        yield SpecError(
+            f"the {engine} engine is a part of its pool's process, which stays on this machine; the GPUs are "
+            "on the nodes",
+            key="rollout.backend",
+            hint=f"On a cluster with GPUs, use {' or '.join(sorted(SERVERS))}.",
+        )
+    if spec.resources.rollout_nodes and (engine not in SERVERS or spec.rollout.urls):
+        which = "servers that you run" if engine in SERVERS else f"the {engine} engine"
+        yield SpecError(
+            f"nodes for servers alone, but {which} would not be on them",
+            key="resources.rollout_nodes",
+            hint=f"Leave it out, or let lorad start servers: rollout.backend {' or '.join(sorted(SERVERS))}.",
+        )
+    if spec.algorithm.teacher and cluster.has_gpus:
+        yield SpecError(
+            "the pool's process, which stays on this machine, holds the teacher; the GPUs are on the nodes",
+            key="algorithm.teacher",
+            hint="Leave it out, or run on this machine: resources.where local.",
+        )
+    if spec.resources.yield_to is not None:
+        yield SpecError(
+            "who else is on a node of a cluster is not looked at, so nothing would be given back",
+            key="resources.yield_to",
+            hint="Leave it out.",
+        )
+
+
+def _of_shape(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
+    """Ranks and devices are as many on each node, and no tensor-parallel group crosses nodes."""
+    resources, ranks = spec.resources, spec.trainer.ranks
+    training = resources.nodes - resources.rollout_nodes
+    if ranks % training:
+        yield SpecError(
+            f"{ranks} ranks are not as many on each of {training} nodes",
+            key="resources.nodes",
+            hint="It must divide tp x pp x cp x dp of the trainer (without the nodes for servers).",
+        )
+    if not cluster.has_gpus:
+        if resources.devices is not None:
+            yield SpecError(
+                f"{resources.devices}, but the nodes of the cluster have no GPUs",
+                key="resources.devices",
+                hint="Leave it out, or correct cluster.device or cluster.nodes in config.yaml.",
+            )
+    else:
+        if spec.gpus % resources.nodes:
+            yield SpecError(
+                f"{resources.nodes} nodes do not divide {spec.gpus} devices",
+                key="resources.nodes",
+                hint="Each node gives as many: change it, or resources.devices, which counts all nodes.",
+            )
+        if ranks // training > (here := spec.gpus // resources.nodes):
+            yield SpecError(
+                f"{ranks // training} ranks on each node, but {here} devices there",
+                key="resources.devices",
+                hint=f"Ask for {ranks // training * resources.nodes} or more, or for more nodes.",
+            )
+    yield from _of_servers(spec, cluster)
+
+
+def _of_servers(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
+    resources, training = spec.resources, spec.resources.nodes - spec.resources.rollout_nodes
+    here = spec.gpus // resources.nodes if cluster.has_gpus else spec.trainer.ranks // training
+    for key, tp in (("trainer.tp", spec.trainer.tp), ("rollout.tp", spec.rollout.tp)):
+        if here % tp and (cluster.has_gpus or key == "trainer.tp"):
+            yield SpecError(
+                f"{tp} does not divide the {here} {'devices' if cluster.has_gpus else 'ranks'} of a node, so "
+                "that a group would cross nodes, whose links are slow",
+                key=key,
+                hint=f"Use a divisor of {here}, or another resources.nodes.",
+            )
+    servers = spec.rollout.servers if spec.rollout.backend in SERVERS and not spec.rollout.urls else 0
+    holders = resources.rollout_nodes or resources.nodes
+    if servers and servers % holders:
+        yield SpecError(
+            f"{servers} servers are not as many on each of {holders} nodes",
+            key="rollout.servers",
+            hint=f"Use a multiple of {holders}.",
+        )
+    if cluster.has_gpus and servers * spec.rollout.tp > holders * here:
+        yield SpecError(
+            f"{servers} servers of {spec.rollout.tp} devices need more than the {holders * here} of their "
+            "nodes",
+            key="rollout.servers",
+            hint="Lower it, or raise resources.devices.",
+        )
+    per_node = here if cluster.has_gpus else 0
+    if (there := cluster.suited(per_node)) is not None and there < resources.nodes:
+        of = f" with {per_node} GPUs" if per_node else ""
+        yield SpecError(
+            f"{resources.nodes}, but the cluster has {there} node{'' if there == 1 else 's'}{of}",
+            key="resources.nodes",
+            hint="Lower it, or add nodes to `cluster` in config.yaml.",
+        )
