@@ -19,6 +19,7 @@
 # make bench-pool-memory   what the preflight says that a pool takes, beside what real pools take
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 # make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
+# make bench-placing       passes of the queue over a cluster of 1,000 devices with 50 queued runs
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
 # make gpu-day             ten minutes on one GPU: parity, a run that is killed, speeds, memory; without a network with WHEELS=DIR
@@ -48,7 +49,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -129,9 +130,10 @@ bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-s
 
 ## Runs decide about threads themselves, as they do for users.
 bench-many: MODULE := load.many
+bench-placing: MODULE := load.placing
 bench-load: MODULE := load.load
 bench-gateway: MODULE := serving.gateway_swaps
-bench-many bench-load bench-gateway: $(VENV)/.ready-dev
+bench-many bench-placing bench-load bench-gateway: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## WHEELS names a folder of wheels, for a machine without a network whose own Python has torch.

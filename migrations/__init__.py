@@ -12,6 +12,7 @@ from lorad.migrations import (
     m0007_reservations,
     m0008_forecasts,
     m0009_renames,
+    m0010_nodes,
 )
 
 MIGRATIONS = Migrations("lorad.store")  # databases of before the first release have those of a set "lorad"
@@ -25,5 +26,6 @@ for _module in (
     m0007_reservations,
     m0008_forecasts,
     m0009_renames,
+    m0010_nodes,
 ):
     MIGRATIONS(name=_module.__name__.rpartition(".")[2])(_module.apply)

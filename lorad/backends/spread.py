@@ -35,8 +35,8 @@ def nodes_setup(spec: Spec, cluster: Cluster) -> NodesSetup:
     """Make what a pool of this run asks its cluster for; `check_spread` has taken the spec."""
     resources = spec.resources
     hosts = tuple(
-        StaticNode(name=node.host, address=node.ip, command=node.command, devices=node.devices)
-        for node in cluster.nodes
+        StaticNode(name=name, address=ip, command=command, devices=devices)
+        for name, ip, command, devices in cluster.hosts
     )
     return NodesSetup(
         kind=cluster.kind,

@@ -2,6 +2,7 @@
 
 import ipaddress
 import shlex
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,7 +51,7 @@ class ClusterNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return tuple(shlex.split(self.agent) if isinstance(self.agent, str) else self.agent)
 
 
-class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Where runs get devices beyond this machine, see docs/cluster.md; without it there is none.
 
     Attributes:
@@ -105,6 +106,11 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         usual = {field.name: field.default for field in msgspec.structs.fields(Cluster)} | {"labels": {}}
         if given := [key for key in _OF_RAY if getattr(self, key) != usual[key]]:
             raise ValueError(f"cluster.{given[0]} is for kind ray; static would not use it")
+
+    @cached_property
+    def hosts(self) -> list[tuple[str, str, tuple[str, ...], int]]:
+        """List name, IP, command and devices of each node."""
+        return [(node.host, node.ip, node.command, node.devices) for node in self.nodes]
 
     @property
     def has_gpus(self) -> bool:

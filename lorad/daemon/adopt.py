@@ -12,6 +12,7 @@ from lorad.box.paths import RunDir, refuse_open
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_pool
 from lorad.daemon.pool import Pool
+from lorad.daemon.pools.grants import adopt_grants
 from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
 from lorad.daemon.queue.set_aside import keep_set_aside
@@ -41,6 +42,7 @@ def adopt(ctx: Context) -> None:
         *sweeps,
         adopt_pools,
         _look_at_pools,
+        adopt_grants,
         keep_set_aside,
         _stop_strangers,
         _prune_recent,

@@ -12,10 +12,12 @@ import msgspec
 
 from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.setup import ranks_setup, server_setup
+from lorad.backends.spread import nodes_setup
 from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
-from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.devices import Device, Shape, shape_of
 from lorad.daemon.process.processes import ProcessState, attempts_under
+from lorad.protocol.nodes import GrantedNode, GrantStatus
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import PoolStatus
@@ -39,6 +41,8 @@ class Pool:
 
     process: the process of its newest attempt.
     status: its last answer; None until it has answered.
+    grant: what its process was granted of a cluster, as far as it said.
+    noted: the life, its grant and whether it was ready then, as `pools/grants.py` wrote it down last.
     polled_at: when it was last asked, and answered or took too long.
     asked_at: when the newest question was asked.
     is_slow: its last answer took long, or it gave none.
@@ -56,6 +60,8 @@ class Pool:
     root: Path
     process: ProcessState = field(default_factory=lambda: ProcessState("absent"))
     status: PoolStatus | None = None
+    grant: GrantStatus | None = None
+    noted: tuple[int, GrantStatus | None, bool] = (0, None, False)
     polled_at: float = 0.0
     asked_at: float = 0.0
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -99,6 +105,33 @@ class Pool:
         return "stopping" if self.stop_asked is not None else "starting" if self.status is None else "ready"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the devices of this machine that it holds; none on a cluster."""
+        return () if self.setup.nodes else self.setup.names
+
+    @property
+    def nodes(self) -> tuple[GrantedNode, ...]:
+        """Return the nodes that it has now."""
+        return self.grant.nodes if self.grant is not None and self.grant.state == "granted" else ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Check whether it waits for nodes, or will once it is started."""
+        return self.setup.nodes is not None and (self.grant is None or self.grant.state == "asked")
+
+    @property
+    def where(self) -> str:
+        """Name what it is on: devices of this machine, nodes, or what it asks a cluster for."""
+        if self.setup.nodes is None:
+            return ", ".join(self.setup.names)
+        return ", ".join(node.node for node in self.nodes) or shape_of(self.setup.nodes).name
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Return the names of all devices that it has, on nodes with the node's name before."""
+        return tuple(name for node in self.nodes for name in devices_on(node)) or self.names
+
+    @property
     def is_leaving(self) -> bool:
         """Check whether its devices become free without anybody's asking."""
         return time.monotonic() < self.clears_up_until or (self.process.is_up and self.stop_asked is not None)
@@ -130,7 +163,8 @@ def setup_for(
     """
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
-    on_cpu, is_slot = devices[0].is_cpu, devices[0].name != devices[0].kind
+    on_cpu, on_nodes = devices[0].is_cpu, isinstance(devices[0], Shape)
+    is_slot = devices[0].name != devices[0].kind and not on_nodes
     return PoolSetup(
         pool="",
         model=spec.model.path,
@@ -154,12 +188,23 @@ def setup_for(
         if spec.rollout.backend in SERVERS
         else None,
         ranks=ranks_setup(spec, trainer) if spec.trainer.backend in RANKED else None,
+        nodes=nodes_setup(spec, config.cluster) if on_nodes and config.cluster else None,
         hang=config.supervision.hang,
     )
 
 
+def devices_on(node: GrantedNode) -> list[str]:
+    """Name the devices that were granted on a node: `h1/cuda:3`, `h1/GPU-5f0c…`, `h1/cpu`."""
+    short = [f"cuda:{one}" if one.isdigit() else one[:12] for one in node.devices]
+    return [f"{node.node}/{name}" for name in short or ["cpu"]]
+
+
 def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Name every device of a pool, as `PoolSetup.devices` has them; () for one that its kind names."""
+    """Name every device of a pool, as `PoolSetup.devices` has them; () for one that its kind names, and on a
+    cluster.
+    """
+    if isinstance(devices[0], Shape):
+        return ()
     names = tuple(device.name for device in devices)
     return () if names == (devices[0].kind,) else names
 
@@ -182,6 +227,8 @@ def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
     """
     if spec.pool.mode != "auto":
         return spec.pool.mode
+    if spec.resources.rollout_nodes:
+        return "split"
     if spec.rollout.backend not in SERVERS:
         return "resident" if spec.trainer.backend in RANKED else "fused"
     return "resident" if on_cpu or spec.rollout.urls else "timesliced"

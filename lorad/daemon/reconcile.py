@@ -14,9 +14,11 @@ from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
+from lorad.daemon.pools.grants import watch_grants
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.pools.watch_gpus import keep_history
 from lorad.daemon.process.processes import DAMAGED
+from lorad.daemon.queue.cluster import keep_cluster
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.foresee import keep_forecasts
 from lorad.daemon.queue.neighbours import watch_neighbours
@@ -170,6 +172,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     _collect,
     find_lost_pools,
     watch_pools,
+    watch_grants,
     _ingest,
     _confirm,
     _reap,
@@ -181,6 +184,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     give_way,
     keep_serving,
     place_runs,
+    keep_cluster,
     keep_forecasts,
     start,
     _stop,

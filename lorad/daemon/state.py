@@ -35,6 +35,11 @@ class QueueState:
     foreseen: when queued runs start and after which run, and the monotonic time of that look ahead.
     looked_for: the runs that were queued then.
     hours: what users have used by the hour, and which state of the bill that is (see `queue/shares.py`).
+    passed: queued runs that others pass on the cluster for now, see `queue/cluster.py`.
+    asked_since: when each pool began to wait for nodes, in monotonic time.
+    lacking: pools that did not get theirs at once.
+    on_cluster: queued runs that may go to the cluster, as the last pass found them.
+    strangers: users for whom the cluster started agents of another user, and which user that is (uids).
     clock: tells the Unix time.
     """
 
@@ -44,6 +49,11 @@ class QueueState:
     foreseen: tuple[float, dict[str, tuple[float, str]]] = (float("-inf"), {})
     looked_for: set[str] = field(default_factory=set)
     hours: tuple[tuple[int, ...], dict[int, Hours]] = ((), {})
+    passed: frozenset[str] = frozenset()
+    asked_since: dict[str, float] = field(default_factory=dict)
+    lacking: frozenset[str] = frozenset()
+    on_cluster: frozenset[str] = frozenset()
+    strangers: dict[int, int] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
 
 

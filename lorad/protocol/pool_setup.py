@@ -164,11 +164,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                 *self.devices,
                 *([f"quantize {self.quantize}"] if self.quantize else []),
                 *([f"teacher {self.teacher_path}"] if self.teacher_path else []),
-                *(
-                    [msgspec.json.encode(msgspec.structs.replace(self.nodes, group="")).decode()]
-                    if self.nodes
-                    else []
-                ),
+                *([msgspec.json.encode(_alike(self.nodes)).decode()] if self.nodes else []),
             ]
         )
 
@@ -227,6 +223,12 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
             for setup, server in ((self, mine), (other, wanted))
         ]
         return both[0] if both[0].key == both[1].key else self
+
+
+def _alike(nodes: NodesSetup) -> NodesSetup:
+    """Leave out what differs between interchangeable pools: a name, and which nodes are tried first."""
+    hosts = tuple(sorted(nodes.hosts, key=lambda host: host.name))
+    return msgspec.structs.replace(nodes, group="", hosts=hosts)
 
 
 def _part_key(part: ServerSetup | RanksSetup) -> str:

@@ -1,14 +1,48 @@
-"""Pools, the devices that they hold, and devices that users keep from them."""
+"""Pools, the devices and nodes that they hold, and devices that users keep from them."""
 
 import time
 from typing import Any
 
+from msgspec import Struct, json
 from msgspec.structs import asdict
 
 from lorad.errors import NotFound
 from lorad.store import events
 from lorad.store.db import Rows, Store
 from lorad.store.rows import LeaseRow, PoolRow, ReservationRow
+
+
+class NodeRow(Struct, frozen=True, kw_only=True):
+    """A node of a cluster, as it was when a pool had it last.
+
+    cluster: `static`, or the address of a Ray cluster. uid: whose processes its agents are.
+    devices: names. bases: directories of base models that were loaded there, the newest last.
+    state: granted, free or lost.
+    """
+
+    node: str
+    cluster: str
+    address: str
+    boot_id: str
+    uid: int
+    devices: list[str]
+    bases: list[str]
+    seen_at: float
+    state: str
+
+
+class GrantRow(Struct, frozen=True, kw_only=True):
+    """What one life of a pool was granted. state: asked, granted, refused, lost or over. nodes: names."""
+
+    pool: str
+    life: int
+    kind: str
+    external: str
+    state: str
+    since: float
+    nodes: list[str]
+    detail: str
+
 
 _FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key", "detail", "idle_since"})
 
@@ -47,13 +81,13 @@ def remove(store: Store, pool: str) -> None:
         connection.execute("DELETE FROM pools WHERE pool = ?", (pool,))
 
 
-def lease(store: Store, pool: str, device: str, why: str) -> None:
-    """Write down that a pool holds a device; the lock that makes it true is the caller's."""
+def lease(store: Store, pool: str, device: str, why: str, node: str = "") -> None:
+    """Write down that a pool holds a device; the lock that makes it true is the caller's, or the node's."""
     with store.write() as connection:
         connection.execute(
-            "INSERT INTO leases (device, pool, why, taken_at) VALUES (?, ?, ?, ?) "
+            "INSERT INTO leases (device, pool, why, taken_at, node) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT DO UPDATE SET why = excluded.why",
-            (device, pool, why, time.time()),
+            (device, pool, why, time.time(), node),
         )
 
 
@@ -61,6 +95,41 @@ def leases(store: Rows) -> list[LeaseRow]:
     return [LeaseRow(**row) for row in store.rows("SELECT * FROM leases ORDER BY device, pool")]
 
 
+# -- nodes of a cluster: an index of what pools wrote, see lorad/daemon/pools/grants.py ---------------------
+def put_node(store: Store, row: NodeRow) -> None:
+    """Keep a node in place of what was known of it."""
+    _put(store, "nodes", asdict(row), ("devices", "bases"))
+
+
+def nodes(store: Rows) -> list[NodeRow]:
+    return [
+        NodeRow(**_with_lists(row, "devices", "bases"))
+        for row in store.rows("SELECT * FROM nodes ORDER BY node")
+    ]
+
+
+def put_grant(store: Store, row: GrantRow) -> None:
+    """Keep what a life of a pool was granted, in place of what was known of that."""
+    _put(store, "grants", asdict(row), ("nodes",))
+
+
+def grants(store: Rows) -> list[GrantRow]:
+    rows = store.rows("SELECT * FROM grants ORDER BY pool, life")
+    return [GrantRow(**_with_lists(row, "nodes")) for row in rows]
+
+
+def _put(store: Store, table: str, values: dict[str, Any], lists: tuple[str, ...]) -> None:
+    row = values | {name: json.encode(values[name]).decode() for name in lists}
+    names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+    with store.write() as connection:
+        connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", row)
+
+
+def _with_lists(row: dict[str, Any], *lists: str) -> dict[str, Any]:
+    return row | {name: json.decode(row[name]) for name in lists}
+
+
+# -- devices that users keep from lorad ----------------------------------------------------------------------
 def reservations(store: Rows) -> list[ReservationRow]:
     """List the reservations, oldest first."""
     rows = store.rows("SELECT * FROM reservations ORDER BY made_at, rowid")

@@ -341,6 +341,7 @@ class LeaseRow(Struct, frozen=True, kw_only=True):
     pool: str
     why: str
     taken_at: float
+    node: str = ""  # "": this machine
 
 
 class AliasRow(Struct, frozen=True, kw_only=True):

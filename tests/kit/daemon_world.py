@@ -28,6 +28,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.runs.create import create, make_directory
 from lorad.protocol.journal import JournalWriter
+from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -88,13 +89,19 @@ def behave(home: Path, **behaviour: Any) -> None:
 
 
 def submit(
-    ctx: Context, name: str, model: str = "/models/tiny", *, parameters: int = 1000, **sections: Any
+    ctx: Context,
+    name: str,
+    model: str = "/models/tiny",
+    *,
+    parameters: int = 1000,
+    facts: SpecFacts = SpecFacts(),  # noqa: B008
+    **sections: Any,
 ) -> None:
     spec = convert(
         {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}}
         | sections
     )
-    request = Request("/", "spec", [], model, "float32", parameters)
+    request = Request("/", "spec", [], model, "float32", parameters, facts)
     create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
     ctx.loop.poke()
 

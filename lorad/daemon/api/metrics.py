@@ -199,7 +199,7 @@ def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str
 
 def _of_devices(ctx: Context) -> Iterator[str]:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
-    held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.setup.names}
+    held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.holds}
     yield from _one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
     yield from _many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
     states = Counter(("state", pool.state) for pool in up)

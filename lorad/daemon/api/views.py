@@ -278,7 +278,7 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         state=pool.state,
         model=pool.setup.model,
         pid=pool.process.pid,
-        device=pool.setup.names[0],
+        device=(*pool.holds, pool.where)[0],
         mode=pool.setup.mode,
         threads=pool.setup.threads,
         runtime=_runtime_view(pool.attempt()),
@@ -290,7 +290,7 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         trainer_tokens_per_second=status.trainer_tokens_per_second if status else 0.0,
         engine=engine_view(pool.setup.engine, status),
         trainer=_trainer_view(pool.setup.trainer, status),
-        devices=list(pool.setup.names),
+        devices=list(pool.holds),
         memory_bytes=status.rss_bytes if status else None,
         idle_seconds=pool.idle_seconds,
     )

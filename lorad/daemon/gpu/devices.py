@@ -1,4 +1,7 @@
-"""The devices of this machine: the slots of the CPU; or each GPU of the machine, locked by its UUID."""
+"""The devices of this machine: the slots of the CPU; or each GPU of the machine, locked by its UUID.
+
+And shapes: what a run asks of a cluster, whose devices are known once they are granted.
+"""
 
 import contextlib
 import fcntl
@@ -13,6 +16,7 @@ from typing import Any
 import psutil
 
 from lorad.box import gpu_locks
+from lorad.protocol.nodes import NodesSetup
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = gpu_locks.DIRECTORY
@@ -46,6 +50,47 @@ class Device:
     def kind(self) -> str:
         """Name the hardware as torch does: all CPU slots are one CPU."""
         return "cpu" if self.is_cpu else self.name
+
+
+@dataclass(frozen=True)
+class Shape(Device):
+    """Nodes of a cluster with devices each. It stands for a device where a run is placed.
+
+    name: `2 x 8 GPUs`, or `2 nodes` without any.
+    nodes: how many, those for servers alone included. devices: GPUs on each; 0: ranks are on its processors.
+    """
+
+    nodes: int = 1
+    devices: int = 0
+
+    @property
+    def is_cpu(self) -> bool:
+        return not self.devices
+
+    @property
+    def key(self) -> str:
+        """All shapes are of the one cluster."""
+        return "cluster"
+
+    @property
+    def kind(self) -> str:
+        return "cuda:0" if self.devices else "cpu"
+
+    @property
+    def size(self) -> int:
+        """Count the devices; a node without any is one."""
+        return self.nodes * max(1, self.devices)
+
+
+def shape_of(setup: NodesSetup) -> Shape:
+    """Describe what a pool asks its cluster for."""
+    nodes, gpus = setup.bundles, setup.devices
+    name = (
+        f"{nodes} x {gpus} GPU{'' if gpus == 1 else 's'}"
+        if gpus
+        else f"{nodes} node{'' if nodes == 1 else 's'}"
+    )
+    return Shape(name, "nodes of the cluster", 0, nodes=nodes, devices=gpus)
 
 
 def find_devices(cpu_slots: int = 1) -> list[Device]:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
+import platform
 import signal
 import sys
 import time
@@ -23,6 +25,7 @@ from lorad.daemon.gpu.lock_notes import LOOK_SECONDS, wanted_by_others
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, base_name, load_pool
 from lorad.daemon.pools.as_owner import connection_to
+from lorad.daemon.pools.grants import with_likely_first
 from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.commands import secret_files
@@ -101,9 +104,18 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     root = ctx.home.pool(pool_id)
     root.mkdir(parents=True, mode=0o700)
     named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.users.pool_socket(ctx.home, pool_id)))
+    if named.nodes is not None:
+        group = f"{_cluster_name(ctx)}/{pool_id}"
+        named = msgspec.structs.replace(named, nodes=msgspec.structs.replace(named.nodes, group=group))
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
+
+
+def _cluster_name(ctx: Context) -> str:
+    """Name this home on a cluster that other homes, perhaps of the same path, use as well."""
+    place = f"{platform.node()}:{ctx.home.root}".encode()
+    return f"lorad/{ctx.home.root.name}-{hashlib.sha256(place).hexdigest()[:8]}"
 
 
 def _unusable(ctx: Context, pool: Pool) -> str:
@@ -136,9 +148,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     setup = pool.setup = _current(ctx, pool)
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.processes.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
-    locks = [
-        lock for device in ctx.gpus.devices if device.name in setup.names and (lock := lock_file(device))
-    ]
+    locks = [lock for device in ctx.gpus.devices if device.name in pool.names and (lock := lock_file(device))]
     user = ctx.user(setup.owner)
     make_pool(pool.root, msgspec.to_builtins(setup), user)
     make_attempt(pool.attempt(number), user)
@@ -152,21 +162,20 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     }
     about |= {"secret_files": secret_files(ctx.config)}
     ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
-    pool.process, pool.status, pool.stop_asked, pool.used_at = (
-        ProcessState("starting"),
-        None,
-        None,
-        time.monotonic(),
-    )
+    pool.process, pool.used_at = ProcessState("starting"), time.monotonic()
+    pool.status, pool.stop_asked, pool.grant = None, None, None
     log.info("pool %s: starting, life %d", pool.id, number)
     _note(ctx, pool)
-    for name in setup.names:
+    for name in pool.names:
         rows.lease(ctx.store, pool.id, name, "pool")
 
 
 def _current(ctx: Context, pool: Pool) -> PoolSetup:
-    """Give the pool's setup the idle timeout that config.yaml has now, also in `pool.json`."""
-    setup = msgspec.structs.replace(pool.setup, idle_timeout=ctx.config.idle_timeout)
+    """Give the pool's setup the idle timeout that config.yaml has now, and its nodes in the order in which
+    they are tried, also in `pool.json`.
+    """
+    usual, nodes = _usual_timeout(ctx, pool), with_likely_first(ctx, pool)
+    setup = msgspec.structs.replace(pool.setup, idle_timeout=usual, nodes=nodes)
     if setup != pool.setup:
         write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
     return setup
@@ -184,7 +193,7 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
     if before.phase != pool.process.phase:
         _note(ctx, pool)
     if not pool.process.is_up:
-        pool.status, pool.stop_asked = None, None
+        pool.status, pool.stop_asked, pool.grant = None, None, None
     if pool.process.is_over and not before.is_over:
         pool.clears_up_until = time.monotonic() + _CLEAR_UP_SECONDS
         ctx.spawn(_clear_up(ctx, pool))
@@ -275,7 +284,9 @@ def timeout_of(ctx: Context, pool: Pool) -> float:
     """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its
     devices or it has quiet hours, none when a user reserved one or a run that had it yields to somebody.
     """
-    aside = [ctx.gpus.set_aside[name] for name in pool.setup.names if name in ctx.gpus.set_aside]
+    if pool.is_waiting:
+        return 0.0  # it asks for nodes that nobody wants any more
+    aside = [ctx.gpus.set_aside[name] for name in pool.names if name in ctx.gpus.set_aside]
     if pool.id in ctx.gpus.in_the_way or any(one.reserved for one in aside):
         return 0.0
     uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
@@ -286,13 +297,19 @@ def timeout_of(ctx: Context, pool: Pool) -> float:
         )
     is_wanted = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
     is_wanted = is_wanted or bool(aside)
-    usual = ctx.config.idle_timeout
+    usual = _usual_timeout(ctx, pool)
     return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual
+
+
+def _usual_timeout(ctx: Context, pool: Pool) -> float:
+    if pool.setup.nodes is None:
+        return ctx.config.idle_timeout
+    return ctx.config.cluster.idle_timeout if ctx.config.cluster else pool.setup.nodes.idle_timeout
 
 
 def devices_of(ctx: Context, pool: Pool) -> list[Device]:
     """List the GPUs that a pool has."""
-    return [device for device in ctx.gpus.devices if device.uuid and device.name in pool.setup.names]
+    return [device for device in ctx.gpus.devices if device.uuid and device.name in pool.names]
 
 
 def put_away_pools(ctx: Context) -> None:
@@ -350,7 +367,7 @@ def _insist(ctx: Context, pool: Pool, seconds: float) -> None:
     if seconds > ctx.patience.pool_term:
         ctx.processes.kill_group(attempt)
     elif (
-        seconds > ctx.patience.pool_shutdown
+        (pool.is_waiting or seconds > ctx.patience.pool_shutdown)  # until it has nodes, it hears no calls
         and ctx.processes.signalled.get(attempt.root, (0, 0.0))[0] != signal.SIGTERM
     ):
         ctx.processes.signalled[attempt.root] = (signal.SIGTERM, time.monotonic())
@@ -364,7 +381,12 @@ def _note(ctx: Context, pool: Pool) -> None:
         rows.remove(ctx.store, pool.id)
         return
     setup = pool.setup
-    columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": setup.names[0]}
+    columns = {
+        "state": pool.state,
+        "model": setup.model,
+        "mode": setup.mode,
+        "device": (*pool.holds, pool.where)[0],
+    }
     rows.upsert(ctx.store, pool.id, **columns, pid=pool.process.pid, attempt=pool.number, key=setup.key)
 
 

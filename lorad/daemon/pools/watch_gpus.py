@@ -105,4 +105,4 @@ def _ours(ctx: Context) -> Ours:
     statuses = [read_status(pool.attempt()) or {} for pool in up]
     pids = [status[key] for status in statuses for key in ("pid", "shim_pid") if status.get(key)]
     mark = b"LORAD_ATTEMPT=" + os.fsencode(ctx.home.pools) + b"/"
-    return Ours(tuple(pids), mark, frozenset(name for pool in up for name in pool.setup.names))
+    return Ours(tuple(pids), mark, frozenset(name for pool in up for name in pool.names))

@@ -56,7 +56,7 @@ def keep_leases(ctx: Context) -> None:
 def lease_of(ctx: Context, device: Device) -> Holder | None:
     """Find who holds the device; None when nobody does, or the holder left no note."""
     for pool in ctx.pools.values():
-        if pool.process.is_up and device.name in pool.setup.names:
+        if pool.process.is_up and device.name in pool.names:
             return _holder(ctx, pool)
     return lock_notes.holder_of(device)
 

@@ -30,7 +30,7 @@ def watch_neighbours(ctx: Context) -> None:
     queued = runs.in_states(ctx.store, RunState.QUEUED) if there else []
     left = {run.pool for run in queued if yields(run)}
     ctx.gpus.in_the_way = frozenset(
-        pool.id for pool in ctx.pools.values() if pool.id in left and there & {*pool.setup.names}
+        pool.id for pool in ctx.pools.values() if pool.id in left and there & {*pool.names}
     )
 
 
@@ -67,7 +67,7 @@ def must_yield(ctx: Context, run: RunRow, pool: Pool) -> str:
     """Say to whom a run has to give its devices back; "" when it need not."""
     if not ctx.gpus.neighbours or not yields(run):
         return ""
-    name = next((name for name in pool.setup.names if _stays(ctx, name)), None)
+    name = next((name for name in pool.names if _stays(ctx, name)), None)
     return "" if name is None else f"{name} is in use by {ctx.gpus.neighbours[name].who}"
 
 

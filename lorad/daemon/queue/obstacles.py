@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lorad.daemon.context import spec_of
+from lorad.daemon.gpu.devices import Shape, shape_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.neighbours import waits_for, yields
 from lorad.daemon.queue.setups import Devices
-from lorad.daemon.queue.snapshot import Snapshot
+from lorad.daemon.queue.snapshot import Snapshot, asks_cluster
 from lorad.daemon.queue.tenants import lack_of, told
 from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
@@ -30,7 +31,8 @@ class Claim:
 
     def holds_up(self, run: RunRow, devices: Devices) -> bool:
         """Check whether `run`, which comes after it, may not have the devices before it."""
-        return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run.priority)
+        mine, theirs = ({device.key for device in group} for group in (self.devices, devices))
+        return bool(mine & theirs) and (self.alone or self.priority > run.priority)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def obstacle(
     """
     return (
         _passed(devices, run, claims)
+        or _let_others_pass(now, devices, run)
         or _set_aside(now, devices, run)
         or _beside_others(now, devices, run)
         or _limited(now, setup, devices, run)
@@ -78,6 +81,18 @@ def _passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Ob
     names = ", ".join(device.name for device in devices)
     when = "the others end" if first.alone else "it fits"
     return Obstacle(f"run {first.run} is next on {names}, when {when}", claim=None, barred=True)
+
+
+def _let_others_pass(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
+    """Find a run that has not waited for the cluster yet, where this one did so in vain."""
+    if run is None or run.name not in now.passed or not isinstance(devices[0], Shape):
+        return None
+    others = (one.name for one in now.queued if one.name not in now.passed)
+    first = next((name for name in others if asks_cluster(now.asked[name])), None)
+    if first is None:
+        return None
+    words = f"{devices[0].name} were not granted in time; run {first} is tried before it"
+    return Obstacle(words, claim=None, barred=True)
 
 
 def _set_aside(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
@@ -108,20 +123,22 @@ def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | No
     theirs = [pool for pool in now.pools if pool.setup.owner == setup.owner and now.is_used(pool)]
     if any(pool.setup.key == setup.key for pool in theirs):
         return None
-    held, asked = {name for pool in theirs for name in pool.setup.names}, {device.name for device in devices}
-    if len(held | asked) <= limit:
+    here, asked = {name for pool in theirs for name in pool.names}, {device.name for device in devices}
+    held = len(here) + sum(shape_of(pool.setup.nodes).size for pool in theirs if pool.setup.nodes)
+    wanted = devices[0].size if isinstance(devices[0], Shape) else len(devices)
+    if held + (wanted if isinstance(devices[0], Shape) else len(asked - here)) <= limit:
         return None
     idle = [pool for pool in theirs if not (now.tenants_of(pool) or pool.serves or pool.guests)]
-    more = f", it needs {len(asked)}" if len(asked) > 1 else ""
-    reason = f"{user} has {len(held)} of {limit} device{'' if limit == 1 else 's'}{more}"
+    more = f", it needs {wanted}" if wanted > 1 else ""
+    reason = f"{user} has {held} of {limit} device{'' if limit == 1 else 's'}{more}"
     return Obstacle(reason, idle=idle, claim=None, barred=True)
 
 
 def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
     """Find the pools, or others, that use the devices."""
-    holders = now.pools_on(devices)
+    holders = now.in_the_way(setup, devices, run)
     for pool in holders:
-        where = f"pool {pool.id} on {', '.join(pool.setup.names)}"
+        where = f"pool {pool.id} on {pool.where}"
         if pool.stop_asked is not None:
             return Obstacle(f"{where} is stopping", soon=True)
         if pool.setup.key == setup.key:
@@ -136,7 +153,7 @@ def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRo
     if in_use := by_others(now, devices):
         return in_use
     if holders:
-        names = ", ".join(f"pool {pool.id} on {', '.join(pool.setup.names)}" for pool in holders)
+        names = ", ".join(f"pool {pool.id} on {pool.where}" for pool in holders)
         return Obstacle(f"waiting for idle {names} to end", idle=holders, soon=True)
     return None
 
@@ -157,8 +174,11 @@ def _busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
     """Describe a pool of another kind with runs in it. Runs that leave anyway need not be asked."""
     leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
     if run is not None and any(tenant.preempted == run.name for tenant in tenants):
+        return Obstacle(f"{told(tenants)} {_stops(tenants)} to make room on {pool.where}", soon=leaving)
+    if pool.is_waiting:
+        there = "is" if len(tenants) == 1 else "are"
         return Obstacle(
-            f"{told(tenants)} {_stops(tenants)} to make room on {', '.join(pool.setup.names)}", soon=leaving
+            f"{told(tenants)} {there} before it: waits for {pool.where} of the cluster", soon=leaving
         )
     end = "it ends" if len(tenants) == 1 else "they end"
     return Obstacle(f"pool {pool.id} is busy with {told(tenants)}; starts when {end}", soon=leaving)

@@ -15,6 +15,7 @@ import msgspec
 
 from lorad.box.runtime import Why
 from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import Shape
 from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import find_or_make, stop_pool
@@ -28,6 +29,7 @@ from lorad.daemon.queue.shares import places_in
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
 from lorad.daemon.queue.tenants import never_fits
 from lorad.errors import LoradError
+from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -66,7 +68,7 @@ def place_runs(ctx: Context) -> None:
     once, does the rest.
     """
     queue = runs.queue(ctx.store)
-    ctx.queue.places = {}
+    ctx.queue.places, ctx.queue.on_cluster = {}, frozenset()
     first = now = take_snapshot(ctx, queue) if queue else Snapshot()
     claims, until = list[Claim](), time.monotonic() + PLACE_SECONDS
 
@@ -96,7 +98,7 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
         if not waiting:
             offers = offers_for(now, run, now.asked_of(run))
             setups = {devices: setup for devices, (setup, _) in offers.items()}
-            if never := never_fits(run, setups.values(), now.pools):
+            if never := never_fits(run, setups.values(), now.pools) or _of_others(ctx, run, setups):
                 runs.move(ctx.store, run.name, Move.END, reason=EndReason.FAILED, detail=never)
                 return now
             room = find_room(now, setups, run, claims)
@@ -118,6 +120,17 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
     if waiting and waiting != run.waiting:
         runs.set_fields(ctx.store, run.name, waiting=waiting)
     return now
+
+
+def _of_others(ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup]) -> str:
+    """Say why a run that can only be on the cluster may not be there: it is another user's."""
+    there = ctx.queue.strangers.get(run.owner_uid)
+    if there is None or not all(setup.nodes for setup in setups.values()):
+        return ""
+    return (
+        f"the cluster works as {user_name(there)} (uid {there}), and the run is {run.owner}'s (uid "
+        f"{run.owner_uid}): a cluster is for one user alone"
+    )
 
 
 def offers_for(now: Snapshot, run: RunRow, asked: Asked) -> Asked:
@@ -193,9 +206,11 @@ def _claim(run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | No
 
 
 def _in_words(now: Snapshot, found: Mapping[Devices, Obstacle]) -> str:
-    """Say what is in the way everywhere, and how many of several devices are free."""
+    """Say what is in the way everywhere, and how many of several devices are free, unless all that it asks
+    for is on a cluster.
+    """
     reasons = "; ".join(dict.fromkeys(part for o in found.values() for part in o.parts or (o.reason,)))
-    if len(now.devices) == 1:
+    if len(now.devices) == 1 or all(isinstance(devices[0], Shape) for devices in found):
         return reasons
     return f"{now.count_free()} of {len(now.devices)} devices free; {reasons}"
 
@@ -209,6 +224,9 @@ def starting(pool: Pool, run: str) -> str:
     }
     if pool.status is not None or not any(started.values()):
         return ""
+    if pool.is_waiting:
+        lacking = f": {pool.grant.words}" if pool.grant is not None and pool.grant.words else ""
+        return f"waits for {pool.where} of the cluster{lacking}"
     names = " and ".join(name for name in started.values() if name)
     logs = " and ".join(f"`lorad logs {run} --of {of} -f`" for of, name in started.items() if name)
     return (
@@ -225,3 +243,5 @@ def _begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
     runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=begins_with)
     forecasts.started(ctx.store, run.name, time.time())
     ctx.queue.not_before.pop(run.name, None)
+    ctx.queue.passed -= {run.name}
+    ctx.queue.on_cluster -= {run.name}

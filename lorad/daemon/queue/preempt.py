@@ -57,7 +57,7 @@ def _victims_on(now: Snapshot, run: RunRow, setup: PoolSetup, devices: Devices) 
     victims: list[RunRow] = []
     if by_others(now, devices):
         return []
-    for pool in now.pools_on(devices):
+    for pool in now.in_the_way(setup, devices, run):
         if pool.setup.key == setup.key:
             chosen = _crowd(now, run, setup, pool)
         elif pool.serves or pool.guests:

@@ -136,7 +136,7 @@ def _give_way(ctx: Context, run: RunRow) -> None:
     pool = ctx.pools.get(run.pool or "")
     if pool is None:
         return
-    found = (ctx.gpus.set_aside.get(name) for name in pool.setup.names)
+    found = (ctx.gpus.set_aside.get(name) for name in pool.names)
     why = next((aside.why for aside in found if aside is not None and aside.urgent), "")
     if why := why or must_yield(ctx, run, pool):
         log.info("run %s: gives way, %s", run.name, why)

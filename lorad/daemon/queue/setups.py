@@ -1,13 +1,16 @@
-"""Which pool a run asks for: on each group of devices to train there, and of which base to be served."""
+"""Which pool a run asks for: on each group of devices, or of a cluster, to train there, and of which base to
+be served.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
+from lorad.backends.spread import check_spread, nodes_setup, places
 from lorad.box.runtime import Why
 from lorad.daemon.context import Context, Request, request_of, spec_of
-from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.devices import Device, Shape, shape_of
 from lorad.daemon.pool import names_of, setup_for
 from lorad.daemon.pools.threads import threads_of
 from lorad.errors import LoradError, SpecError
@@ -20,18 +23,21 @@ Asked = dict[Devices, tuple[PoolSetup, Why]]
 
 
 def asked_of(ctx: Context, run: RunRow) -> Asked:
-    """Find the smallest pool that suits the run on each group of devices, and why it has that many threads.
+    """Find the smallest pool that suits the run on each group of devices, and on the cluster, and why it has
+    that many threads.
 
     Raises SpecError, StorageError.
     """
     spec, request = spec_of(run), request_of(run)
-    groups = _groups(ctx.gpus.devices, spec)
+    groups = _places(ctx, spec)
     setup = _setup_on(ctx, groups[0], run.owner_uid, spec, request)
     threads = threads_of(ctx, run, spec, request.parameters, {devices[0].kind for devices in groups})
     asked: Asked = {}
     for devices in groups:
         kind = devices[0].kind
         count, why = threads[kind]
+        if isinstance(devices[0], Shape) and len(groups) > 1:
+            setup = _setup_on(ctx, devices, run.owner_uid, spec, request)
         asked[devices] = replace(setup, threads=count, device=kind, devices=names_of(devices)), why
     return asked
 
@@ -41,7 +47,7 @@ def setup_of(ctx: Context, run: RunRow) -> PoolSetup:
     compares them. Raises SpecError, StorageError.
     """
     spec, request = spec_of(run), request_of(run)
-    return _setup_on(ctx, _groups(ctx.gpus.devices, spec)[0], run.owner_uid, spec, request)
+    return _setup_on(ctx, _places(ctx, spec)[0], run.owner_uid, spec, request)
 
 
 def base_of(ctx: Context, run: RunRow) -> PoolSetup | None:
@@ -67,6 +73,20 @@ def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: R
         cwd=request.cwd,
     )
     return replace(setup, owner=owner)
+
+
+def _places(ctx: Context, spec: Spec) -> list[Devices]:
+    """List where the run may go: groups of devices of this machine, and last what it asks of the cluster.
+
+    Raises SpecError.
+    """
+    devices, cluster = ctx.gpus.devices, ctx.config.cluster
+    where = places(spec, cluster, devices[0].kind, len(devices))
+    check_spread(spec, cluster, where)
+    found = _groups(devices, spec) if "local" in where else []
+    if "cluster" in where and cluster is not None:
+        found.append((shape_of(nodes_setup(spec, cluster)),))
+    return found
 
 
 def _groups(devices: Sequence[Device], spec: Spec) -> list[Devices]:

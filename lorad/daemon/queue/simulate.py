@@ -24,6 +24,7 @@ from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.setups import Devices, asked_of
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.errors import LoradError
+from lorad.protocol.nodes import GrantStatus
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
 from lorad.store.foreseen.pace import Pace, pace, pace_of_alike
@@ -185,7 +186,8 @@ def _start(world: _World, run: RunRow, setup: PoolSetup) -> None:
     pool = next((pool for pool in now.pools if pool.setup.key == setup.key and now.is_used(pool)), None)
     pools = list(now.pools)
     if pool is None:
-        pool = Pool(replace(setup, pool=f"new-{len(world.found) + 1}"), _NOWHERE)
+        named = replace(setup, pool=f"new-{len(world.found) + 1}")
+        pool = Pool(named, _NOWHERE, grant=GrantStatus(state="granted") if setup.nodes else None)
         pools.append(pool)
     begun = replace(run, state=RunState.STARTING, pool=pool.id, attempt=run.attempt + 1, preempted=None)
     world.now = now.with_runs([*now.active, begun], pools)

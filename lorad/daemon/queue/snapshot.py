@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lorad.box.config import Queue
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import Device, is_taken
+from lorad.daemon.gpu.devices import Device, Shape, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
 from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.pool import Pool
@@ -63,6 +63,8 @@ class Snapshot:
     active: the runs that work, by priority and age.
     tenants: the active runs in each pool that has any.
     room: the capacity of each pool with everything counted as taken that its runs take or will take.
+    passed: queued runs that others pass on the cluster: it did not grant in time what they ask for.
+    lacking: pools that wait for nodes of the cluster, and did not get them at once.
     """
 
     limits: Queue = field(default_factory=Queue)
@@ -79,6 +81,8 @@ class Snapshot:
     active: Sequence[RunRow] = ()
     tenants: Mapping[str, list[RunRow]] = field(default_factory=dict)
     room: Mapping[str, Capacity] = field(default_factory=dict)
+    passed: frozenset[str] = frozenset()
+    lacking: frozenset[str] = frozenset()
 
     def asked_of(self, run: RunRow) -> Asked:
         """Find what pool a queued run asks for. Raises what kept that from being known."""
@@ -94,13 +98,37 @@ class Snapshot:
         """Check whether the pool is up, or will be because runs are placed in it."""
         return pool.process.is_up or pool.id in self.tenants
 
+    def in_the_way(self, setup: PoolSetup, devices: Devices, run: RunRow | None) -> list[Pool]:
+        """List the pools in use that keep one of `setup`, with `run` in it, from being started on these
+        devices, or that it is.
+
+        On a cluster that is the pool that waits for nodes, as there is one at a time. Where its runs go
+        first, no other pool is joined.
+        """
+        if setup.nodes is None:
+            return self.pools_on(devices)
+        here = [pool for pool in self.pools if pool.setup.nodes is not None and self.is_used(pool)]
+        waiting = [pool for pool in here if pool.is_waiting]
+        same = [pool for pool in here if pool.setup.key == setup.key]
+        first = [pool for pool in waiting if pool not in same and run and self._goes_first(pool, run)]
+        return first or same or waiting
+
+    def _goes_first(self, pool: Pool, run: RunRow) -> bool:
+        """Check whether a pool that waits for nodes gets what the run could have."""
+        priority = max((tenant.priority for tenant in self.tenants_of(pool)), default=None)
+        if priority is None:
+            return False
+        return priority > run.priority or (priority == run.priority and pool.id in self.lacking)
+
     def pools_on(self, devices: Devices) -> list[Pool]:
-        """List the pools in use that have one of the devices; a CPU with other slots than before is theirs as
-        a whole.
+        """List the pools in use that have one of the devices of this machine; a CPU with other slots than
+        before is theirs as a whole.
         """
         names, known = {device.name for device in devices}, {device.name for device in self.devices}
         here = []
         for pool in self.pools:
+            if pool.setup.nodes is not None:
+                continue
             is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not known & set(pool.setup.names)
             if self.is_used(pool) and (is_stray or names & set(pool.setup.names)):
                 here.append(pool)
@@ -146,6 +174,9 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
         head = [run for run in head if run.name != newcomer.name]  # it may be about to replace a run
         head.insert(names.index(newcomer.name), newcomer)
     asked = {run.name: _asked(ctx, run) for run in head}
+    ctx.queue.on_cluster = frozenset(name for name, found in asked.items() if asks_cluster(found))
+    if ctx.queue.on_cluster <= ctx.queue.passed:
+        ctx.queue.passed = frozenset()  # all had their turn: it begins again
     return replace(
         now,
         queued=head,
@@ -156,7 +187,14 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
         occupied=occupied(ctx),
         set_aside=ctx.gpus.set_aside,
         neighbours=ctx.gpus.neighbours,
+        passed=ctx.queue.passed,
+        lacking=ctx.queue.lacking,
     )
+
+
+def asks_cluster(asked: Asked | Exception) -> bool:
+    """Check whether a run may go to the cluster."""
+    return isinstance(asked, dict) and any(isinstance(devices[0], Shape) for devices in asked)
 
 
 def _in_order(

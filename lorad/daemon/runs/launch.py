@@ -20,6 +20,8 @@ from lorad.protocol.journal import Reference
 from lorad.store.rows import RunRow
 from lorad.store.versions import first_number
 
+_GRANTED_SECONDS = 365 * 86400.0  # for a cluster to grant nodes; `queue/cluster.py` judges the wait
+
 
 def launch(ctx: Context, run: RunRow) -> None:
     """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
@@ -47,7 +49,7 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
         pool=pool.pool,
         pool_socket=pool.socket,
         cwd=request.cwd,
-        pool_timeout=ctx.patience.pool_ready,
+        pool_timeout=ctx.patience.pool_ready if pool.nodes is None else _GRANTED_SECONDS,
         first_version=first_number(ctx.store, run.name),
         spec=str(attempt.work / attempt.spec.name),
         origin=run.origin or "",

@@ -19,6 +19,7 @@ from lorad.pool.config import log_directory
 from lorad.protocol.batch import LOSSES
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus
+from tests.kit.fakes.fake_cluster import grant
 from tests.kit.fakes.fake_wire import Wire
 
 
@@ -38,6 +39,9 @@ def serve(pool_dir: Path) -> None:
     setup = json.loads((pool_dir / "pool.json").read_text())
     if behaviour("pool").get("crash"):
         sys.exit("the base does not fit into memory")
+    if setup["nodes"]:
+        HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
+        grant(pool_dir, setup)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(setup["socket"])
     listener = socket.socket(socket.AF_UNIX)
@@ -46,7 +50,8 @@ def serve(pool_dir: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     parent = os.getpid()
     engine = Engine(pool_dir / "loaded.json")
-    HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
+    if not setup["nodes"]:
+        HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:

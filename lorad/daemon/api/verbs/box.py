@@ -133,7 +133,7 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
 def _device_view(
     ctx: Context, device: devices.Device, sight: Sight | None, past: Iterable[DeviceSample] = ()
 ) -> Device:
-    here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
+    here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
     held, lease = lease_of(ctx, device), None
     reserved, aside = _reserved(ctx, device), ctx.gpus.set_aside.get(device.name)
     if held is not None:

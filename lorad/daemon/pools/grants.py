@@ -1,0 +1,163 @@
+"""What the lives of pools were granted of a cluster. Each writes it to a file of its own (`GrantStatus`); the
+tables `nodes` and `grants` are an index of these files.
+"""
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from lorad.bounds import STATUS_BYTES
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_pool
+from lorad.daemon.pool import Pool, devices_on
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import attempts_under
+from lorad.errors import StorageError
+from lorad.files import read_file
+from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus, NodesSetup
+from lorad.store import events, pools, runs
+from lorad.store.pools import GrantRow, NodeRow
+
+_BASES = 32  # base models that are remembered of a node
+_KINDS = {"asked": "grant_asked", "granted": "granted", "refused": "grant_lost", "lost": "grant_lost"}
+
+
+def adopt_grants(ctx: Context) -> None:
+    """Take in what lives of pools were granted that the database does not know."""
+    known = {(row.pool, row.life) for row in pools.grants(ctx.store)}
+
+    def adopt(ctx: Context, pool: Pool) -> None:
+        for life in attempts_under(pool.root):
+            number = int(life.root.name)
+            if (pool.id, number) in known or (status := _read(ctx, pool, life)) is None:
+                continue
+            with ctx.store.write():
+                _put(ctx, pool, number, status, is_over=not pool.process.is_up or number != pool.number)
+
+    each(ctx, adopt, _on_cluster(ctx), of_pool)
+
+
+def watch_grants(ctx: Context) -> None:
+    """Know what pools were granted by now, and write it down where that changed."""
+    each(ctx, _watch, _on_cluster(ctx), of_pool)
+
+
+def _on_cluster(ctx: Context) -> list[Pool]:
+    return [pool for pool in ctx.pools.values() if pool.setup.nodes is not None]
+
+
+def _watch(ctx: Context, pool: Pool) -> None:
+    """Raises StorageError when its file is not what it should be."""
+    number, before, _ = pool.noted
+    if not pool.process.is_up:
+        if before is not None:
+            last = _read(ctx, pool, pool.attempt(number)) or before
+            pool.noted = 0, None, False
+            with ctx.store.write():
+                _put(ctx, pool, number, last, is_over=True)
+                if last.state != before.state:
+                    _tell(ctx, pool, last)
+            ctx.loop.poke()
+        return
+    number, status = pool.number, _read(ctx, pool, pool.attempt())
+    is_ready = pool.status is not None
+    if status is None or (number, status, is_ready) == pool.noted:
+        return
+    pool.noted, pool.grant = (number, status, is_ready), status
+    with ctx.store.write():
+        known = {(row.pool, row.life): row.state for row in pools.grants(ctx.store)}
+        if known.get((pool.id, number)) != status.state:
+            _tell(ctx, pool, status)
+        _put(ctx, pool, number, status, is_ready=is_ready)
+    ctx.loop.poke()
+
+
+def _read(ctx: Context, pool: Pool, life: AttemptDir) -> GrantStatus | None:
+    """Read what a life was granted; None where it has not said. Raises StorageError."""
+    path = life.work / GRANT
+    try:
+        with as_user(ctx.user(pool.setup.owner)):
+            return msgspec.json.decode(read_file(path, STATUS_BYTES, links=False), type=GrantStatus)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}", hint="Nothing is placed by it.") from None
+
+
+def _put(
+    ctx: Context, pool: Pool, life: int, status: GrantStatus, *, is_over: bool = False, is_ready: bool = False
+) -> None:
+    setup = pool.setup.nodes
+    assert setup is not None
+    state = "over" if is_over and status.state in ("asked", "granted") else status.state
+    row = GrantRow(
+        pool=pool.id,
+        life=life,
+        kind=setup.kind,
+        external=f"{setup.group}@{life}" if setup.kind == "ray" else "",
+        state=state,
+        since=status.since,
+        nodes=[node.node for node in status.nodes],
+        detail=status.words,
+    )
+    pools.put_grant(ctx.store, row)
+    is_held = state == "granted"
+    known = {one.node: one for one in pools.nodes(ctx.store)}
+    for node in status.nodes:
+        base = pool.setup.model_path if is_ready else ""
+        is_lost = status.state == "lost" and status.words.startswith(f"{node.node} ")
+        now = "granted" if is_held or _has_others(ctx, pool, node) else "lost" if is_lost else "free"
+        pools.put_node(ctx.store, _node_row(setup, node, known.get(node.node), now, base))
+        for device in devices_on(node) if is_held else ():
+            pools.lease(ctx.store, pool.id, device, "pool", node.node)
+        if is_lost:
+            _event(ctx, pool, "node_lost", {"node": node.node, "how": status.words})
+
+
+def _has_others(ctx: Context, pool: Pool, node: GrantedNode) -> bool:
+    """Check whether another pool has the node, too."""
+    others = (other for other in ctx.pools.values() if other is not pool)
+    return any(node.node == one.node for other in others for one in other.nodes)
+
+
+def _node_row(setup: NodesSetup, node: GrantedNode, known: NodeRow | None, state: str, base: str) -> NodeRow:
+    bases = [one for one in (known.bases if known else []) if one != base]
+    return NodeRow(
+        node=node.node,
+        cluster="static" if setup.kind == "static" else setup.address,
+        address=node.ip,
+        boot_id=node.boot_id,
+        uid=node.uid,
+        devices=devices_on(node),
+        bases=[*bases, *([base] if base else [])][-_BASES:],
+        seen_at=time.time(),
+        state=state,
+    )
+
+
+def _tell(ctx: Context, pool: Pool, status: GrantStatus) -> None:
+    nodes = [node.node for node in status.nodes]
+    _event(ctx, pool, _KINDS[status.state], {"nodes": nodes, "detail": status.words})
+
+
+def _event(ctx: Context, pool: Pool, kind: str, facts: dict[str, object]) -> None:
+    """Add an event of each run in the pool; of none where it has none."""
+    names: Iterable[str | None] = [run.name for run in runs.active_in(ctx.store, pool.id)] or [None]
+    for name in names:
+        events.append(ctx.store, name, kind, {"pool": pool.id, **facts})
+
+
+def with_likely_first(ctx: Context, pool: Pool) -> NodesSetup | None:
+    """Put those nodes first that are free and were used with the pool's base: they have it in memory or at
+    hand. None for a pool of this machine.
+    """
+    setup = pool.setup.nodes
+    if setup is None or not setup.hosts:
+        return setup
+    warm = {row.node for row in pools.nodes(ctx.store) if pool.setup.model_path in row.bases}
+    held = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
+    hosts = sorted(setup.hosts, key=lambda host: (host.name in held, host.name not in warm))
+    return replace(setup, hosts=tuple(hosts))

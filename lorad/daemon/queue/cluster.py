@@ -1,0 +1,128 @@
+"""The queue over a cluster. Of the runs that want it, only the first has asked for nodes: its pool waits for
+them.
+
+While it waits, nobody behind it joins another pool there, idle pools give their nodes back, and then runs of
+lower priority stop for it where preemption is on. When `cluster.patience` is over, it is queued again, and
+the runs behind it have their turn.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.gpu.devices import shape_of
+from lorad.daemon.guarded import each, of_pool
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.life import stop_pool
+from lorad.daemon.queue.place import starting
+from lorad.daemon.queue.preempt import stop_for
+from lorad.daemon.queue.tenants import tenants_of
+from lorad.protocol.listener import user_name
+from lorad.states import Move, RunState
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+SETTLE_SECONDS = 5.0  # that a cluster has to grant what it has free
+
+
+def keep_cluster(ctx: Context) -> None:
+    """Say what runs wait for on the cluster, and make room for the one that has asked for nodes."""
+    waiting = [pool for pool in ctx.pools.values() if pool.process.is_up and pool.is_waiting]
+    since = ctx.queue.asked_since
+    ctx.queue.asked_since = {pool.id: since.get(pool.id, time.monotonic()) for pool in waiting}
+    long = time.monotonic() - SETTLE_SECONDS
+    ctx.queue.lacking = frozenset(name for name, at in ctx.queue.asked_since.items() if at < long)
+    up = [pool for pool in ctx.pools.values() if pool.process.is_up and pool.setup.nodes is not None]
+    each(ctx, _say, up, of_pool)
+    each(ctx, _help, waiting, of_pool)
+    if ctx.users.shared:
+        each(ctx, _refuse_strangers, [pool for pool in up if pool.nodes], of_pool)
+
+
+def _say(ctx: Context, pool: Pool) -> None:
+    """Tell the runs that start in the pool what it waits for."""
+    for run in tenants_of(ctx, pool):
+        words = starting(pool, run.name)
+        if run.state == RunState.STARTING and run.waiting != words:
+            runs.set_fields(ctx.store, run.name, waiting=words)
+
+
+def _help(ctx: Context, pool: Pool) -> None:
+    waited = time.monotonic() - ctx.queue.asked_since[pool.id]
+    tenants = tenants_of(ctx, pool)
+    if not tenants or pool.stop_asked is not None or pool.id not in ctx.queue.lacking:
+        return
+    others = [one for one in ctx.pools.values() if one is not pool and one.nodes]
+    if any(one.is_leaving for one in others) or any(
+        run.state == RunState.STOPPING for one in others for run in tenants_of(ctx, one)
+    ):
+        return
+    if idle := [one for one in others if not (tenants_of(ctx, one) or one.serves or one.guests)]:
+        for one in idle:
+            stop_pool(ctx, one)
+    elif victims := _victims(ctx, pool, tenants, others):
+        stop_for(ctx, tenants[0], victims)
+    elif ctx.config.cluster is not None and waited > ctx.config.cluster.patience:
+        _let_others_pass(ctx, pool, tenants)
+
+
+def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequence[Pool]) -> list[RunRow]:
+    """Choose runs of lower priority whose pools have as many nodes together as the pool asks for, the lowest
+    and youngest first; [] where these are not enough.
+    """
+    if not ctx.config.queue.preemption or pool.setup.nodes is None:
+        return []
+    priority, wanted = max(run.priority for run in tenants), pool.setup.nodes.bundles
+    chosen: list[RunRow] = []
+    for other in sorted(others, key=lambda one: _rank(tenants_of(ctx, one))):
+        there = tenants_of(ctx, other)
+        may = all(run.priority < priority and spec_of(run).resources.preemptible for run in there)
+        if may and not (other.serves or other.guests):
+            chosen += there
+            wanted -= len(other.nodes)
+        if wanted <= 0:
+            return chosen
+    return []
+
+
+def _rank(tenants: Sequence[RunRow]) -> tuple[int, float]:
+    return max(run.priority for run in tenants), -min(run.created_at for run in tenants)
+
+
+def _let_others_pass(ctx: Context, pool: Pool, tenants: Sequence[RunRow]) -> None:
+    """Queue the runs of a pool again that waited long enough, where others wait for the cluster, or they may
+    be somewhere else as well.
+    """
+    assert ctx.config.cluster is not None and pool.setup.nodes is not None
+    if not ctx.queue.on_cluster and all(spec_of(run).resources.where != "any" for run in tenants):
+        return
+    why = f"{shape_of(pool.setup.nodes).name} were not granted in {ctx.config.cluster.patience:g} s"
+    log.info("pool %s: %s", pool.id, why)
+    with ctx.store.write():
+        for run in tenants:
+            if run.state == RunState.STARTING:
+                wish = {"wanted": "pause", "yielded": why}
+                runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
+    ctx.queue.passed |= {run.name for run in tenants}
+    ctx.loop.poke()
+
+
+def _refuse_strangers(ctx: Context, pool: Pool) -> None:
+    """Take a run off nodes whose agents are another user's: it would work with the rights of that one.
+
+    Its next turn in the queue ends it, with the reason.
+    """
+    owner, theirs = pool.setup.owner, {node.uid for node in pool.nodes} - {pool.setup.owner}
+    if not theirs:
+        return
+    ctx.queue.strangers[owner] = min(theirs)
+    why = f"the agents of the cluster are {user_name(min(theirs))}'s"
+    tenants = tenants_of(ctx, pool)
+    for run in tenants:
+        if run.state != RunState.STOPPING:
+            wish = {"wanted": "pause", "yielded": why}
+            runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
+    if not tenants:
+        stop_pool(ctx, pool)

@@ -1,0 +1,220 @@
+"""Runs on a cluster: one asks for nodes at a time, in the order of the queue, and says what it waits for."""
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.config import Backend, Config, Limit, Queue
+from lorad.daemon.context import Context
+from lorad.daemon.process.sharing import OneUser
+from lorad.daemon.queue import cluster as room
+from lorad.daemon.queue.place import place_runs
+from lorad.protocol.preflight import SpecFacts
+from lorad.states import RunState
+from lorad.store import events, pools, runs
+from lorad.store.rows import RunRow
+from tests.kit import daemon_world
+from tests.kit.daemon_world import behave, open_context, reconciling, submit
+from tests.kit.fakes.fake_cluster import FILE, cluster, write_cluster
+from tests.kit.fakes.gpu_kit import gpus
+
+until = functools.partial(daemon_world.until, seconds=20.0)
+SGLANG = {"sglang": Backend(python=Path("/opt/sglang/bin/python"))}
+FACTS = SpecFacts(max_positions=2048)
+SLOW = {"driver": {"seconds": 0.3}}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(room, "SETTLE_SECONDS", 0.2)
+    yield
+
+
+def spread(ctx: Context, name: str, nodes: int = 2, model: str = "/models/one", **sections: Any) -> None:
+    """Submit a run over so many nodes with 8 GPUs each."""
+    asked = {"nodes": nodes, "devices": 8 * nodes, "where": "cluster"} | sections.pop("resources", {})
+    trainer = {"backend": "fsdp", "dp": 8 * nodes, "steps": 6}
+    rollout = {"backend": "sglang", "servers": nodes, "tp": 8}
+    submit(ctx, name, model, facts=FACTS, trainer=trainer, rollout=rollout, resources=asked, **sections)
+
+
+async def until_state(ctx: Context, name: str, state: str) -> RunRow:
+    row: RunRow = await until(lambda: (r := runs.get(ctx.store, name)).state == state and r)
+    return row
+
+
+def told(ctx: Context, name: str) -> str:
+    return str(runs.get(ctx.store, name).waiting)
+
+
+def holders(ctx: Context) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ctx.home.root / FILE).read_text())["nodes"]
+    return found
+
+
+async def test_a_run_is_placed_on_nodes(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 3)) as ctx:
+        spread(ctx, "a")
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+        (pool,) = ctx.pools.values()
+        assert pool.where == "h0, h1" and pool.names == ()
+        (grant,) = pools.grants(ctx.store)
+        assert (grant.pool, grant.life, grant.state, grant.nodes) == (pool.id, 1, "granted", ["h0", "h1"])
+        await until(lambda: [n.bases for n in pools.nodes(ctx.store)] == [["/models/one"]] * 2)
+        nodes = [(node.node, node.state, len(node.devices)) for node in pools.nodes(ctx.store)]
+        assert nodes == [("h0", "granted", 8), ("h1", "granted", 8)]
+        leases = pools.leases(ctx.store)
+        assert len(leases) == 16 and (leases[0].device, leases[0].node) == ("h0/cuda:0", "h0")
+        kinds = [event.kind for event in events.newest(ctx.store, 100, "a")]
+        assert "granted" in kinds
+
+
+async def test_only_the_first_run_asks_for_nodes(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        write_cluster(home, {"h0": 1, "h1": 1})
+        spread(ctx, "a")
+        await until(lambda: told(ctx, "a") == "waits for 2 x 8 GPUs of the cluster: 2 nodes: 0 free")
+        spread(ctx, "b", 1, "/models/two")
+        await until(lambda: told(ctx, "b") == "run a is before it: waits for 2 x 8 GPUs of the cluster")
+        assert len(ctx.pools) == 1
+        write_cluster(home, {"h0": None, "h1": None})
+        for name in ("a", "b"):
+            assert (await until_state(ctx, name, "ended")).reason == "completed"
+
+
+async def test_an_idle_pool_gives_its_nodes_back(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        spread(ctx, "b", 1, "/models/two")
+        await until_state(ctx, "b", "ended")
+        assert {pool.id: pool.process.is_up for pool in ctx.pools.values()} == {"one-1": False, "two-1": True}
+        assert {row.pool: row.state for row in pools.grants(ctx.store)} == {
+            "one-1": "over",
+            "two-1": "granted",
+        }
+
+
+async def test_unused_nodes_are_given_back(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, idle_timeout=0.5)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        (pool,) = ctx.pools.values()
+        await until(lambda: not pool.process.is_up)
+        await until(lambda: {node.state for node in pools.nodes(ctx.store)} == {"free"})
+        assert json.loads((pool.root / "pool.json").read_text())["idle_timeout"] == 0.5
+
+
+async def test_patience_ends_and_others_have_their_turn(home: Path) -> None:
+    behave(home, **SLOW)
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, patience=0.6)) as ctx:
+        write_cluster(home, {"h0": 1, "h1": None})
+        spread(ctx, "a")
+        spread(ctx, "b", 1, "/models/two")
+        assert (await until_state(ctx, "b", "ended")).reason == "completed"
+        assert runs.get(ctx.store, "a").state in ("queued", "starting", "stopping")
+        write_cluster(home, {"h0": None, "h1": None})
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+        moves = [event.data.get("detail") for event in events.newest(ctx.store, 100, "a")]
+        assert "2 x 8 GPUs were not granted in 0.6 s" in moves
+
+
+async def test_without_others_a_run_waits_on(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, patience=0.2)) as ctx:
+        write_cluster(home, {"h0": 1, "h1": 1})
+        spread(ctx, "a")
+        await until(lambda: told(ctx, "a").endswith("0 free"))
+        began = time.monotonic()
+        await until(lambda: time.monotonic() - began > 1.0)
+        assert runs.get(ctx.store, "a").attempt == 1 and runs.get(ctx.store, "a").state == "starting"
+
+
+async def test_higher_priority_asks_first(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        write_cluster(home, {"h0": 1, "h1": 1})
+        spread(ctx, "low")
+        await until(lambda: told(ctx, "low").endswith("0 free"))
+        spread(ctx, "high", 2, "/models/two", resources={"priority": 5})
+        await until(lambda: told(ctx, "high").endswith("0 free"))
+        assert "preempted by high" in told(ctx, "low") or runs.get(ctx.store, "low").preempted == "high"
+        write_cluster(home, {"h0": None, "h1": None})
+        ended = [await until_state(ctx, name, "ended") for name in ("high", "low")]
+        assert {run.reason for run in ended} == {"completed"}
+
+
+async def test_lower_priority_gives_its_nodes(home: Path) -> None:
+    behave(home, **SLOW)
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "low")
+        await until_state(ctx, "low", "running")
+        spread(ctx, "high", 1, "/models/two", resources={"priority": 5})
+        assert (await until_state(ctx, "high", "ended")).reason == "completed"
+        assert (await until_state(ctx, "low", "ended")).reason == "completed"
+        assert runs.get(ctx.store, "low").attempt == 2
+
+
+async def test_agents_of_another_user_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behave(home, **SLOW)
+    monkeypatch.setattr(OneUser, "shared", True)
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        write_cluster(home, {"h0": None, "h1": None}, uid=54321)
+        spread(ctx, "a")
+        run = await until_state(ctx, "a", "ended")
+        assert run.reason == "failed" and "the cluster works as 54321 (uid 54321)" in run.detail
+
+
+def test_pools_on_a_cluster_hold_nothing_here(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 2))
+    gpus(ctx, 1, monkeypatch, tmp_path)
+    spread(ctx, "a")
+    submit(ctx, "b", "/models/two")
+    place_runs(ctx)
+    assert {run.name for run in runs.in_states(ctx.store, RunState.STARTING)} == {"a", "b"}
+
+
+def test_any_takes_this_machine_first(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 2))
+    gpus(ctx, 8, monkeypatch, tmp_path)
+    for name in ("a", "b"):
+        spread(ctx, name, 1, f"/models/{name}", resources={"where": "any"})
+    place_runs(ctx)
+    assert [pool.where for pool in ctx.pools.values()] == [
+        ", ".join(f"cuda:{n}" for n in range(8)),
+        "1 x 8 GPUs",
+    ]
+
+
+def test_nodes_count_for_the_limit_of_devices(home: Path) -> None:
+    queue = Queue(limits=Limit(devices=8))
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 2), queue=queue)
+    spread(ctx, "a")
+    place_runs(ctx)
+    assert told(ctx, "a") == "me has 0 of 8 devices, it needs 16"
+
+
+def test_a_cluster_that_shrank_is_told(home: Path) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 2))
+    spread(ctx, "a")
+    ctx.config = Config(backends=SGLANG, cluster=cluster(home, 1))
+    place_runs(ctx)
+    assert told(ctx, "a") == "resources.nodes: 2, but the cluster has 1 node with 8 GPUs"
+
+
+async def test_tables_are_made_anew_from_pools(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        before = pools.grants(ctx.store), [node.node for node in pools.nodes(ctx.store)]
+        with ctx.store.write() as connection:
+            connection.execute("DELETE FROM grants")
+            connection.execute("DELETE FROM nodes")
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        await until(lambda: pools.grants(ctx.store) == before[0])
+        assert [node.node for node in pools.nodes(ctx.store)] == before[1]
