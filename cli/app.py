@@ -80,6 +80,7 @@ _COMMANDS = {
     "tinker": _Verb("tinker.door:app", "let the official tinker client train here"),
     "pools": _Verb("pools:pools_app", "base models that are kept warm"),
     "devices": _Verb("pools:devices_app", "what there is to run on; keep a device from lorad for a while"),
+    "nodes": _Verb("pools:nodes", "the nodes of a cluster, and who has them"),
     "bill": _Verb("pools:bill", "who used how much, and what it costs"),
     "gc": _Verb("files:gc", "delete files that nothing can ask for"),
     "top": _Verb("dashboard:top", "what the dashboard shows, in plain tables"),

@@ -141,6 +141,11 @@ class LoradApp(App[None]):
 
         self.push_screen(BillScreen())
 
+    def open_nodes(self) -> None:
+        from lorad.tui.nodes import NodesScreen
+
+        self.push_screen(NodesScreen())
+
     def open_serving(self) -> None:
         from lorad.tui.serving.screen import Serving
 

@@ -64,6 +64,18 @@ def _serving(data: _Data) -> str:
     return str(data.get("waiting") or f"its base is up in {data['pool']}")
 
 
+def _granted(data: _Data) -> str:
+    return f"{data['pool']} was granted {', '.join(data['nodes'])}"
+
+
+def _grant_asked(data: _Data) -> str:
+    return f"{data['pool']} asks the cluster for nodes" + (f": {data['detail']}" if data["detail"] else "")
+
+
+def _grant_lost(data: _Data) -> str:
+    return f"{data['pool']} has no nodes any more" + (f": {data['detail']}" if data["detail"] else "")
+
+
 def _reserved(data: _Data) -> str:
     until = f" until {moment(data['until'])}" if data.get("until") else ""
     return f"{data['device']} is reserved{until}{_by(data)}" + (f": {data['why']}" if data["why"] else "")
@@ -92,5 +104,9 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "evaluated": lambda data: f"@{data['version']} was evaluated on {data['data']}{_by(data)}",
     "serving": _serving,
     "reserved": _reserved,
+    "grant_asked": _grant_asked,
+    "granted": _granted,
+    "grant_lost": _grant_lost,
+    "node_lost": lambda data: f"node lost: {data['how']}",
     "released": lambda data: f"{data['device']} is not reserved any more{_by(data)}",
 }

@@ -82,6 +82,8 @@ BILL: list[BindingType] = [
     _key("V", "since(-1)", "bill.since_before", "Since when, the other way round", show=False),
 ]
 
+NODES: list[BindingType] = [_key("l", "pool", "nodes.pool", "Its pool")]
+
 DEVICE: list[BindingType] = [_key("l", "pool", "device.pool", "Its pool")]
 
 POOL_SCREEN: list[BindingType] = [
@@ -110,6 +112,7 @@ BOARD: list[BindingType] = [
     _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
     _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
     _key("B", "bill", "board.bill", "The bill", show=False),
+    _key("N", "nodes", "board.nodes", "The nodes of a cluster", show=False),
     _key("l", "pool", "board.pool", "The pool of the run", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),

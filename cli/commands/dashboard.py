@@ -140,7 +140,7 @@ def _pool_row(pool: Pool) -> Sequence[object]:
     return (
         pool.pool,
         pool.state,
-        os.path.basename(pool.model) or pool.model,
+        (os.path.basename(pool.model) or pool.model) + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""),
         runs_in(pool.tenants),
         ", ".join(dict.fromkeys(phases)) or "idle",
         versions_in(pool),

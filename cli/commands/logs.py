@@ -50,6 +50,10 @@ def logs(
         int | None,
         typer.Option(help="Of this attempt of the driver; default: the newest.", min=1, show_default=False),
     ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(help="Only what the processes on this node of a cluster print.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run."""
@@ -57,6 +61,10 @@ def logs(
     _refuse_contradiction(run, of, every=every, attempt=attempt)
     if every and run is not None:
         _all_of(client, run, lines, follow=follow, as_json=as_json)
+        return
+
+    if node is not None:
+        _of_node(client, run, of, node, lines, follow=follow, as_json=as_json)
         return
 
     def read(offset: int) -> LogPart:
@@ -84,6 +92,35 @@ def _refuse_contradiction(run: str | None, of: str | None, *, every: bool, attem
     if (of in _WITHOUT_RUN) == (run is not None):
         hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
         raise SpecError(f"--of {of} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
+
+
+def _of_node(
+    client: Client,
+    run: str | None,
+    of: str | None,
+    node: str,
+    lines: int | None,
+    *,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print those lines of a log that came from a node: they begin with its name. Raises SpecError."""
+    if run is None or of is None or as_json:
+        hint = f"`lorad logs RUN --of trainer --node {node}`."
+        raise SpecError("--node chooses lines of one log of a run, for people", hint=hint)
+    one, begins = _Log(client, run, of), f"{node}: "
+    one.begin(None)
+    most = lines
+    while True:
+        over = not follow or (not one.part.text and _is_over(client, run, None))
+        found = [line.removeprefix(begins) for line in one.lines(last=over) if line.startswith(begins)]
+        for line in found if most is None else found[len(found) - most :] if most else ():
+            print(output.printable(line), flush=True)
+        most = None
+        if over:
+            return
+        time.sleep(0 if one.part.text else _PERIOD)
+        one.advance()
 
 
 def _is_over(client: Client, run: str, attempt: int | None) -> bool:

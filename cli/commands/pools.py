@@ -1,6 +1,7 @@
-"""lorad pools, devices and bill: base models that are kept warm, what there is to run on, who used it."""
+"""lorad pools, devices, nodes, bill: base models that are kept warm, what there is to run on, who used it."""
 
 import re
+import time
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
 from lorad.client import launch, words
-from lorad.client.box_shapes import Device, Engine, Lease, Pool
+from lorad.client.box_shapes import Device, Engine, Lease, Node, Pool
 from lorad.client.client import Client
 from lorad.client.requests import ReserveRequest
 from lorad.errors import SpecError
@@ -67,6 +68,13 @@ _DEVICES = (
     *(table.Column("user", 5), table.Column("since", 6), table.Column("why", kind="fold")),
 )
 
+_NODES = (
+    *("node", "state", "devices", "free", table.Column("agents", 1), table.Column("seen", 3)),
+    *(table.Column("bases", 2, kind="cut"), table.Column("last word", kind="fold")),
+)
+_LOOK_SECONDS = 2  # between two looks
+_NO_NODES = "No nodes: config.yaml has no cluster, or no pool had one yet (docs/cluster.md)."
+
 
 @pools_app.callback(invoke_without_command=True)
 def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
@@ -84,6 +92,9 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
         output.print_json(rows)
         return
     output.print_table(_POOLS, [_pool_row(row) for row in rows], empty="No pools.")
+    for row in rows:
+        if row.waiting:
+            output.note(f"{row.pool} {row.waiting}")
     engines = [(row, row.engine) for row in rows if isinstance(row.engine.alive, bool)]
     if not engines:
         return
@@ -117,13 +128,18 @@ def _pool_row(pool: Pool) -> tuple[object, ...]:
         pool.pool,
         pool.state,
         pool.model,
-        pool.device,
+        on_nodes(pool) or pool.device,
         pool.threads,
         runs_in(pool.tenants),
         versions_in(pool),
         output.size(pool.memory_bytes),
         output.duration(pool.idle_seconds),
     )
+
+
+def on_nodes(pool: Pool) -> str:
+    """`h1`, `2: h1, h2`, `12: h1, h2, h3, …`; "" for a pool of this machine."""
+    return runs_in(pool.nodes) if pool.nodes else ""
 
 
 def runs_in(names: list[str]) -> str:
@@ -271,8 +287,8 @@ def device_row(row: Device) -> tuple[str, ...]:
     return (
         row.device,
         row.name,
-        output.size(row.memory_used),
-        output.size(row.memory_total),
+        output.size(row.memory_used if row.memory_total else None),
+        output.size(row.memory_total or None),
         "" if load is None else f"{load:.0%}",
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
@@ -296,3 +312,48 @@ def strangers(row: Device) -> list[str]:
         + (f", {output.size(one.memory)})" if one.memory is not None else ")")
         for one in others
     ]
+
+
+def nodes(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the nodes of the cluster: devices, which of them are free, who has them, which bases were loaded.
+
+    free: those that no pool of this daemon has; others may. agents: pools that have the node, each with
+        its life.
+    """
+    client = Client()
+    while True:
+        found = client.nodes()
+        if as_json:
+            print(output.json_text(found), flush=True) if watch else output.print_json(found)
+        else:
+            _show_nodes(found, client.pools(), watch=watch)
+        if not watch:
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _show_nodes(found: list[Node], pools: list[Pool], *, watch: bool) -> None:
+    if watch:
+        print("\x1b[H\x1b[2J", end="")
+    output.print_table(_NODES, [_node_row(node) for node in found], empty=_NO_NODES)
+    for pool in pools:
+        if pool.waiting:
+            output.note(f"{pool.pool} {pool.waiting}")
+
+
+def _node_row(node: Node) -> tuple[str, ...]:
+    return (
+        node.node,
+        node.state,
+        str(node.count) if node.count else "cpu" if node.devices else "",
+        str(node.free) if node.count else "",
+        ", ".join(node.agents),
+        output.age(node.seen_at),
+        ", ".join(base.rstrip("/").rpartition("/")[2] for base in reversed(node.bases)),
+        node.says,
+    )

@@ -285,6 +285,11 @@ class Lorad:
         """What there is to run on, and who uses it."""
         return Table(self.client.devices())
 
+    @property
+    def nodes(self) -> Table[box_shapes.Node]:
+        """The nodes of the cluster, and who has them."""
+        return Table(self.client.nodes())
+
     def __repr__(self) -> str:
         return f"<Lorad {self.client.home.root}>"
 

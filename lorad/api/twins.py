@@ -185,6 +185,7 @@ class AsyncLorad(_Twin[Lorad]):
     eval = _call(Lorad.eval)
     pools = _Asked(Lorad, lambda one: one.pools)
     devices = _Asked(Lorad, lambda one: one.devices)
+    nodes = _Asked(Lorad, lambda one: one.nodes)
 
 
 async def connect_async(home: str | os.PathLike[str] | None = None, *, start: bool = True) -> AsyncLorad:

@@ -85,6 +85,31 @@ class Pool(Struct, frozen=True):
     devices: list[str] = []
     memory_bytes: int | None = None
     idle_seconds: float = 0.0
+    nodes: list[str] = []  # of a cluster
+    waiting: str = ""  # what it asks a cluster for, and what is lacking
+
+
+class Node(Struct, frozen=True):
+    """A node of a cluster.
+
+    state: granted to a pool, free, lost, or `unknown` before a pool had it.
+    devices: names of those that were granted last. count: how many it has; 0: none, or nobody knows yet.
+    free: those of `count` that no pool of this daemon has. agents: `pool@life` of each pool that has it.
+    bases: directories of base models that were loaded there, the newest last.
+    seen_at: Unix time at which something was heard of it last. says: the last that happened to it.
+    """
+
+    node: str
+    cluster: str = ""
+    state: str = "unknown"
+    address: str = ""
+    devices: list[str] = []
+    count: int = 0
+    free: int = 0
+    agents: list[str] = []
+    bases: list[str] = []
+    seen_at: float | None = None
+    says: str = ""
 
 
 class Lease(Struct, frozen=True):

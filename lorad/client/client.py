@@ -83,6 +83,10 @@ class Client:
         query |= {key: str(int(at)) for key, at in times.items() if at is not None}
         return _as(box_shapes.Bill, self._http.get(f"/v1/bill?{urlencode(query)}"))
 
+    def nodes(self) -> builtins.list[box_shapes.Node]:
+        """List the nodes of the cluster, see docs/cluster.md."""
+        return _as(builtins.list[box_shapes.Node], self._http.list_of("/v1/nodes"))
+
     def devices(self, *, history: bool = False) -> builtins.list[box_shapes.Device]:
         """List the devices of the machine. history: with what was measured of them in the last hour."""
         path = f"/v1/devices{'?history=1' if history else ''}"

@@ -127,6 +127,14 @@ class Pool:
         return ", ".join(node.node for node in self.nodes) or shape_of(self.setup.nodes).name
 
     @property
+    def waits_for(self) -> str:
+        """Say what it asks a cluster for, and what is lacking; "" where it asks for nothing."""
+        if not self.is_waiting:
+            return ""
+        lacking = f": {self.grant.words}" if self.grant is not None and self.grant.words else ""
+        return f"waits for {self.where} of the cluster{lacking}"
+
+    @property
     def holds(self) -> tuple[str, ...]:
         """Return the names of all devices that it has, on nodes with the node's name before."""
         return tuple(name for node in self.nodes for name in devices_on(node)) or self.names

@@ -24,7 +24,8 @@ KEPT = Path(__file__).parents[1] / "data/tables"
 WIDTHS = (60, 80, 100, 140, 200, None)  # None: piped
 COMMANDS = {
     "adapters": ("adapters", "sorter"), "aliases": ("aliases",), "checkpoints": ("checkpoints", "bold-lr"),
-    "devices": ("devices",), "list": ("list", "--all"), "plot": ("plot", "sorter"), "pools": ("pools",),
+    "devices": ("devices",), "list": ("list", "--all"),
+    "nodes": ("nodes",), "plot": ("plot", "sorter"), "pools": ("pools",),
     "plots": ("plot", "sorter", "one-answer", "--metric", "entropy"),
     "samples": ("samples", "essays", "-n", "6"), "sample": ("samples", "essays", "--sample", "3"),
     "queue": ("list", "--queue"), "show": ("show", "gsm8k-32k"), "top": ("top",),

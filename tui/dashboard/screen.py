@@ -370,6 +370,9 @@ class Dashboard(Base):
             self.table.go(key_of(group[0].sweep or ""))
         self.draw()
 
+    def action_nodes(self) -> None:
+        self.lorad.open_nodes()
+
     def action_bill(self) -> None:
         self.lorad.open_bill()
 

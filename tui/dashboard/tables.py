@@ -133,12 +133,12 @@ def _pool_cells(pool: Pool) -> Cells:
     return _made(
         {
             "pool": pool.pool,
-            "base": one_liners.base(pool.model),
+            "base": one_liners.base(pool.model) + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""),
             "runs": str(len(pool.tenants)),
             "slots": one_liners.slots(pool),
             "sampled": one_liners.speed(pool.engine_tokens_per_second),
             "trained": one_liners.speed(pool.trainer_tokens_per_second),
-            "phase": one_liners.phase(pool) if state == "ready" or pool.runs else state,
+            "phase": one_liners.phase(pool) if state == "ready" or pool.runs else pool.waiting or state,
             "engine": _part(pool.engine),
             "trainer": _part(pool.trainer),
         }

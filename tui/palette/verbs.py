@@ -262,6 +262,13 @@ _VERBS = (
     ),
     Verb("bill", "bill", "Show who used how much", (), lambda client, typed: Go(lambda app: app.open_bill())),
     Verb(
+        "nodes",
+        "nodes",
+        "Show the nodes of a cluster",
+        (),
+        lambda client, typed: Go(lambda app: app.open_nodes()),
+    ),
+    Verb(
         "serving",
         "serving",
         "Show aliases, traffic, a chat",

@@ -293,6 +293,8 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         devices=list(pool.holds),
         memory_bytes=status.rss_bytes if status else None,
         idle_seconds=pool.idle_seconds,
+        nodes=[node.node for node in pool.nodes],
+        waiting=pool.waits_for,
     )
 
 

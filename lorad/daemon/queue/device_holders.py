@@ -37,7 +37,7 @@ def keep_leases(ctx: Context) -> None:
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
         gpus = devices_of(ctx, pool) if pool.process.is_up else []
-        if gpus and (mine := _holder(ctx, pool)).pid is not None:
+        if gpus and (mine := holder_of_pool(ctx, pool)).pid is not None:
             kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
 
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
@@ -57,11 +57,12 @@ def lease_of(ctx: Context, device: Device) -> Holder | None:
     """Find who holds the device; None when nobody does, or the holder left no note."""
     for pool in ctx.pools.values():
         if pool.process.is_up and device.name in pool.names:
-            return _holder(ctx, pool)
+            return holder_of_pool(ctx, pool)
     return lock_notes.holder_of(device)
 
 
-def _holder(ctx: Context, pool: Pool) -> Holder:
+def holder_of_pool(ctx: Context, pool: Pool) -> Holder:
+    """Describe a pool as the holder of its devices."""
     status = read_status(pool.attempt()) or {}
     tenants = tenants_of(ctx, pool)
     is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)

@@ -225,8 +225,7 @@ def starting(pool: Pool, run: str) -> str:
     if pool.status is not None or not any(started.values()):
         return ""
     if pool.is_waiting:
-        lacking = f": {pool.grant.words}" if pool.grant is not None and pool.grant.words else ""
-        return f"waits for {pool.where} of the cluster{lacking}"
+        return pool.waits_for
     names = " and ".join(name for name in started.values() if name)
     logs = " and ".join(f"`lorad logs {run} --of {of} -f`" for of, name in started.items() if name)
     return (

@@ -19,6 +19,7 @@ PATHS = {
     "status": "/v1/status",
     "pools": "/v1/pools",
     "devices": "/v1/devices",
+    "nodes": "/v1/nodes",
     "runs": "/v1/runs?all=1",
     "show": "/v1/runs/gsm8k-32k",
     "steps": "/v1/runs/sorter/steps",

@@ -15,6 +15,7 @@ from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup
 from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus
 from lorad.protocol.traffic import FILE, Figures, Report
+from lorad.store.pools import GrantRow, NodeRow
 from tests.kit.frozen.runs import NOW, QWEN, TINY
 from tests.kit.frozen.texts import hostile_log
 
@@ -23,6 +24,30 @@ ANN = 1001
 DEVICES = (
     Device("cuda:0", "NVIDIA H100 80GB HBM3", 80 * GIB, "GPU-00000000-0000-0000-0000-000000000000"),
     Device("cuda:1", "NVIDIA H100 80GB HBM3", 80 * GIB, "GPU-00000000-0000-0000-0000-000000000001"),
+)
+NODES = [
+    NodeRow(
+        node=name,
+        cluster="auto",
+        address=f"10.0.0.{number}",
+        boot_id="",
+        uid=ANN,
+        devices=[f"{name}/cuda:{n}" for n in range(8)],
+        bases=["/srv/models/Qwen3-32B", "/srv/models/Qwen3-8B"][:number],
+        seen_at=NOW - 3600 * number,
+        state=state,
+    )
+    for number, (name, state) in enumerate([("gpu-1", "free"), ("gpu-2", "free"), ("gpu-3", "lost")])
+]
+GRANT = GrantRow(
+    pool="qwen3-32b-1",
+    life=2,
+    kind="ray",
+    external="",
+    state="lost",
+    since=NOW - 7200,
+    nodes=["gpu-2", "gpu-3"],
+    detail="gpu-3 was not heard of for 35 s",
 )
 ALWAYS = math.inf  # monotonic: never looked at again
 SIGHTS = {

@@ -153,6 +153,7 @@ WALKS: dict[str, Walk] = {
     "pool": walk(("slash", *typed("bold-lr"), "enter"), ("l",), last=("prompt cache", "serves")),
     "device": walk((*OPEN_DEVICE, "enter"), last=("utilisation", "lorad devices")),
     "columns": walk(("c",), last=("Columns",)),
+    "nodes": walk(("N",), last=("gpu-3", "not heard of", "lorad nodes")),
     "bill": walk(("B",), last=("since", "lorad bill --by user")),
     "chat": walk(("M",), "canary", ("G",), "support-v3@60", ASKED, last=("#### 56",)),
     "new_run": walk(("n",), "small", ("enter",)),

@@ -39,7 +39,8 @@ from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
 from lorad.store.db import Store
-from tests.kit.frozen.pools import DEVICES, GIB, SIGHTS, Asleep, gateway, pools
+from lorad.store.pools import put_grant, put_node
+from tests.kit.frozen.pools import DEVICES, GIB, GRANT, NODES, SIGHTS, Asleep, gateway, pools
 from tests.kit.frozen.runs import LONG, NOW
 from tests.kit.frozen.seed import PEOPLE, seed
 
@@ -89,6 +90,9 @@ def open_context(home: Home, share: float) -> Context:
         processes=Asleep(),
     )
     ctx.pools.update({pool.id: pool for pool in pools(home)})
+    for node in NODES:
+        put_node(ctx.store, node)
+    put_grant(ctx.store, GRANT)
     gateway(home)
     ctx.gpus.sights.seen = dict(SIGHTS)
     ctx.gpus.notes.looked_at = float("inf")

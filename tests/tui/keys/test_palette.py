@@ -219,11 +219,12 @@ async def test_logs_opens_that_tab_of_the_run() -> None:
         ("open pool qwen-1", "PoolScreen"),
         (f"open device {DEVICE['device']}", "DeviceScreen"),
         ("bill", "BillScreen"),
+        ("nodes", "NodesScreen"),
     ],
 )
 async def test_line_opens_the_screens_of_the_box(typed_line: str, screen: str) -> None:
     world = a_world("r1")
-    world.answers["devices"] = [DEVICE]
+    world.answers |= {"devices": [DEVICE], "nodes": []}
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 1)
         await type_line(user, typed_line)

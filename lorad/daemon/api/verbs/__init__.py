@@ -35,6 +35,7 @@ ROUTES = (
     ("POST", "/v1/shutdown", box.shutdown, _ADMIN),
     ("GET", "/v1/pools", pools.list_pools, _ANY),
     ("DELETE", "/v1/pools/{pool}", pools.stop_pool, _OWN),
+    ("GET", "/v1/nodes", pools.list_nodes, _ANY),
     ("GET", "/v1/devices", box.list_devices, _ANY),
     ("POST", "/v1/devices/{device}/reserve", box.reserve_device, _ANY),
     ("DELETE", "/v1/devices/{device}/reservation", box.release_device, _ANY),

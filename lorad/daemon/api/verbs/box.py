@@ -42,7 +42,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import end_pools, timeout_of
 from lorad.daemon.pools.watch_gpus import fresh, sight_of_cpu
 from lorad.daemon.process.orphans import find_orphans
-from lorad.daemon.queue.device_holders import lease_of
+from lorad.daemon.queue.device_holders import holder_of_pool, lease_of
 from lorad.daemon.queue.foresee import forecasts_lately
 from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_on
 from lorad.daemon.queue.tenants import tenants_of
@@ -120,14 +120,27 @@ def _stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
 
 
 async def list_devices(ctx: Context, call: Call) -> list[Device]:
-    """List the devices of this machine, who holds them and why, and who else is there."""
+    """List the devices of this machine, who holds them and why, and who else is there; then those of nodes
+    that pools have.
+    """
     await fresh(ctx)
     cpu = await asyncio.to_thread(sight_of_cpu, _CPU_SECONDS) if ctx.gpus.devices[0].is_cpu else None
     past = ctx.gpus.history.samples if call.number("history", 0) else {}
     return [
         _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid), past.get(device.name, ()))
         for device in ctx.gpus.devices
-    ]
+    ] + _on_nodes(ctx)
+
+
+def _on_nodes(ctx: Context) -> list[Device]:
+    """Describe the devices of nodes that pools have; nobody measures them here."""
+    found = []
+    for pool in ctx.pools.values():
+        if pool.nodes and pool.process.is_up:
+            held = holder_of_pool(ctx, pool)
+            lease = Lease(held.pool, held.uid, held.user, held.why, held.since, held.idle_timeout)
+            found += [Device(name, pool=pool.id, lease=lease) for name in pool.holds]
+    return sorted(found, key=lambda device: device.device)
 
 
 def _device_view(

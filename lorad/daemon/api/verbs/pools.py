@@ -1,13 +1,16 @@
-"""List the pools that are up, and stop one."""
+"""List the pools that are up, stop one, and list the nodes of the cluster."""
 
-from lorad.client.box_shapes import Pool
+from lorad.client.box_shapes import Node, Pool
 from lorad.daemon.access import sees
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
+from lorad.daemon.pool import devices_on
 from lorad.daemon.pools import life
 from lorad.daemon.queue.tenants import tenants_of, told
 from lorad.errors import Conflict, NotFound
+from lorad.store import pools as rows
+from lorad.store.pools import GrantRow, NodeRow
 
 
 async def list_pools(ctx: Context, call: Call) -> list[Pool]:
@@ -46,3 +49,40 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
     life.stop_pool(ctx, pool)
     ctx.loop.poke()
     return pool_view(ctx, pool)
+
+
+async def list_nodes(ctx: Context, call: Call) -> list[Node]:
+    """List the nodes of the cluster: those of config.yaml, and those that pools had."""
+    known = {row.node: row for row in rows.nodes(ctx.store)}
+    hosts = {node.host: node.devices for node in ctx.config.cluster.nodes} if ctx.config.cluster else {}
+    last = {name: grant for grant in rows.grants(ctx.store) for name in grant.nodes}
+    names = sorted({*known, *hosts})
+    return [_node_view(ctx, name, known.get(name), hosts.get(name, 0), last.get(name)) for name in names]
+
+
+def _node_view(ctx: Context, name: str, row: NodeRow | None, count: int, grant: GrantRow | None) -> Node:
+    """count: devices by config.yaml. grant: the last one that has the node."""
+    held, agents = set[str](), list[str]()
+    for pool in ctx.pools.values():
+        for node in pool.nodes:
+            if node.node == name:
+                held |= {*devices_on(node)}
+                agents.append(f"{pool.id}@{pool.number}")
+    if row is None:
+        return Node(name, cluster="static", count=count, free=count)
+    gpus = [device for device in row.devices if not device.endswith("/cpu")]
+    count = max(count, len(gpus))
+    says = f"{grant.state}: {grant.detail}" if grant and grant.detail else grant.state if grant else ""
+    return Node(
+        node=name,
+        cluster=row.cluster,
+        state=row.state,
+        address=row.address,
+        devices=row.devices,
+        count=count,
+        free=0 if row.state == "lost" else max(0, count - len(held & {*gpus})),
+        agents=agents,
+        bases=row.bases,
+        seen_at=row.seen_at,
+        says=f"{says} ({grant.pool}@{grant.life})" if grant else "",
+    )

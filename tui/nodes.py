@@ -1,0 +1,114 @@
+"""Shows the nodes of a cluster: who has them, how many devices are free, which bases were loaded there."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+from rich.text import Text
+from textual.widget import Widget
+
+from lorad.client.box_shapes import Node, Pool
+from lorad.client.client import Client
+from lorad.text import age, one_line
+from lorad.tui import keys
+from lorad.tui.dashboard.one_liners import base, counted
+from lorad.tui.dashboard.run_rows import cell
+from lorad.tui.feed import Changes
+from lorad.tui.screens.base import Base
+from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Cells, Rows
+
+_COLUMNS = (
+    Column("node", 6, 24, 0, orders=True, shrinks=12),
+    Column("state", 7, 8, 0, orders=True),
+    Column("devices", 7, 7, 0, right=True, orders=True),
+    Column("free", 4, 5, 0, right=True, orders=True),
+    Column("agents", 6, 28, 0, shrinks=12),
+    Column("seen", 4, 8, 2, right=True, orders=True),
+    Column("bases", 6, 28, 3),
+    Column("last word", 8, 80, 1, rest=True),
+)
+_NONE = "No nodes: config.yaml has no cluster, or no pool had one yet."
+_STYLES = {"lost": "red", "free": "green"}
+
+
+class _Seen(Struct, frozen=True):
+    nodes: list[Node]
+    pools: list[Pool]
+
+
+class NodesScreen(Base):
+    BINDINGS = keys.NODES + keys.BACK
+    DEFAULT_CSS = """
+    NodesScreen #nodes-about { height: auto; max-height: 4; width: 100%; padding: 0 1; }
+    NodesScreen #nodes { height: 1fr; min-height: 3; background: $background; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._agents: dict[str, list[str]] = {}
+
+    def body(self) -> Iterable[Widget]:
+        yield Line(id="nodes-about")
+        yield Rows(_COLUMNS, id="nodes")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.say_title(Text("nodes", style="bold"))
+        self.query_one("#nodes", Rows).focus()
+
+    def read(self, client: Client, changes: Changes) -> _Seen:
+        return _Seen(client.nodes(), client.pools())
+
+    def show(self, data: _Seen) -> None:
+        self._agents = {node.node: node.agents for node in data.nodes}
+        free = sum(node.free for node in data.nodes)
+        parts = (
+            [f"{counted(len(data.nodes), 'node')}, {counted(free, 'device')} free"] if data.nodes else [_NONE]
+        )
+        parts += [f"{pool.pool} {pool.waiting}" for pool in data.pools if pool.waiting]
+        self.query_one("#nodes-about", Line).say("\n".join(map(one_line, parts)))
+        rows = {node.node: _cells(node) for node in data.nodes}
+        self.query_one("#nodes", Rows).show(rows, {node.node: _values(node) for node in data.nodes})
+        self.offer("lorad nodes")
+
+    def targets(self, on: str) -> list[str]:
+        return []
+
+    def action_pool(self) -> None:
+        key = self.query_one("#nodes", Rows).key
+        if agents := self._agents.get(key or ""):
+            self.lorad.open_pool(agents[0].rpartition("@")[0])
+        else:
+            self.notify("No pool of this daemon has the node.", markup=False)
+
+    def on_rows_selected(self, event: Rows.Selected) -> None:
+        self.action_pool()
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+
+def _cells(node: Node) -> Cells:
+    row = {
+        "node": node.node,
+        "devices": str(node.count) if node.count else "cpu" if node.devices else "",
+        "free": str(node.free) if node.count else "",
+        "agents": ", ".join(node.agents),
+        "seen": age(node.seen_at),
+        "bases": ", ".join(map(base, reversed(node.bases))),
+        "last word": node.says,
+    }
+    return {key: cell(one_line(text)) for key, text in row.items()} | {
+        "state": cell(node.state, _STYLES.get(node.state, ""))
+    }
+
+
+def _values(node: Node) -> Values:
+    return {
+        "node": node.node,
+        "state": node.state,
+        "devices": node.count,
+        "free": node.free,
+        "seen": node.seen_at,
+    }
