@@ -8,6 +8,7 @@
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
+# make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
 # make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-prompts       memory and speed of samples that share a long prompt, against a copy for each
@@ -47,7 +48,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-engines test-backends test-cluster tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
@@ -76,7 +77,7 @@ demo: $(VENV)/.ready
 
 ## Tests wait for processes as much as they compute: more workers than cores. AGAIN=yes: see .ci/again.
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real $(ARGS) \
+	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real --ignore=tests/cluster $(ARGS) \
 		|| { code=$$?; [ "$$code-$(AGAIN)" = 1-yes ] || exit $$code; .ci/again $(BIN)/python; }
 
 test-engines: $(VENV)/.ready-dev
@@ -92,6 +93,9 @@ test-backends: $(VENV)/.ready-dev
 tinker: $(VENV)/.ready-dev
 	@clients=$$(.ci/setup-tinker); mapfile -t clients <<<"$$clients"; \
 	env OMP_NUM_THREADS=1 "$${clients[@]}" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real $(ARGS)
+
+test-cluster: $(VENV)/.ready-dev
+	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" $(BIN)/python -m pytest tests/cluster $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts

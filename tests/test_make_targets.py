@@ -22,7 +22,13 @@ from tests.kit.world import REPOSITORY
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PROGRAMS = {"lint-imports": "import-linter"}  # where a program is not called as what installs it
-ELSEWHERE = {"sglang", "vllm", "megatron", "transformer_engine"}  # imported in environments of their own
+ELSEWHERE = {
+    "sglang",
+    "vllm",
+    "megatron",
+    "ray",
+    "transformer_engine",
+}  # imported in environments of their own
 OTHERS = {"lorad", "tests", *sys.stdlib_module_names, *ELSEWHERE}
 TARGETS = re.findall(r"^([a-z0-9 -]+):(?!=)(?!.*:=)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
 NAMES = sorted({name for names in TARGETS for name in names.split()} - {"help", "clean", "setup"})

@@ -1,0 +1,41 @@
+"""One Ray cluster over three hosts of this machine for all tests here.
+
+`make test-cluster` installs Ray. Without it, or without root, the tests skip.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Host, can_be_made, hosts
+from tests.cluster.ray_kit import PYTHON, Cluster
+
+
+@pytest.fixture(scope="session")
+def work() -> Iterator[Path]:
+    """A directory that this process and the home host see, and no node."""
+    directory = Path(tempfile.mkdtemp(prefix="lr-cl-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def machines(work: Path) -> Iterator[list[Host]]:
+    if not can_be_made():
+        pytest.skip(
+            "hosts on one machine need root, unshare, nsenter and ip, in a kernel that allows namespaces"
+        )
+    with hosts(3, [work]) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(machines: list[Host], work: Path) -> Iterator[Cluster]:
+    if not PYTHON:
+        pytest.skip("LORAD_RAY_PYTHON names no interpreter: `make test-cluster` installs Ray")
+    made = Cluster(machines, work)
+    made.start()
+    yield made

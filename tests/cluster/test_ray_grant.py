@@ -1,0 +1,94 @@
+"""What a grant says and does over a real Ray cluster, before anything fails."""
+
+from tests.cluster.hosts import Host
+from tests.cluster.ray_kit import Cluster, asked, granted, left_on, nothing_left_on
+
+
+def test_two_nodes_are_granted_in_order(cluster: Cluster) -> None:
+    with granted(cluster, "alpha@1") as (_, nodes):
+        assert [node["node"] for node in nodes] == ["h1", "h2"]
+        assert [node["ip"] for node in nodes] == [node.ip for node in cluster.nodes]
+        assert [node["devices"] for node in nodes] == [["0", "1"], ["0", "1"]]
+        assert len({node["boot_id"] for node in nodes}) == 2
+        assert {node["certificate"] for node in nodes} == {"PEM of the pool"}
+
+
+def test_agents_get_no_variable_of_ray(cluster: Cluster) -> None:
+    with granted(cluster, "clean@1") as (_, nodes):
+        assert [
+            name for node in nodes for name in node["environment"] if name.startswith(("RAY_", "CUDA_"))
+        ] == []
+
+
+def test_the_group_is_named_by_its_life(cluster: Cluster) -> None:
+    code = (
+        "from ray.util import placement_group_table as table\n"
+        "said = [group['name'] for group in table().values() if group['state'] == 'CREATED']"
+    )
+    with granted(cluster, "beta@7"):
+        assert cluster.asked_of_ray(code) == ["lorad/beta@7"]
+    assert cluster.asked_of_ray(code) == []
+
+
+def test_a_second_grant_says_what_is_lacking(cluster: Cluster) -> None:
+    with granted(cluster, "first@1") as (first, _), asked(cluster, "second@1") as second:
+        assert second.line()["words"] == "2 x 2 GPUs: 3 nodes alive, 0 GPUs free"
+        first.close()
+        assert [node["node"] for node in second.until("Granted")["nodes"]] == ["h1", "h2"]
+
+
+def test_patience_ends_in_a_refusal(cluster: Cluster) -> None:
+    with asked(cluster, "huge@1", devices=8, patience=2.0) as grant:
+        said = grant.until("Refused")
+        assert (
+            said["words"] == "no room within 2 s for 2 x 8 GPUs: 3 nodes alive, 0 large enough, 4 GPUs free"
+        )
+    assert grant.process.returncode == 4
+
+
+def test_a_label_that_no_node_has_waits(cluster: Cluster) -> None:
+    with asked(cluster, "labels@1", labels={"kind": "H100"}, patience=2.0) as grant:
+        assert grant.line()["words"].startswith("2 x 2 GPUs (kind: H100): 3 nodes alive, 0 large enough")
+
+
+def test_a_wrong_token_is_refused(cluster: Cluster) -> None:
+    wrong = cluster.written_token("wrong", "cd" * 32)
+    with asked(cluster, "token@1", token_file=str(wrong)) as grant:
+        said = grant.until("Refused")
+        assert said["words"] == f"Ray at {cluster.address} refuses the token of {wrong}"
+        assert "cluster.token_file" in said["hint"]
+
+
+def test_a_missing_token_is_refused(cluster: Cluster) -> None:
+    with asked(cluster, "none@1", env={"HOME": "/nowhere"}, token_file="") as grant:
+        assert grant.until("Refused")["words"] == f"Ray at {cluster.address} asks for a token"
+
+
+def test_a_token_others_read_is_refused(cluster: Cluster) -> None:
+    readable = cluster.written_token("readable", "ab" * 32, mode=0o644)
+    with asked(cluster, "mode@1", token_file=str(readable)) as grant:
+        assert grant.until("Refused")["hint"] == f"chmod 600 {readable}"
+
+
+def test_a_cluster_that_is_silent_is_waited_for(cluster: Cluster) -> None:
+    with asked(cluster, "silent@1", address=f"{cluster.home.ip}:6399", patience=1.0) as grant:
+        assert grant.line()["words"] == f"Ray does not answer at {cluster.home.ip}:6399"
+        assert grant.until("Refused")["words"] == f"Ray did not answer at {cluster.home.ip}:6399 for 1 s"
+
+
+def test_an_agent_that_fails_says_why(cluster: Cluster) -> None:
+    with asked(cluster, "fail@1", argv=["--fail", "no module named lorad"]) as grant:
+        assert grant.until("Refused")["words"] == "no agent starts on h1: lorad: no module named lorad"
+        nothing_left_on([cluster.home, *cluster.nodes])
+
+
+def test_a_missing_interpreter_is_named(cluster: Cluster) -> None:
+    with asked(cluster, "python@1", python="/opt/nothing/python") as grant:
+        assert "cannot start /opt/nothing/python: No such file" in grant.until("Refused")["words"]
+
+
+def test_the_end_of_the_pool_ends_all(cluster: Cluster, machines: list[Host]) -> None:
+    with granted(cluster, "end@1") as (grant, _):
+        assert len(left_on(machines)) == 7  # the grant; on two nodes an actor, an agent and its child
+        grant.close()
+        assert nothing_left_on(machines) < 5
