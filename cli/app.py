@@ -36,6 +36,7 @@ class _Verb(NamedTuple):
 
 _COMMANDS = {
     "run": _Verb("run:run", "check a spec, start a run, follow it"),
+    "job": _Verb("specs.job:job", "a run with a daemon of its own, for Slurm, Ray and other schedulers"),
     "check": _Verb("specs.check:check", "a spec alone: what it comes to, and when it would start"),
     "spec": _Verb("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
     "try": _Verb("episodes:try_", "a few episodes or samples of a spec, before it is queued"),

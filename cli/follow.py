@@ -5,7 +5,7 @@ A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -37,15 +37,17 @@ _SUPERVISED = (  # figures of a step without samples: digits, and what is left o
 _CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
-def follow(client: Client, name: str, *, as_json: bool) -> None:
+def follow(
+    client: Client, name: str, *, as_json: bool, restart: Callable[[Client], None] = launch.start
+) -> None:
     """Follow a run until it is over or the user detaches, and exit 1 unless it ended as it should.
 
-    A daemon that dies meanwhile is started again.
+    restart: what is done about a daemon that dies meanwhile.
     """
     view = _Silent() if as_json else (Live() if sys.stderr.isatty() else _Lines())
     try:
         with view.shown():
-            run = _watch(client, name, view)
+            run = _watch(client, name, view, restart)
     except KeyboardInterrupt:
         output.note(f"Detached; {name} continues: `lorad logs {name} -f`.")
         return
@@ -54,7 +56,7 @@ def follow(client: Client, name: str, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _watch(client: Client, name: str, view: "_Silent") -> RunDetails:
+def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client], None]) -> RunDetails:
     step, evaluated, attempt = None, -1, 0
     while True:
         try:
@@ -66,7 +68,7 @@ def _watch(client: Client, name: str, view: "_Silent") -> RunDetails:
             steps = client.steps(name, after=step)
             evals = [e for e in client.evals(name) if e.step > evaluated]
         except DaemonUnreachable:
-            launch.start(client)
+            restart(client)
             continue
         view.update(run, steps, evals)
         step = steps[-1].step if steps else step

@@ -233,12 +233,16 @@ def _reach(pool: _Pool, setup: _Json) -> str:
                 "Is cluster.address right, and this machine a node of the cluster "
                 "(`ray start --address=HEAD:6379 --num-gpus=0`)?",
             )
-    if not setup.get("insecure") and _probe(found, {"RAY_AUTH_MODE": "disabled"})[0] != _NO_TOKEN:
+    without = {"RAY_AUTH_MODE": "disabled"}
+    asks = _probe(found, without)[0] == _NO_TOKEN
+    if not asks and not setup.get("insecure"):
         raise _RefusedError(
             f"the Ray cluster at {found} asks for no token: whoever reaches its ports runs programs on it",
             "Start it with RAY_AUTH_MODE=token and a token (`ray get-auth-token --generate`), or insist: "
             "cluster.insecure: true.",
         )
+    if not asks:
+        os.environ.update(without)  # in token mode this process would refuse what the cluster's workers say
     return found
 
 
@@ -363,13 +367,15 @@ def _started(pool: _Pool, request: _Json, group: Any) -> dict[str, Any]:
     python = setup.get("python") or sys.executable
     starts = [
         node["actor"].start.remote(
-            [python, *request["agent"], "--address", node["ip"]],
+            [python, *request["agent"], "--address", node["ip"], "--name", node["node"]],
             json.dumps({"certificate": request["certificate"], "devices": node["devices"]}),
         )
         for node in seen
     ]
     granted = []
     for node, said in zip(seen, _gathered(starts), strict=True):
+        if said.get("kind") == "Refused":
+            raise _RefusedError(f"{node['node']}: {said.get('words')}", str(said.get("hint", "")))
         if "error" in said:
             raise _RefusedError(
                 f"no agent starts on {node['node']}: {said['error']}",

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Host, can_be_made, hosts
+from tests.cluster.measured import Measured
 from tests.cluster.ray_kit import PYTHON, Cluster
 
 
 @pytest.fixture(scope="session")
 def work() -> Iterator[Path]:
-    """A directory that this process and the home host see, and no node."""
+    """A directory that this process and the homes of clusters see, and no node."""
     directory = Path(tempfile.mkdtemp(prefix="lr-cl-"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
@@ -28,7 +29,7 @@ def machines(work: Path) -> Iterator[list[Host]]:
         pytest.skip(
             "hosts on one machine need root, unshare, nsenter and ip, in a kernel that allows namespaces"
         )
-    with hosts(3, [work]) as made:
+    with hosts(4, [work], homes=(0, 3)) as made:
         yield made
 
 
@@ -36,6 +37,14 @@ def machines(work: Path) -> Iterator[list[Host]]:
 def cluster(machines: list[Host], work: Path) -> Iterator[Cluster]:
     if not PYTHON:
         pytest.skip("LORAD_RAY_PYTHON names no interpreter: `make test-cluster` installs Ray")
-    made = Cluster(machines, work)
+    made = Cluster(machines[:3], work)
     made.start()
     yield made
+
+
+@pytest.fixture(scope="session")
+def measured() -> Iterator[Measured]:
+    """The times of faults, which are kept where that is asked for."""
+    table = Measured()
+    yield table
+    table.write()

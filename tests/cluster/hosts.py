@@ -156,8 +156,8 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(number: int, home_sees: Sequence[Path] = ()) -> Iterator[list[Host]]:
-    """Make `number` hosts on a bridge; the first sees the directories `home_sees`."""
+def hosts(number: int, sees: Sequence[Path] = (), homes: Sequence[int] = (0,)) -> Iterator[list[Host]]:
+    """Make `number` hosts on a bridge; those of `homes` see the directories `sees`."""
     _remove(number)
     _run("ip", "link", "add", _BRIDGE, "type", "bridge")
     made: list[Host] = []
@@ -165,7 +165,7 @@ def hosts(number: int, home_sees: Sequence[Path] = ()) -> Iterator[list[Host]]:
         _run("ip", "addr", "add", f"{_NET}.1/24", "dev", _BRIDGE)
         _run("ip", "link", "set", _BRIDGE, "up")
         for index in range(number):
-            made.append(Host(index, () if index else home_sees))
+            made.append(Host(index, sees if index in homes else ()))
         yield made
     finally:
         for host in made:

@@ -43,18 +43,14 @@ class Cluster:
         return path
 
     def start(self) -> None:
+        self.start_head("--num-cpus=0")
+        self.join(self.nodes)
+
+    def start_head(self, *more: str) -> None:
         port = self.address.rpartition(":")[2]
         where = f"--node-ip-address={self.home.ip}"
-        head = [
-            "--head",
-            f"--port={port}",
-            where,
-            "--num-cpus=0",
-            "--num-gpus=0",
-            "--include-dashboard=false",
-        ]
+        head = ["--head", f"--port={port}", where, "--num-gpus=0", "--include-dashboard=false", *more]
         assert self._starting(self.home, *head).wait(120) == 0
-        self.join(self.nodes)
 
     def join(self, nodes: Sequence[Host], *more: str) -> None:
         """Start Ray on these nodes, side by side."""
@@ -91,6 +87,7 @@ class Grant:
         *,
         env: Mapping[str, str] = {},
         argv: Sequence[str] = (),
+        wrap: Sequence[str] = (),
         **setup: Any,
     ) -> None:
         self.life, self._directory = life, cluster.work / life.replace("/", "-")
@@ -118,7 +115,7 @@ class Grant:
         listener.bind(str(path))
         listener.listen()
         self.began = time.monotonic()
-        command = [PYTHON, "-P", "-m", "lorad.grants.ray", str(self._directory / "grant.json")]
+        command = [*wrap, PYTHON, "-P", "-m", "lorad.grants.ray", str(self._directory / "grant.json")]
         self.log = self._directory / "grant.log"
         with self.log.open("w") as log:
             self.process = cluster.home.start(

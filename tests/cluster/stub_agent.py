@@ -5,7 +5,6 @@ It says one line, lives as long as its stdin, and has a child in a session of it
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -20,7 +19,7 @@ child = subprocess.Popen(
 with open("/proc/sys/kernel/random/boot_id") as file:
     boot_id = file.read().strip()
 node = {
-    "node": socket.gethostname(),
+    "node": arguments["--name"],
     "ip": arguments["--address"],
     "port": 1,
     "certificate": start["certificate"],

@@ -1,0 +1,175 @@
+"""lorad job SPEC: a run with a daemon of its own, as one process, for schedulers that have jobs."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from lorad.children import guard
+from lorad.cli import output
+from lorad.cli.follow import follow
+from lorad.cli.many import OVER
+from lorad.cli.options import AsJson, Overrides, Spec
+from lorad.client import shapes
+from lorad.client.client import Client
+from lorad.client.overrides import from_here
+from lorad.client.spec_file import read_spec
+from lorad.client.words import why
+from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotFound
+
+_START_SECONDS = 60.0
+_PERIOD = 0.1  # seconds between looks
+_GOOD = ("completed", "stopped")
+
+
+class _Interrupted(Exception):
+    """SIGTERM or SIGINT: the scheduler wants the machine back."""
+
+
+def job(
+    spec: Spec,
+    overrides: Overrides = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="The run's name; default: that in SPEC, else SPEC's file name.", show_default=False
+        ),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that a run may take to stop at its next step after SIGTERM.", min=0)
+    ] = 25.0,
+    as_json: AsJson = False,
+) -> None:
+    """Do a run from start to end in the foreground, for schedulers: the daemon is this process's child, and
+    whatever was started ends with it, however it ends.
+
+    Started again with the same LORAD_HOME it resumes the run. SIGTERM stops the run after its step, with a
+    checkpoint. It exits 0 when the run is done, else 1; 143 after SIGTERM.
+    """
+    client = Client()
+    with contextlib.suppress(DaemonUnreachable):
+        client.status()
+        raise Conflict(
+            f"a daemon works in {client.home.root} already",
+            hint="Use `lorad run` there, or give the job a LORAD_HOME of its own.",
+        )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    with _own_daemon(client):
+        run = _begun(client, spec, overrides or [], name)
+        try:
+            follow(client, run.name, as_json=as_json, restart=_lost)
+        except _Interrupted:
+            _paused(client, run.name, grace)
+            raise typer.Exit(128 + signal.SIGTERM) from None
+        finally:
+            with contextlib.suppress(LoradError):
+                client.shutdown(gateway=True, pools=True)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # once is enough
+    raise _Interrupted
+
+
+def _lost(client: Client) -> None:
+    raise DaemonUnreachable("the job's daemon ended", hint=f"Its log: {client.home.daemon_log}")
+
+
+@contextlib.contextmanager
+def _own_daemon(client: Client) -> Iterator[None]:
+    """Run a daemon under a guard that ends it, and whatever it started, with this process."""
+    home = client.home
+    home.daemon_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ours, theirs = socket.socketpair()
+    environment = {key: value for key, value in os.environ.items() if key != "LORAD_ATTEMPT"}
+    fd = theirs.fileno()
+    with theirs, home.daemon_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(fd), "--", sys.executable, "-m", "lorad.daemon"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a scheduler that kills this process's group leaves the guard its work
+            pass_fds=[fd],
+            cwd="/",
+            env=environment | {"LORAD_HOME": str(home.root)},
+        )
+    try:
+        _await_answer(client, process, home.daemon_log)
+        yield
+    finally:
+        ours.close()
+        process.wait()
+
+
+def _await_answer(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(DaemonUnreachable):
+            client.status()
+            return
+        time.sleep(_PERIOD)
+    raise DaemonUnreachable("the daemon did not start", hint=f"Its log: {log}")
+
+
+def _begun(client: Client, spec: str, overrides: list[str], name: str | None) -> shapes.Run:
+    """Start the run, or resume it where this home has it already."""
+    from lorad.spec.text import load_spec  # slow
+
+    text, source, cwd = read_spec(spec)
+    changed = from_here(overrides)
+    stem = "job" if spec == "-" else Path(spec).stem
+    wanted = load_spec(text, source=source, overrides=changed)
+    name = name or wanted.name or stem
+    try:
+        known = client.show(name)
+    except NotFound:
+        started = client.run(text, source=source, cwd=str(cwd), overrides=changed, name=name)
+        output.note(f"{name} starts in {client.home.root}.")
+        return started
+    for key, has, asked in _differences(known.spec, msgspec.to_builtins(wanted)):
+        output.note(f"warning: {key} is {asked} in {source}, but {has} in the run that is here, which counts")
+    if known.state in OVER and known.reason not in _GOOD:
+        client.resume(name)
+        output.note(f"{name} is resumed in {client.home.root}, from step {known.step} or its checkpoint.")
+    elif known.state not in OVER:
+        output.note(f"{name} continues in {client.home.root}: {why(known) or known.state}.")
+    return known
+
+
+def _differences(has: dict[str, Any], asked: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys that a spec gives other values than a run has; relative paths are not compared."""
+    from lorad.tui.spec_lines import flat
+
+    known = flat(has)
+    for key, value in flat(asked).items():
+        same = _plain(known.get(key)) == _plain(value) or str(known.get(key)).endswith(f"/{value}")
+        if value is not None and key != "name" and not same:
+            yield key, known.get(key), value
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _paused(client: Client, name: str, grace: float) -> None:
+    """Stop the run after its step, with a checkpoint; what takes longer than `grace` is killed."""
+    end = time.monotonic() + grace
+    with contextlib.suppress(LoradError):
+        output.note(f"SIGTERM: {name} stops after its step.")
+        client.pause(name)
+        while client.show(name).state not in OVER and time.monotonic() < end:
+            time.sleep(_PERIOD)
+        run = client.show(name)
+        output.note(f"{name} is {run.state} at step {run.step}; the same command resumes it.")

@@ -1,0 +1,27 @@
+"""The table of faults, with times: `make cluster-faults` writes it to docs/cluster-faults.md."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_BEGIN, _END = "<!-- table: made by `make cluster-faults` -->\n", "<!-- end of the table -->\n"
+
+
+@dataclass
+class Measured:
+    """Rows of (fault, seconds until the pool knows, seconds until nothing is left on any node)."""
+
+    rows: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def add(self, fault: str, told: float, gone: float) -> None:
+        self.rows.append((fault, told, gone))
+
+    def write(self) -> None:
+        """Put the rows into the page that LORAD_FAULTS_PAGE names, if it does."""
+        if not (name := os.environ.get("LORAD_FAULTS_PAGE")):
+            return
+        page = Path(name)
+        before, _, rest = page.read_text().partition(_BEGIN)
+        table = ["| fault | the pool knows after | nothing is left after |", "|---|---|---|"]
+        table += [f"| {fault} | {told:.1f} s | {gone:.1f} s |" for fault, told, gone in self.rows]
+        page.write_text(before + _BEGIN + "\n" + "\n".join(table) + "\n\n" + _END + rest.partition(_END)[2])
