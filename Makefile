@@ -9,6 +9,7 @@
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
 # make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
+# make cluster-faults   the table of what each fault on a cluster leaves, and for how long, measured again
 # make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-prompts       memory and speed of samples that share a long prompt, against a copy for each
@@ -48,7 +49,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends test-cluster tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
@@ -96,6 +97,10 @@ tinker: $(VENV)/.ready-dev
 
 test-cluster: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" $(BIN)/python -m pytest tests/cluster $(ARGS)
+
+## The table of docs/cluster-faults.md, measured again: a quarter of an hour.
+cluster-faults: $(VENV)/.ready-dev
+	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" LORAD_FAULTS_PAGE=docs/cluster-faults.md $(BIN)/python -m pytest tests/cluster/test_ray_faults.py $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts

@@ -21,6 +21,7 @@ from lorad.children.interpreter import Finding
 from lorad.cli.doctor.database import database_checks, end_orphans, orphan_checks, orphan_in_words, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
 from lorad.cli.doctor.logout import logout_check, own_name
+from lorad.cli.doctor.ray_jobs import ray_job_check
 from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable, report, size
@@ -152,6 +153,7 @@ def _config(home: Home) -> Iterator[Finding]:
     except LoradError as error:
         yield Finding("config", False, error.message, error.hint)
         return
+    yield from ray_job_check(settings)
     if trouble := tokens_trouble(settings.gateway):
         yield Finding(
             "gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed."

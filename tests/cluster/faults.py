@@ -1,62 +1,87 @@
-"""What can go wrong with a node of a grant, and how it is undone."""
+"""What can go wrong with a pool over nodes of a Ray cluster, and how it is undone."""
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.cluster.hosts import Host
 from tests.cluster.ray_kit import Cluster
 
-AGENT, ACTOR, RAYLET, GRANT, GCS = (
-    "stub_agent",
-    "ray::_Agent",
-    "raylet/raylet",
-    "lorad.grants.ray",
-    "gcs_server",
-)
+AGENT, ACTOR, RAYLET = "lorad.nodes.agent", "ray::_Agent", "raylet/raylet"
+RANK, LAUNCHER, GUARD = "lorad.trainers.ranks.worker", "ranks/launch.py", "children/guard.py"
+GRANT, HEAD, GCS = "lorad.grants.ray", "pool_head.py", "gcs_server"
+ALL = (AGENT, ACTOR, RANK, LAUNCHER, GUARD, GRANT, HEAD)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of one node.
+    """A fault; `does` makes it, on the second of the pool's two nodes or at home.
 
     Attributes:
-        does: makes it.
-        loses_node: Ray has to be started there again.
-        undo: what else is needed before that.
+        keeps: what of ALL may stay until `undo`: a node that is cut off still has it.
+        loses_node: Ray has to be started on that node again.
+        undo: what is needed before anything can end.
+        is_quick: it is among those that CI makes.
     """
 
     name: str
     does: Callable[[Cluster, Host], object]
+    keeps: tuple[str, ...] = ()
     loses_node: bool = False
-    undo: Callable[[Host], None] | None = None
+    undo: Callable[[Cluster, Host], object] | None = None
+    is_quick: bool = False
 
 
-def kill(host: Host, *marks: str, number: int = signal.SIGKILL) -> None:
-    """Send a signal to the processes of a host with these marks in their command lines."""
-    found = [pid for mark in marks for pid in host.pids(mark)]
+def pids(host: Host, mark: str) -> list[int]:
+    """List the processes of one kind; a guard's command line has that of its child in it."""
+    found = host.processes().items()
+    return [pid for pid, line in found if mark in line and (GUARD in line) == (mark == GUARD)]
+
+
+def send(host: Host, *marks: str, number: int = signal.SIGKILL) -> None:
+    """Send a signal to the processes of these kinds on a host."""
+    found = [pid for mark in marks for pid in pids(host, mark)]
     assert found, f"no {marks} on {host.name}: {host.processes()}"
     for pid in found:
         os.kill(pid, number)
 
 
-NODE_FAULTS = (
-    Fault("kill -9 of the agent", lambda _, node: kill(node, AGENT)),
-    Fault("kill -9 of the Ray actor", lambda _, node: kill(node, ACTOR)),
-    Fault("kill -9 of the raylet", lambda _, node: kill(node, RAYLET), loses_node=True),
-    Fault("kill -9 of raylet and actor", lambda _, node: kill(node, RAYLET, ACTOR), loses_node=True),
-    Fault("ray stop on the node", lambda ray, node: ray.stop(node), loses_node=True),
-    Fault("ray stop --force on the node", lambda ray, node: ray.stop(node, force=True), loses_node=True),
-    Fault("power cut of the node", lambda _, node: node.cut(), loses_node=True, undo=Host.boot),
+def _stop(host: Host, mark: str) -> None:
+    send(host, mark, number=signal.SIGSTOP)
+
+
+FAULTS = (
+    Fault("kill -9 of a rank", lambda _, node: send(node, RANK), is_quick=True),
+    Fault("kill -9 of a launcher", lambda _, node: send(node, LAUNCHER)),
+    Fault("kill -9 of a guard", lambda _, node: send(node, GUARD)),
+    Fault("kill -9 of an agent", lambda _, node: send(node, AGENT), is_quick=True),
+    Fault("kill -9 of a Ray actor", lambda _, node: send(node, ACTOR), is_quick=True),
+    Fault("kill -9 of a raylet", lambda _, node: send(node, RAYLET), loses_node=True),
+    Fault("kill -9 of raylet and actor", lambda _, node: send(node, RAYLET, ACTOR), loses_node=True),
+    Fault("`ray stop` on a node", lambda ray, node: ray.stop(node), loses_node=True),
+    Fault("`ray stop --force` on a node", lambda ray, node: ray.stop(node, force=True), loses_node=True),
+    Fault("SIGSTOP of a rank", lambda _, node: _stop(node, RANK)),
+    Fault("SIGSTOP of an agent", lambda _, node: _stop(node, AGENT)),
+    Fault("kill -9 of the grant process", lambda ray, _: send(ray.home, GRANT), is_quick=True),
+    Fault("kill -9 of the pool", lambda ray, _: send(ray.home, HEAD), is_quick=True),
+    Fault(
+        "SIGSTOP of the pool",
+        lambda ray, _: _stop(ray.home, HEAD),
+        keeps=(HEAD,),
+        undo=lambda ray, _: send(ray.home, HEAD),
+    ),
+    Fault(
+        "power cut of a node",
+        lambda _, node: node.cut(),
+        undo=lambda _, node: node.boot(),
+        loses_node=True,
+        is_quick=True,
+    ),
+    Fault(
+        "partition of a node",
+        lambda _, node: node.part(),
+        undo=lambda _, node: node.heal(),
+        is_quick=True,
+    ),
 )
-
-
-def mended(cluster: Cluster, node: Host, fault: Fault) -> Iterator[None]:
-    """Bring a node back once the caller is done."""
-    yield
-    if fault.undo:
-        fault.undo(node)
-    if fault.loses_node:
-        cluster.stop(node, force=True)
-        cluster.join([node])

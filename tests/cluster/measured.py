@@ -11,9 +11,9 @@ _BEGIN, _END = "<!-- table: made by `make cluster-faults` -->\n", "<!-- end of t
 class Measured:
     """Rows of (fault, seconds until the pool knows, seconds until nothing is left on any node)."""
 
-    rows: list[tuple[str, float, float]] = field(default_factory=list)
+    rows: list[tuple[str, float | None, float]] = field(default_factory=list)
 
-    def add(self, fault: str, told: float, gone: float) -> None:
+    def add(self, fault: str, told: float | None, gone: float) -> None:
         self.rows.append((fault, told, gone))
 
     def write(self) -> None:
@@ -23,5 +23,9 @@ class Measured:
         page = Path(name)
         before, _, rest = page.read_text().partition(_BEGIN)
         table = ["| fault | the pool knows after | nothing is left after |", "|---|---|---|"]
-        table += [f"| {fault} | {told:.1f} s | {gone:.1f} s |" for fault, told, gone in self.rows]
+        table += [f"| {fault} | {_seconds(told)} | {_seconds(gone)} |" for fault, told, gone in self.rows]
         page.write_text(before + _BEGIN + "\n" + "\n".join(table) + "\n\n" + _END + rest.partition(_END)[2])
+
+
+def _seconds(value: float | None) -> str:
+    return "it ended itself" if value is None else f"{value:.1f} s"

@@ -1,21 +1,27 @@
 """A Ray cluster over hosts of this machine, and grants that are asked of it."""
 
 import contextlib
+import itertools
 import json
 import os
+import queue
 import secrets
 import socket
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.hosts import Host, until
+from tests.cluster.hosts import Host
 from tests.kit.world import REPOSITORY
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("LORAD_RAY_PYTHON", "")
+_LORAD = Path(sys.executable)
+_OF_STUBS = ("stub_agent", "stub-child", "ray::_Agent", "lorad.grants.ray")
 _PORT, _STORE = 6379, 80_000_000  # bytes
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_open_telemetry": "0", "PYTHONPATH": str(REPOSITORY)}
 Line = dict[str, Any]
@@ -97,11 +103,10 @@ class Grant:
             "kind": "ray",
             "nodes": 2,
             "devices": 2,
-            "patience": 60.0,
             "lease": 5.0,
             "address": cluster.address,
         }
-        own |= {"python": str(REPOSITORY / ".venv/bin/python"), "token_file": str(cluster.token_file)}
+        own |= {"python": str(_LORAD), "token_file": str(cluster.token_file)}
         request = {
             "setup": {**own, **setup},
             "life": life,
@@ -114,7 +119,6 @@ class Grant:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
-        self.began = time.monotonic()
         command = [*wrap, PYTHON, "-P", "-m", "lorad.grants.ray", str(self._directory / "grant.json")]
         self.log = self._directory / "grant.log"
         with self.log.open("w") as log:
@@ -150,23 +154,75 @@ class Grant:
         return self.process.wait(20)
 
 
-def left_on(
-    hosts: Sequence[Host],
-    marks: Sequence[str] = ("stub_agent", "stub-child", "ray::_Agent", "lorad.grants.ray"),
-) -> list[str]:
+class Head:
+    """A pool on the home host that trains over two nodes (`pool_head.py`), in a life of its own."""
+
+    _lives = itertools.count(1)
+
+    def __init__(self, cluster: Cluster, lease: float = 5.0) -> None:
+        directory = cluster.work / f"pool{next(self._lives)}"
+        directory.mkdir()
+        setup = {"kind": "ray", "nodes": 2, "lease": lease, "address": cluster.address}
+        setup |= {"python": str(_LORAD), "cluster_python": PYTHON, "token_file": str(cluster.token_file)}
+        self.log = directory / "head.log"
+        with self.log.open("w") as log:
+            self._process = cluster.home.start(
+                *(str(_LORAD), str(HERE / "pool_head.py"), json.dumps(setup), str(directory)),
+                env={**os.environ, **_QUIET, "TMPDIR": str(directory)},
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self._lines: queue.SimpleQueue[tuple[float, Line]] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def line(self, seconds: float) -> Line:
+        """Return the next line; {} at the end."""
+        return self._lines.get(timeout=seconds)[1]
+
+    def ended_after(self, began: float) -> Callable[[], float | None]:
+        """Return a function that says how long after `began` the pool knew; None: it never did."""
+
+        def seconds() -> float | None:
+            at, said = self._lines.get(timeout=10)
+            return at - began if said else None
+
+        return seconds
+
+    def end(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.terminate()
+            self._process.wait(20)
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for text in self._process.stdout:
+            self._lines.put((time.monotonic(), json.loads(text)))
+        self._lines.put((time.monotonic(), {}))
+
+
+def left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS) -> list[str]:
     """List what is left of grants on these hosts."""
     return [
         f"{host.name} {line}"
         for host in hosts
         for line in host.processes().values()
-        if any(m in line for m in marks)
+        if any(mark in line for mark in marks)
     ]
 
 
-def nothing_left_on(hosts: Sequence[Host], seconds: float = 15.0) -> float:
+def nothing_left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS, seconds: float = 15.0) -> float:
     """Wait until nothing is left; returns how long that took."""
     began = time.monotonic()
-    until(lambda: not left_on(hosts), f"end of {left_on(hosts)}", seconds)
+    end = began + seconds
+    while left := left_on(hosts, marks):
+        assert time.monotonic() < end, f"left after {seconds:.0f} s: {left}"
+        time.sleep(0.05)
     return time.monotonic() - began
 
 

@@ -1,78 +1,74 @@
-"""What a grant says when something of it dies, and what is left on the nodes."""
+"""What ends when something of a pool over two nodes of a Ray cluster dies, and when the pool knows."""
 
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.faults import AGENT, GCS, GRANT, NODE_FAULTS, Fault, kill, mended
+from tests.cluster.faults import AGENT, ALL, FAULTS, GCS, Fault, send
 from tests.cluster.hosts import Host
 from tests.cluster.measured import Measured
-from tests.cluster.ray_kit import Cluster, asked, granted, nothing_left_on
+from tests.cluster.ray_kit import Cluster, Head, nothing_left_on
+
+SECONDS = 15.0  # within which nothing is left anywhere
+
+
+def case(fault: Fault) -> object:
+    marks = [] if fault.is_quick else [pytest.mark.long]
+    return pytest.param(fault, id=fault.name.replace(" ", "-"), marks=marks)
 
 
 @pytest.fixture
-def broken(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Fault]:
-    """The fault of this test; its node is whole again afterwards."""
-    yield from (request.param for _ in mended(cluster, cluster.nodes[1], request.param))
+def head(cluster: Cluster) -> Iterator[Head]:
+    """A pool with one rank on each of two nodes, which trains."""
+    head = Head(cluster)
+    try:
+        assert head.line(60)["nodes"] == ["h1", "h2"], head.log.read_text()
+        yield head
+    finally:
+        head.end()
 
 
-@pytest.mark.parametrize("broken", NODE_FAULTS, ids=lambda fault: fault.name.replace(" ", "-"), indirect=True)
-def test_a_nodes_end_is_told_and_leaves_nothing(
-    broken: Fault, cluster: Cluster, machines: list[Host], measured: Measured
+@pytest.fixture
+def fault(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Fault]:
+    """A fault; the second node is in the cluster again afterwards."""
+    yield request.param
+    if request.param.loses_node:
+        cluster.stop(cluster.nodes[1], force=True)
+        cluster.join([cluster.nodes[1]])
+
+
+@pytest.mark.parametrize("fault", [case(fault) for fault in FAULTS], indirect=True)
+def test_nothing_is_left_after_a_fault(
+    fault: Fault, head: Head, cluster: Cluster, machines: list[Host], measured: Measured
 ) -> None:
-    with asked(cluster, f"fault@{NODE_FAULTS.index(broken)}") as grant:
-        grant.until("Granted")
-        began = time.monotonic()
-        broken.does(cluster, cluster.nodes[1])
-        assert grant.until("Lost", 15)["node"] == "h2"
-        told = time.monotonic() - began
-        grant.close()
-        nothing_left_on(machines)
-        measured.add(broken.name, told, time.monotonic() - began)
+    began = time.monotonic()
+    fault.does(cluster, cluster.nodes[1])
+    ended = head.ended_after(began)
+    nothing_left_on(machines, [mark for mark in ALL if mark not in fault.keeps], SECONDS)
+    gone = time.monotonic() - began
+    if fault.undo:
+        fault.undo(cluster, cluster.nodes[1])
+    nothing_left_on(machines, ALL, SECONDS)
+    measured.add(fault.name, ended(), gone)
 
 
-def test_a_killed_grant_leaves_nothing(cluster: Cluster, machines: list[Host], measured: Measured) -> None:
-    with asked(cluster, "killed@1") as grant:
-        grant.until("Granted")
-        began = time.monotonic()
-        kill(cluster.home, GRANT)
-        assert grant.line(10) == {}
-        told = time.monotonic() - began
-        nothing_left_on(machines)
-        measured.add("kill -9 of the grant process", told, time.monotonic() - began)
-
-
-def test_a_grant_without_agents_ends_itself(cluster: Cluster, machines: list[Host]) -> None:
-    with asked(cluster, "empty@1") as grant:
-        grant.until("Granted")
-        for node in cluster.nodes:
-            kill(node, AGENT)
-        assert {grant.until("Lost")["node"] for _ in cluster.nodes} == {"h1", "h2"}
-        assert grant.line(20) == {}
-        assert grant.process.wait(20) == 3
-    nothing_left_on(machines)
-
-
-def test_the_next_life_is_granted_after_a_kill(cluster: Cluster) -> None:
-    with asked(cluster, "again@1") as grant:
-        grant.until("Granted")
-        kill(cluster.home, GRANT)
-        with granted(cluster, "again@2") as (_, nodes):
-            assert [node["node"] for node in nodes] == ["h1", "h2"]
+def test_the_pool_says_which_node_it_lost(head: Head, cluster: Cluster) -> None:
+    send(cluster.nodes[1], AGENT)
+    said = head.line(20)
+    assert said["kind"] == "ended" and "h2" in said["why"], said
 
 
 @pytest.mark.long
-def test_the_end_of_ray_leaves_nothing(cluster: Cluster, machines: list[Host], measured: Measured) -> None:
-    with asked(cluster, "gcs@1") as grant:
-        grant.until("Granted")
-        began = time.monotonic()
-        kill(cluster.home, GCS)
-        while grant.line(120).get("kind") == "Lost":
-            pass
-        told = time.monotonic() - began
-        nothing_left_on(machines)
-        measured.add("kill -9 of the GCS (in memory)", told, time.monotonic() - began)
+def test_the_end_of_ray_leaves_nothing(
+    head: Head, cluster: Cluster, machines: list[Host], measured: Measured
+) -> None:
+    began = time.monotonic()
+    send(cluster.home, GCS)
+    assert head.line(120)["kind"] == "ended"
+    told = time.monotonic() - began
+    nothing_left_on(machines, ALL, SECONDS)
+    measured.add("kill -9 of the GCS (in memory)", told, time.monotonic() - began)
     for node in [cluster.home, *cluster.nodes]:
         cluster.stop(node, force=True)
     cluster.start()

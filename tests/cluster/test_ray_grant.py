@@ -1,5 +1,6 @@
 """What a grant says and does over a real Ray cluster, before anything fails."""
 
+from tests.cluster.faults import send
 from tests.cluster.hosts import Host
 from tests.cluster.ray_kit import Cluster, asked, granted, left_on, nothing_left_on
 
@@ -37,17 +38,15 @@ def test_a_second_grant_says_what_is_lacking(cluster: Cluster) -> None:
         assert [node["node"] for node in second.until("Granted")["nodes"]] == ["h1", "h2"]
 
 
-def test_patience_ends_in_a_refusal(cluster: Cluster) -> None:
-    with asked(cluster, "huge@1", devices=8, patience=2.0) as grant:
-        said = grant.until("Refused")
-        assert (
-            said["words"] == "no room within 2 s for 2 x 8 GPUs: 3 nodes alive, 0 large enough, 4 GPUs free"
-        )
-    assert grant.process.returncode == 4
+def test_what_no_node_has_is_waited_for(cluster: Cluster) -> None:
+    with asked(cluster, "huge@1", devices=8) as grant:
+        words = "2 x 8 GPUs: 3 nodes alive, 0 large enough, 4 GPUs free"
+        assert grant.line() == {"kind": "Waiting", "words": words}
+    assert grant.process.returncode == 0
 
 
 def test_a_label_that_no_node_has_waits(cluster: Cluster) -> None:
-    with asked(cluster, "labels@1", labels={"kind": "H100"}, patience=2.0) as grant:
+    with asked(cluster, "labels@1", labels={"kind": "H100"}) as grant:
         assert grant.line()["words"].startswith("2 x 2 GPUs (kind: H100): 3 nodes alive, 0 large enough")
 
 
@@ -71,9 +70,10 @@ def test_a_token_others_read_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_cluster_that_is_silent_is_waited_for(cluster: Cluster) -> None:
-    with asked(cluster, "silent@1", address=f"{cluster.home.ip}:6399", patience=1.0) as grant:
-        assert grant.line()["words"] == f"Ray does not answer at {cluster.home.ip}:6399"
-        assert grant.until("Refused")["words"] == f"Ray did not answer at {cluster.home.ip}:6399 for 1 s"
+    silent = f"{cluster.home.ip}:6399"
+    with asked(cluster, "silent@1", address=silent) as grant:
+        assert grant.line() == {"kind": "Waiting", "words": f"Ray does not answer at {silent}"}
+    assert grant.process.returncode == 0
 
 
 def test_an_agent_that_fails_says_why(cluster: Cluster) -> None:
@@ -92,3 +92,23 @@ def test_the_end_of_the_pool_ends_all(cluster: Cluster, machines: list[Host]) ->
         assert len(left_on(machines)) == 7  # the grant; on two nodes an actor, an agent and its child
         grant.close()
         assert nothing_left_on(machines) < 5
+
+
+def test_a_grant_without_agents_ends_itself(cluster: Cluster, machines: list[Host]) -> None:
+    with asked(cluster, "empty@1") as grant:
+        grant.until("Granted")
+        for node in cluster.nodes:
+            send(node, "stub_agent")
+        lost = [grant.until("Lost") for _ in cluster.nodes]
+        assert {said["node"] for said in lost} == {"h1", "h2"}
+        assert {said["how"] for said in lost} == {"its agent was killed by SIGKILL"}
+        assert grant.line(20) == {} and grant.process.wait(20) == 3
+    nothing_left_on(machines)
+
+
+def test_the_next_life_is_granted_after_a_kill(cluster: Cluster) -> None:
+    with asked(cluster, "again@1") as grant:
+        grant.until("Granted")
+        send(cluster.home, "lorad.grants.ray")
+        with granted(cluster, "again@2") as (_, nodes):
+            assert [node["node"] for node in nodes] == ["h1", "h2"]

@@ -1,0 +1,27 @@
+"""Is this process part of a Ray job whose cluster lorad does not know?"""
+
+import os
+from collections.abc import Iterator
+
+from lorad.box.config import Config
+from lorad.children.interpreter import Finding
+
+_MARKS = ("RAY_JOB_ID", "RAY_ADDRESS")
+
+
+def ray_job_check(settings: Config) -> Iterator[Finding]:
+    """Check that GPUs which Ray gave to others are not taken: lorad finds those of this machine by NVML."""
+    there = [name for name in _MARKS if os.environ.get(name)]
+    if not there:
+        return
+    known = settings.cluster is not None and settings.cluster.kind == "ray"
+    hint = (
+        "Add `cluster: {kind: ray}` to config.yaml (docs/cluster-recipes.md), or unset these variables where "
+        "this machine's GPUs are yours alone."
+    )
+    detail = f"{' and '.join(there)} set, and config.yaml " + (
+        "names a Ray cluster"
+        if known
+        else "names no Ray cluster: runs would take GPUs that Ray gave to others"
+    )
+    yield Finding("ray", known, detail, hint)
