@@ -41,6 +41,7 @@ class Host(Protocol):
     directory: absolute, of the agent.
     python: lorad's interpreter there.
     devices: of the pool, as CUDA_VISIBLE_DEVICES names them.
+    lost: why, once the machine is given up, with all that runs there.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Host(Protocol):
     directory: Path
     python: str
     devices: tuple[str, ...]
+    lost: asyncio.Future[str]
 
     def child(
         self,
@@ -103,6 +105,12 @@ class Host(Protocol):
     def outward(self, name: str, here: Path) -> AbstractAsyncContextManager[None]:
         """Listen on the Unix socket `here`, whose callers are joined to one there."""
         ...
+
+
+async def put_on_all(hosts: Sequence[Host], name: str, source: Path) -> list[BaseException | None]:
+    """Copy a directory to machines side by side; returns why it is not on each, or None."""
+    said = await asyncio.gather(*(host.put(name, source) for host in hosts), return_exceptions=True)
+    return [each if isinstance(each, BaseException) else None for each in said]
 
 
 class Team:

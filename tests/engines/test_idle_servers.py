@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
+from lorad.children.host import Host
 from lorad.children.process import Child
 from lorad.engines.remote import server as servers
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
@@ -63,7 +64,7 @@ async def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
     )
     argv = [sys.executable, "-c", SERVER, str(home / "s")]
 
-    def launch() -> Child:
+    def launch(host: Host | None) -> Child:
         return Child(argv, {}, home / "log", home / "record", home)
 
     made = Server(0, cast("Dialect", Plain()), settings, Address(socket=home / "s"), launch, lambda: None)

@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from lorad.box.machine import read_machine
 from lorad.engines.remote import settings
+from lorad.engines.remote.dialect import visible_devices
+from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.protocol.pool_setup import ServerSetup
 
@@ -26,3 +29,22 @@ def test_large_versions_are_loaded_in_smaller_numbers(
         SETUP, model=tiny, dtype="float32", device="cpu", threads=1, memory_fraction=0.5, sleep=False
     )
     assert found.max_versions == most
+
+
+def test_servers_of_a_node_share_its_devices() -> None:
+    """Each has the next ones, by the names that the node gave them."""
+    own = settings.settings_of(
+        msgspec.structs.replace(SETUP, tp=2, servers=6),
+        model=resolve("builtin:tiny"),
+        dtype="float32",
+        device="cuda:0",
+        devices=8,
+        threads=1,
+        memory_fraction=0.8,
+        sleep=False,
+    )
+    assert own.memory_fraction == 0.4  # of servers that share a device
+    found = [settings.on_node(own, index, "h1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]) for index in range(3)]
+    assert [visible_devices(each) for each in found] == ["GPU-a,GPU-b", "GPU-c,GPU-d", "GPU-a,GPU-b"]
+    with pytest.raises(SpecError, match="a server needs 2 devices, and h1 gave 1"):
+        settings.on_node(own, 0, "h1", ["GPU-a"])

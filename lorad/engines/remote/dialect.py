@@ -18,7 +18,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a server is started with.
 
     model: a Hugging Face directory. device: `cpu` or `cuda:<n>`; devices: how many there are for all servers,
-    from that one on. context_length: tokens of prompt and completion.
+    from that one on. visible: the names of those of this server, on another machine.
+    context_length: tokens of prompt and completion.
     max_rank, targets (leaf names of linears, as `q_proj`, and `experts` where experts are adapted): of
     adapters that will ever be loaded. slots:
     distinct versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of
@@ -41,6 +42,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     threads: int = 1
     tp: int = 1
     devices: int = 1
+    visible: tuple[str, ...] = ()
     max_running: int = 64
     scaled_logprobs: bool = False
     sleep: bool = False
@@ -52,6 +54,8 @@ def visible_devices(settings: ServerSettings) -> str:
     """List the devices for the server: `tp` of them from the settings' device on, counted among those this
     process sees.
     """
+    if settings.visible:
+        return ",".join(settings.visible)
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = range(first, first + settings.tp)

@@ -17,13 +17,15 @@ from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
+from lorad.children.host import Host
 from lorad.engines import base
 from lorad.engines.remote.call import TRIES, Call, ranked, score, scores
 from lorad.engines.remote.dialect import Dialect, Metrics, ServerSettings
-from lorad.engines.remote.fleet import Directories, Fleet
+from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
 from lorad.engines.remote.http import NotFinite, ServerGone
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
+from lorad.engines.remote.starts import Directories
 from lorad.engines.remote.transport import Transport
 from lorad.errors import Conflict, EngineGone, LoradError, SpecError
 from lorad.models.facts import read_facts
@@ -128,15 +130,17 @@ class RemoteEngine(base.Engine):
         *,
         work: Path,
         logs: Path | None = None,
+        hosts: Sequence[Host] = (),
     ) -> Self:
         """Start (or reach) every server and wait until they serve.
 
         settings: see `settings_of`. shapes: (out, in) of every linear of the base. work: an existing
         directory, the same in each life of the pool, for what the next life has to clear away. logs: where
         `engine-<n>.log` goes;
-        None: to `work`. Raises SpecError, PoolLost with the end of a server's log.
+        None: to `work`. hosts: nodes, which have all servers; none: they are on this machine. Raises
+        SpecError, PoolLost with the end of a server's log.
         """
-        fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work))
+        fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work), hosts)
         holdings = Holdings(fleet, settings, shapes, Transport(work, str(settings.model)))
         engine = cls(fleet, holdings, settings, read_facts(settings.model).vocab)
         try:
@@ -172,6 +176,12 @@ class RemoteEngine(base.Engine):
 
     def software(self) -> dict[str, str]:
         return {self.dialect.name: self._fleet.software}
+
+    def replace_node(self, lost: Host, host: Host) -> None:
+        """Start the servers of a node that was lost on another one; each serves once it has all versions and
+        scores them as before.
+        """
+        self._fleet.replace(lost, host)
 
     def on_return(self, check: Callable[[base.Scorer], Awaitable[None]]) -> None:
         self._check = check

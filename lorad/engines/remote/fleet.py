@@ -10,17 +10,20 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from lorad.box.paths import private_directory
-from lorad.children.process import Child, sweep
+from lorad.children.host import Host, Process
+from lorad.children.process import sweep
 from lorad.engines.remote.dialect import Dialect, ServerSettings
 from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import Server
-from lorad.engines.remote.settings import addresses, of_server
+from lorad.engines.remote.settings import addresses
+from lorad.engines.remote.starts import Directories, Starts
 from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, LoradError, PoolLost
 from lorad.protocol.pool_setup import ServerSetup
 
@@ -45,67 +48,54 @@ class _Restore(Protocol):
     async def __call__(self, server: Server, *, first: bool) -> None: ...
 
 
-class Directories(NamedTuple):
-    """work, logs: see `RemoteEngine.open`."""
-
-    work: Path
-    logs: Path
-
-
 class Fleet:
-    """setup: see `RemoteEngine.open`."""
+    """setup, hosts: see `RemoteEngine.open`."""
 
     def __init__(
-        self, dialect: Dialect, settings: ServerSettings, setup: ServerSetup, places: Directories
+        self,
+        dialect: Dialect,
+        settings: ServerSettings,
+        setup: ServerSetup,
+        places: Directories,
+        hosts: Sequence[Host] = (),
     ) -> None:
         self.dialect, self.settings = dialect, settings
         self.is_attached = bool(setup.urls)
         self.asleep = False
         self._is_closing = False
-        self._private, self._records = private_directory(places.work), places.work
+        self._starts = Starts(dialect, settings, setup, places, () if setup.urls else hosts)
+        self._tunnels: dict[int, AsyncExitStack] = {}
         self._news = asyncio.Event()
         self._open = asyncio.Event()  # to new calls
         self._awake = asyncio.Event()  # servers may be started
         self._keepers: set[asyncio.Task[None]] = set()
-        self.servers = self._attached(setup) if setup.urls else self._own(setup, places.logs)
+        self.servers = self._attached(setup) if setup.urls else self._own(setup)
 
     def _attached(self, setup: ServerSetup) -> list[Server]:
         return [self._server(index, address, None) for index, address in enumerate(addresses(setup))]
 
-    def _own(self, setup: ServerSetup, logs: Path) -> list[Server]:
-        return [self._started(setup, logs, index) for index in range(setup.servers)]
+    def _own(self, setup: ServerSetup) -> list[Server]:
+        starts = self._starts
+        return [
+            self._server(index, Address(socket=starts.socket(index)), partial(starts.child, index))
+            for index in range(setup.servers)
+        ]
 
-    def _started(self, setup: ServerSetup, logs: Path, index: int) -> Server:
-        socket, log_file, record = (
-            self._private / f"{index}.sock",
-            logs / f"engine-{index}.log",
-            self._record(index),
-        )
-        temporary, settings = self._private / f"tmp{index}", of_server(self.settings, index)
-        environment = {**self.dialect.environment(settings), "TMPDIR": str(temporary), **setup.env}
-        argv = self.dialect.command(setup.python, settings, socket)
-
-        def launch() -> Child:
-            socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(mode=0o700)
-            return Child(argv, environment, log_file, record, self._private)
-
-        return self._server(index, Address(socket=socket), launch)
-
-    def _record(self, index: int) -> Path:
-        return self._records / f"engine-{index}.json"
-
-    def _server(self, index: int, address: Address, launch: Callable[[], Child] | None) -> Server:
-        return Server(index, self.dialect, self.settings, address, launch, self._changed)
+    def _server(
+        self, index: int, address: Address, launch: Callable[[Host | None], Process] | None
+    ) -> Server:
+        host = self._starts.host(index)
+        return Server(index, self.dialect, self.settings, address, launch, self._changed, host)
 
     async def open(self, restore: _Restore) -> None:
         """Returns when every server serves. Raises what keeps one from it."""
         self._restore = restore
         for server in self.servers:
-            await asyncio.to_thread(sweep, self._record(server.index))
-        shutil.rmtree(self._private, ignore_errors=True)
-        self._private.mkdir(mode=0o700)
+            await asyncio.to_thread(sweep, self._starts.record(server.index))
+        shutil.rmtree(self._starts.private, ignore_errors=True)
+        self._starts.private.mkdir(mode=0o700)
+        for server in self.servers:
+            await self._lead_to(server)
         self._open.set()
         self._awake.set()
         await asyncio.gather(*(self._bring_up(server, first=True) for server in self.servers))
@@ -117,7 +107,31 @@ class Fleet:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self.servers))
-        shutil.rmtree(self._private, ignore_errors=True)
+        for tunnel in self._tunnels.values():
+            await tunnel.aclose()
+        shutil.rmtree(self._starts.private, ignore_errors=True)
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The nodes of servers that may serve again."""
+        hosts = {server.host.name: server.host for server in self.servers if server.host is not None}
+        return [host for host in hosts.values() if not host.lost.done()]
+
+    def replace(self, lost: Host, host: Host) -> None:
+        """Start the servers of a node that was lost on another one; returns before they serve."""
+        for server in self.servers:
+            if server.host is lost:
+                self._spawn(self._moved(server, host))
+
+    async def _lead_to(self, server: Server) -> None:
+        """Have a tunnel to a server that is on a node."""
+        if server.host is None:
+            return
+        if (earlier := self._tunnels.pop(server.index, None)) is not None:
+            await earlier.aclose()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._starts.tunnel(server.index, server.host))
+            self._tunnels[server.index] = stack.pop_all()
 
     @property
     def serving(self) -> list[Server]:
@@ -204,20 +218,21 @@ class Fleet:
             elif isinstance(outcome, BaseException) and not isinstance(outcome, ServerGone):
                 raise outcome
 
-    async def holds(self) -> list[dict[str, str]]:
-        """Ask each serving server what it holds: name -> path.
+    async def holds(self) -> list[tuple[Server, dict[str, str]]]:
+        """Ask each serving server what it holds: name -> path, as it reads it.
 
         One that has just died is left out; when this returns, it is known to be gone, so that whoever asks
         again waits for its return.
         """
         servers = self.serving
         outcomes = await asyncio.gather(*(server.holds() for server in servers), return_exceptions=True)
-        died = [s for s, said in zip(servers, outcomes, strict=True) if isinstance(said, ServerGone)]
+        of_each = list(zip(servers, outcomes, strict=True))
+        died = [server for server, said in of_each if isinstance(said, ServerGone)]
         await asyncio.gather(*(server.suspected() for server in died))
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if wrong := [error for error in failed if not isinstance(error, ServerGone)]:
             raise wrong[0]
-        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        return [(server, said) for server, said in of_each if not isinstance(said, BaseException)]
 
     def hold(self) -> None:
         """New calls wait from now on."""
@@ -268,6 +283,15 @@ class Fleet:
             )
         await self._restore(server, first=first)
 
+    async def _moved(self, server: Server, host: Host) -> None:
+        """Have a server on another node from now on, once its keeper has given it up with the last one."""
+        while server.state != "failed":
+            await self._news.wait()
+        server.host = host
+        await self._lead_to(server)
+        await self._again(server, deque(maxlen=_DEATHS))
+        await self._keep(server)
+
     async def _keep(self, server: Server) -> None:
         """Whenever the server is gone, back again; ends when it has failed for good."""
         deaths: deque[float] = deque(maxlen=_DEATHS)
@@ -278,6 +302,9 @@ class Fleet:
 
     async def _again(self, server: Server, deaths: deque[float]) -> None:
         while True:
+            if server.host is not None and server.host.lost.done():
+                server.become("failed", _lost(server.host))
+                return
             server.become("down")
             deaths.append(time.monotonic())
             recent = [death for death in deaths if death > time.monotonic() - _DEATH_SECONDS]
@@ -311,6 +338,12 @@ class Fleet:
         """Wake everybody who waits for a server's state."""
         self._news.set()
         self._news = asyncio.Event()
+
+
+def _lost(host: Host) -> PoolLost:
+    return PoolLost(
+        f"node {host.name} was lost: {host.lost.result()}", hint="The servers of other nodes serve on."
+    )
 
 
 def pick(prompt: np.ndarray, loads: Sequence[tuple[int, int]]) -> int:

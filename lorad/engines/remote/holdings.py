@@ -10,6 +10,7 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.served import served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
 from lorad.engines.base import BASE, AdapterSource
+from lorad.engines.remote.copies import Copies
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.server import Server
@@ -22,7 +23,9 @@ Shapes = Mapping[str, tuple[int, int]]
 
 @dataclass(eq=False)
 class _HeldRemote(Held):
-    """server_name: what servers call it, None for the base; directory: what they read it from."""
+    """server_name: what servers call it, None for the base; directory: what they read it from, those of this
+    machine; those of nodes read copies.
+    """
 
     server_name: str | None = None
     directory: Path | None = None
@@ -37,6 +40,7 @@ class Holdings:
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
+        self._copies = Copies(lambda: fleet.hosts)
         self.versions = Versions(settings.max_versions, _HeldRemote(BASE, ""))
         self.changing = asyncio.Lock()
         self._names: set[str] = set()
@@ -53,6 +57,7 @@ class Holdings:
             try:
                 held.directory = await asyncio.to_thread(self._transport.put, str(held.server_name), form)
                 async with self.changing:
+                    await self._copies.put(held.directory)
                     await self._load(held, form)
             except BaseException:
                 await asyncio.shield(asyncio.create_task(self._discard(held)))
@@ -81,11 +86,13 @@ class Holdings:
                 if there.get(name) == str(held.directory):
                     server.names[name] = held.directory
                 elif name not in server.names:
+                    if server.host is not None:
+                        await self._copies.fill(server.host, held.directory, held.delivered)
                     await server.load(name, held.directory)
             then()
 
     async def there(self) -> list[_HeldRemote]:
-        """Return the versions that every serving server reports as loaded.
+        """Return the versions that every serving server reports as loaded from where it was given them.
 
         Raises EngineGone when none answered.
         """
@@ -96,7 +103,13 @@ class Holdings:
         if not said:
             raise EngineGone("the last server that served died", hint="It restarts automatically; ask again.")
         return [
-            held for held in known if all(s.get(str(held.server_name)) == str(held.directory) for s in said)
+            held
+            for held in known
+            if held.directory is not None
+            and all(
+                of_one.get(str(held.server_name)) == str(server.reads(held.directory))
+                for server, of_one in said
+            )
         ]
 
     async def clear_up(self) -> None:
@@ -136,11 +149,16 @@ class Holdings:
         return fresh
 
     async def _load(self, held: _HeldRemote, form: Adapter) -> None:
-        """The servers received the version when the file that they read is its form, byte for byte."""
+        """The servers received the version when the files that they read are its form, byte for byte."""
         assert held.server_name and held.directory
         await self._fleet.load(held.server_name, held.directory)
-        held.delivered = await asyncio.to_thread(self._transport.digest, held.directory)
-        if held.delivered != await asyncio.to_thread(form.digest):
+        wanted = await asyncio.to_thread(form.digest)
+        read = [
+            await asyncio.to_thread(self._transport.digest, held.directory),
+            *await self._copies.digests(held.directory),
+        ]
+        held.delivered = next((digest for digest in read if digest != wanted), wanted)
+        if held.delivered != wanted:
             held.digest = held.delivered
         self.versions.put(held)
 
@@ -157,4 +175,5 @@ class Holdings:
         """
         if held.directory is not None:
             await self._fleet.unload(str(held.server_name))
+            await self._copies.remove(held.directory)
             await asyncio.to_thread(self._transport.remove, held.directory)

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from lorad.children.process import Child, cause
+from lorad.children.host import Host, Process
+from lorad.children.process import cause
+from lorad.engines.remote.copies import copy_of
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.errors import LoradError, PoolLost
@@ -38,7 +40,7 @@ _State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
 
 class Server:
     """launch: makes the process of its next life; None for a server that the user runs. changed: called when
-    `state` has changed.
+    `state` has changed. host: the node that it is on; None for this machine.
     """
 
     def __init__(
@@ -47,11 +49,12 @@ class Server:
         dialect: Dialect,
         settings: ServerSettings,
         address: Address,
-        launch: Callable[[], Child] | None,
+        launch: Callable[[Host | None], Process] | None,
         changed: Callable[[], None],
+        host: Host | None = None,
     ) -> None:
-        self.index, self.dialect, self.settings = index, dialect, settings
-        self.process: Child | None = None
+        self.index, self.dialect, self.settings, self.host = index, dialect, settings, host
+        self.process: Process | None = None
         self._launch = launch
         self.http = Http(address)
         self.state: _State = "starting"
@@ -67,7 +70,8 @@ class Server:
         self._lost = asyncio.Event()
 
     def __str__(self) -> str:
-        return f"{self.dialect.name} server {self.index} ({self.http.address})"
+        place = self.http.address if self.host is None else self.host.name
+        return f"{self.dialect.name} server {self.index} ({place})"
 
     def become(self, state: _State, error: LoradError | None = None) -> None:
         self.state, self.error = state, error
@@ -84,7 +88,7 @@ class Server:
         self.become("starting")
         started = told = time.monotonic()
         if self._launch is not None:
-            self.process = self._launch()
+            self.process = self._launch(self.host)
             await self.process.start()
         while not await self._answers():
             if self.process is not None and not self.process.is_alive:
@@ -111,13 +115,17 @@ class Server:
             for task in waits:
                 task.cancel()
 
+    def reads(self, directory: Path) -> Path:
+        """Return the path by which it reads a version's directory of this machine."""
+        return directory if self.host is None else copy_of(self.host, directory)
+
     async def load(self, name: str, directory: Path) -> None:
-        """One after the other.
+        """One after the other. directory: of this machine.
 
         Raises ServerRefused, ServerGone, or ServerSilent: then it may still come to be.
         """
         async with self._loads:
-            await self.within(self.dialect.load(self.http, name, directory))
+            await self.within(self.dialect.load(self.http, name, self.reads(directory)))
             self.names[name] = directory
 
     async def unload(self, name: str) -> None:
@@ -276,7 +284,7 @@ class Server:
                 if self.state == "up" and (missing := set(self.names) - set(await self.holds())):
                     return f"{', '.join(sorted(missing))} is not there any more"
 
-    async def _process_ended(self, process: Child) -> str:
+    async def _process_ended(self, process: Process) -> str:
         return f"it {await process.ended()}"
 
     def broken(self, why: str) -> PoolLost:

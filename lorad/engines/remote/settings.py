@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -71,6 +72,23 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
         return settings
     place = index % max(1, settings.devices // settings.tp) * settings.tp
     return replace(settings, device=f"{kind}:{int(first) + place}")
+
+
+def on_node(settings: ServerSettings, index: int, node: str, devices: Sequence[str]) -> ServerSettings:
+    """As `of_server`, on a node that gave `devices`. index: among the servers there.
+
+    Raises SpecError when they are fewer than a server needs.
+    """
+    if settings.device == "cpu":
+        return settings
+    if len(devices) < settings.tp:
+        raise SpecError(
+            f"a server needs {settings.tp} devices, and {node} gave {len(devices)}",
+            key="rollout.tp",
+            hint="A server must be on one node: lower rollout.tp, or ask for nodes with more devices.",
+        )
+    place = index % (len(devices) // settings.tp) * settings.tp
+    return replace(settings, device="cuda:0", visible=tuple(devices[place : place + settings.tp]))
 
 
 def addresses(setup: ServerSetup) -> list[Address]:

@@ -1,0 +1,109 @@
+"""How servers of lorad's own are started: on this machine, or on nodes, where a tunnel leads to each."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import lorad
+from lorad.box.paths import private_directory
+from lorad.children.host import Host, Process
+from lorad.children.process import Child
+from lorad.engines.remote.dialect import Dialect, ServerSettings
+from lorad.engines.remote.settings import of_server, on_node
+from lorad.protocol.pool_setup import ServerSetup
+
+_PACKAGE = Path(lorad.__file__).parent
+
+
+class Directories(NamedTuple):
+    """work, logs: see `RemoteEngine.open`."""
+
+    work: Path
+    logs: Path
+
+
+class Starts:
+    """setup, hosts: see `RemoteEngine.open`. All methods are about the server of an index."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        settings: ServerSettings,
+        setup: ServerSetup,
+        places: Directories,
+        hosts: Sequence[Host] = (),
+    ) -> None:
+        self._dialect, self._settings, self._setup = dialect, settings, setup
+        self._records, self._logs = places
+        self._hosts = list(hosts)
+        self.private = private_directory(places.work)
+
+    def host(self, index: int) -> Host | None:
+        """Return its node at first: each has the same number of servers, or one more."""
+        return self._hosts[self._node_of(index)] if self._hosts else None
+
+    def socket(self, index: int) -> Path:
+        """Return where it is reached: itself, or the near end of its tunnel."""
+        return self.private / f"{index}.sock"
+
+    def record(self, index: int) -> Path:
+        return self._records / f"engine-{index}.json"
+
+    def child(self, index: int, host: Host | None) -> Process:
+        """Make the process of its next life."""
+        return self._here(index) if host is None else self._there(index, host)
+
+    def tunnel(self, index: int, host: Host) -> AbstractAsyncContextManager[None]:
+        """Lead to its socket on a node, also when it has started again."""
+        return host.outward(f"{_name(index)}/{_SOCKET}", self.socket(index))
+
+    def _here(self, index: int) -> Child:
+        socket, temporary = self.socket(index), self.private / f"tmp{index}"
+        settings = of_server(self._settings, index)
+        environment = self._environment(settings, temporary)
+        socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        argv = self._dialect.command(self._setup.python, settings, socket)
+        return Child(argv, environment, self._log(index), self.record(index), self.private)
+
+    def _there(self, index: int, host: Host) -> Process:
+        """Its directory there is new for each life."""
+        place = host.directory / _name(index)
+        first = next(other for other in range(index + 1) if self._node_of(other) == self._node_of(index))
+        settings = on_node(self._settings, index - first, host.name, host.devices)
+        argv = self._dialect.command(self._setup.python, settings, place / _SOCKET)
+        return host.child(
+            _name(index),
+            [_on(host, word) for word in argv],
+            self._environment(settings, place / "tmp"),
+            log=self._log(index),
+            files={},
+        )
+
+    def _environment(self, settings: ServerSettings, temporary: Path) -> dict[str, str]:
+        return {**self._dialect.environment(settings), "TMPDIR": str(temporary), **self._setup.env}
+
+    def _log(self, index: int) -> Path:
+        return self._logs / f"engine-{index}.log"
+
+    def _node_of(self, index: int) -> int:
+        return index * len(self._hosts) // self._setup.servers
+
+
+_SOCKET = "server.sock"
+
+
+def _name(index: int) -> str:
+    """Name its directory on a node."""
+    return f"engine-{index}"
+
+
+def _on(host: Host, word: str) -> str:
+    """Return a word of a command line as it is on a node, where lorad's own programs have another path."""
+    path = Path(word)
+    if path.suffix == ".py" and path.is_relative_to(_PACKAGE):
+        return str(host.directory / "python" / "lorad" / path.relative_to(_PACKAGE))
+    return word
