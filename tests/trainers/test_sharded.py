@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.protocol.batch import Batch, Optimizer
+from lorad.models.directory import BUILTIN
+from lorad.protocol.batch import Batch, Optimizer, PolicyLoss
 from lorad.trainers.base import SlotSpec
+from lorad.trainers.fsdp.adapter import is_adapter
+from lorad.trainers.fsdp.body import open_body
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import cut, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import Section, Slot
 from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import Calls, DataParallel
 from tests.conformance.reference import random_batch
+from tests.conformance.trainer_kit import targets_for
 from tests.kit.fakes import rank_kit
 
 CPU = torch.device("cpu")
@@ -171,3 +176,30 @@ def test_offloaded_slots_end_as_resident_ones(monkeypatch: pytest.MonkeyPatch) -
         trainer.open("a", rank_kit.SPEC)
         ends.append([trainer.export(name).digest() for name in "abc"])
     assert ends[0] == ends[1] and len(set(ends[0])) == 3
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("amid", ["forward", "backward"])
+def test_fsdp_forgets_a_pass_without_memory(amid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = BodySettings(model=str(BUILTIN["builtin:tiny"]), dtype="float32", device="cpu")
+    body: Any = open_body(settings)
+    monkeypatch.setattr(type(body), "may_forget", True)
+    trainer, batch, most, ends = RankTrainer(body, Calls(None), "base"), random_batch(5, groups=2), 60, []
+
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def limited(_: object, __: object, output: torch.Tensor) -> None:
+        if output.shape[1] > most:
+            no_memory() if amid == "forward" else output.register_hook(no_memory)
+
+    body._layers[1].mlp.register_forward_hook(limited)
+    for name, budget in (("small", most), ("large", 2 * most)):
+        trainer.open(name, msgspec.structs.replace(SPEC, tokens_per_microbatch=budget))
+        work = targets_for(batch), PolicyLoss(), 10.0
+        ends.append((trainer.forward_backward(name, batch, *work), trainer._slots[name].grads.clone()))
+    (small, few), (large, many) = ends
+    assert (small.halved_to, large.halved_to, large.loss) == (0, most, small.loss)
+    assert torch.equal(few, many) and few.any()
+    base = [tensor for name, tensor in body._model.named_parameters() if not is_adapter(name)]
+    assert all(isinstance(tensor, DTensor) for tensor in base)  # none stays gathered

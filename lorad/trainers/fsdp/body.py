@@ -159,6 +159,14 @@ class _FsdpBody(Body):
             )
 
     @property
+    def may_forget(self) -> bool:
+        is_new = hasattr(self._model, "reset_iter_state")  # since torch 2.13
+        return is_new and self.dp.size == 1 and self.device.type == "cuda"
+
+    def forget(self) -> None:
+        self._model.reset_iter_state()
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, int]]:
         return self._room.shapes
 

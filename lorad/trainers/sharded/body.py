@@ -115,6 +115,17 @@ class Body(ABC):
     """
 
     @property
+    def may_forget(self) -> bool:
+        """Return whether `forget` works, and may be needed: of a body on a GPU (a CPU without memory ends the
+        process) whose forward and backward wait for no other rank. The same on all ranks.
+        """
+        return False
+
+    def forget(self) -> None:
+        """Forget a forward or backward that an exception ended, so that the next can begin."""
+        raise NotImplementedError
+
+    @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, int]]:
         """(out, in) of every linear that an adapter may target, by logical name."""

@@ -81,6 +81,7 @@ class Slot:
         self.weights, self.grads = torch.zeros(padded), torch.zeros(padded, device=others)
         self.exp_avg, self.exp_avg_sq = (torch.zeros(share, device=others) for _ in range(2))
         self.step = 0
+        self.tokens_per_microbatch = spec.tokens_per_microbatch
         self.seed, self.draws = spec.seed, 0
 
     @property

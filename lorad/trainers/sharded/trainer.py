@@ -7,6 +7,7 @@ same grounds everywhere; where ranks may disagree (files), they ask each other f
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -152,9 +153,41 @@ class RankTrainer:
         check_work([work], self._slots, self.capabilities())
         held = self._trained(slot)
         refuse_critic(slot, held.spec)
-        mounted = self._put_in(held)
+        mounted, halved_to = self._put_in(held), 0
+        losses = self._losses_or_none(held, mounted, work)
+        if losses is None:
+            halved_to = held.tokens_per_microbatch
+            losses = self._losses(held, mounted, work)
+        held.draws += 1
+        stats = over_ranks(losses.stats, self._body.dp, self._body.device)
+        if losses.logprobs is None:
+            return Gradients.of(stats, halved_to=halved_to)
+        return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy(), halved_to)
+
+    def _losses_or_none(self, held: Slot, mounted: Mounted, work: GradientWork) -> Losses | None:
+        """Return what `_losses` does; None where any rank found no memory, which leaves the gradients as they
+        were and half the tokens in a micro-batch. Collective.
+        """
+        if not self._body.may_forget:
+            return self._losses(held, mounted, work)
+        before, found = held.grads.clone(), None
+        try:
+            found = self._losses(held, mounted, work)
+        except torch.OutOfMemoryError as error:
+            print(f"micro-batches are halved: {error}", file=sys.stderr, flush=True)
+        if self._calls.all_agree(found is not None):
+            return found
+        self._body.forget()
+        held.grads.copy_(before)
+        held.bind(mounted.parameters)
+        held.tokens_per_microbatch = max(1, held.tokens_per_microbatch // 2)
+        give_back(self._body.device)
+        return None
+
+    def _losses(self, held: Slot, mounted: Mounted, work: GradientWork) -> Losses:
+        """Add the gradients of this rank's micro-batches to the slot's."""
         losses = Losses(work, self._body.device)
-        for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
+        for number, row in enumerate(self._rows(work.batch, held.tokens_per_microbatch)):
             if held.spec.adapter.dropout:
                 held.draw(number)
             collect = partial(held.collect, mounted.parameters)
@@ -162,11 +195,7 @@ class RankTrainer:
             self._body.backward(row, losses.of(row, collect), recompute=recompute)
             losses.stats += LossStats(**dict(zip(_REPLAYED, self._body.replayed(), strict=True)))
             collect()
-        held.draws += 1
-        stats = over_ranks(losses.stats, self._body.dp, self._body.device)
-        if losses.logprobs is None:
-            return Gradients.of(stats)
-        return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy())
+        return losses
 
     def values(self, slot: str, batch: Batch) -> np.ndarray:
         held = self._critic(slot)
@@ -177,7 +206,7 @@ class RankTrainer:
             states = self._body.states(row, adapter=True, train=False, recompute=False)
             return held.values(states)[None]
 
-        (values,) = self._per_token(batch, held.spec.tokens_per_microbatch, found, 1)
+        (values,) = self._per_token(batch, held.tokens_per_microbatch, found, 1)
         return np.asarray(values)
 
     def value_backward(
@@ -188,7 +217,7 @@ class RankTrainer:
         check_values(batch, targets, loss, normaliser, self.capabilities())
         mounted = self._put_in(held)
         stats = LossStats()
-        for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
+        for number, row in enumerate(self._rows(batch, held.tokens_per_microbatch)):
             if held.spec.adapter.dropout:
                 held.draw(number)
             recompute = held.spec.activation_checkpointing
@@ -227,7 +256,7 @@ class RankTrainer:
             likely = self._body.likely(row, temperature, adapter=held is not None)
             return torch.stack([likely.logprobs, likely.correct.float()])
 
-        budget = held.spec.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH
+        budget = held.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH
         logprobs, correct = self._per_token(batch, budget, found, 2)
         return Predictions(logprobs, correct > 0)
 

@@ -24,6 +24,8 @@ from lorad.trainers.sharded.workers import DataParallel
 MODULE = "model.layers.0.mlp.up_proj"
 HIDDEN, VOCAB, LONGEST = 8, 32, 64
 FAILS, WAITS = 30, 31  # tokens: the last rank fails at the first, all wait at the second for the file `gate`
+NO_MEMORY = 29  # a token: the last rank finds no memory for it and `MOST` others in a micro-batch
+MOST = 12
 
 REFUSED_ALPHA = 13.0  # by the last rank alone
 
@@ -36,6 +38,7 @@ def open_body(settings: BodySettings) -> Body:
 
 class TinyBody(Body):
     lockstep = False
+    may_forget = True
 
     def __init__(self, settings: BodySettings) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -79,9 +82,14 @@ class TinyBody(Body):
     def _obey(self, ids: Tensor) -> None:
         if (ids == FAILS).any() and self.dp.rank == self.dp.size - 1:
             raise RuntimeError("the middle of a call")
+        if (ids == NO_MEMORY).any() and ids.numel() > MOST and self.dp.rank == self.dp.size - 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         while (ids == WAITS).any() and not self.gate.exists():
             self.gate.with_name(f"rank-{self.dp.rank}.waits").touch()
             time.sleep(0.01)
+
+    def forget(self) -> None:
+        pass
 
     def offload(self) -> None:
         pass

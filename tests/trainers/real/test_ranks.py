@@ -27,7 +27,17 @@ from lorad.trainers.ranks.calls import Open, Refusal
 from lorad.trainers.ranks.config import beat_file
 from lorad.trainers.ranks.hang import Beats, hung
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
-from tests.kit.fakes.rank_kit import FAILS, LOSS, MODULE, REFUSED_ALPHA, SPEC, WAITS, batch, targets
+from tests.kit.fakes.rank_kit import (
+    FAILS,
+    LOSS,
+    MODULE,
+    NO_MEMORY,
+    REFUSED_ALPHA,
+    SPEC,
+    WAITS,
+    batch,
+    targets,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 POOL = """
@@ -125,6 +135,21 @@ async def test_every_call_is_done_by_all_ranks(trainer: RemoteTrainer, tmp_path:
     assert trainer.slots() == ("a",) and "torch" in trainer.software()
     await trainer.close("a")
     assert trainer.slots() == () and len(await trainer.base_checksum()) == 64
+
+
+@shared
+async def test_ranks_without_memory_halve_together(trainer: RemoteTrainer) -> None:
+    """One of them alone has none; the numbers are those of smaller micro-batches on both."""
+    large, ends, found = batch(NO_MEMORY), [], []
+    for name, budget in (("large", 24), ("small", 12)):
+        await trainer.open(name, structs.replace(SPEC, tokens_per_microbatch=budget))
+        for _ in range(2):
+            found.append(await trainer.forward_backward(name, large, targets(large), LOSS, 20))
+        await trainer.optim_step(name, 0.1, 1.0)
+        ends.append((await trainer.export(name)).digest())
+        await trainer.close(name)
+    assert [stats.halved_to for stats in found] == [12, 0, 0, 0]
+    assert len({stats.loss for stats in found}) == 1 and ends[0] == ends[1]
 
 
 @shared
