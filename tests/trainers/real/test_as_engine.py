@@ -38,6 +38,13 @@ def test_ranks_send_tokens_where_the_engine_did(dtype: str) -> None:
         assert {version.attested for version in made.client.adapters("moe")} == {"passed"}
 
 
+def test_versions_on_a_rounded_base_pass() -> None:
+    with world() as made:
+        made.run("rounded", "trainer.backend=fsdp", "model.quantize=nf4", "trainer.steps=2")
+        assert {version.attested for version in made.client.adapters("rounded")} == {"passed"}
+        made.lorad("verify", "rounded")
+
+
 async def scores(trainer: Trainer) -> np.ndarray:
     """Of the base, since an adapter begins as nothing."""
     await trainer.open("slot", SLOT)
