@@ -90,14 +90,7 @@ def sweep(
     """
     refuse_both(detach, wait)
     if listed:
-        if markdown and spec is None:
-            raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
-        if svg is not None and spec is None:
-            raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
-        found = Client().sweeps(spec)
-        show(found, one=spec is not None, as_json=as_json, markdown=markdown)
-        if svg is not None:
-            write_svg(found[0], svg)
+        _list(spec, svg, as_json=as_json, markdown=markdown)
         return
     if spec is None:
         raise SpecError(
@@ -105,9 +98,7 @@ def sweep(
         )
     text, source, cwd = read_spec(spec)
     wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
-    if points is not None and random is not None:
-        raise SpecError("--points names the points, --random draws them", hint="Give one of the two.")
-    listed_points = [] if points is None else [from_here(point) for point in points_in(points)]
+    chosen = _chosen(points, random, seed)
     client = launch.connected()
     started = client.sweep(
         text,
@@ -116,7 +107,7 @@ def sweep(
         overrides=from_here(overrides or []),
         name=name,
         halving=wish,
-        points=PointsRequest(random, seed, listed_points),
+        points=chosen,
     )
     for warning in started.warnings:
         output.note(f"warning: {warning}")
@@ -131,6 +122,26 @@ def sweep(
         write_svg(over, svg)
     if all(run.reason != "completed" for run in over.runs):
         raise typer.Exit(1)
+
+
+def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) -> None:
+    """Show all sweeps, or one. Raises SpecError."""
+    if markdown and name is None:
+        raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
+    if svg is not None and name is None:
+        raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
+    found = Client().sweeps(name)
+    show(found, one=name is not None, as_json=as_json, markdown=markdown)
+    if svg is not None:
+        write_svg(found[0], svg)
+
+
+def _chosen(points: str | None, random: int | None, seed: int) -> PointsRequest:
+    """Read the points of a file, or how many to draw. Raises SpecError."""
+    if points is not None and random is not None:
+        raise SpecError("--points names the points, --random draws them", hint="Give one of the two.")
+    listed = [] if points is None else [from_here(point) for point in points_in(points)]
+    return PointsRequest(random, seed, listed)
 
 
 def _wished(

@@ -2,7 +2,7 @@
 0.32 and SGLang 0.5.23 were seen to do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lorad.adapters.adapter import AdapterConfig, Outline
 from lorad.adapters.served import partners_of
@@ -12,7 +12,6 @@ from lorad.errors import AdapterRefused, SpecError
 _FUSED = ("deepseek_v3", "glm4_moe", "olmoe", "qwen2_moe", "qwen3_moe")
 """Model types whose experts PEFT reads in its own form."""
 _UNCONVERTED = "qwen2_moe"  # one of which PEFT takes no names of single experts
-_INTERLEAVED = ("gpt_oss",)  # of whose gate_up_proj each has every other output
 _SERVED = ("qwen3_moe",)  # model types whose experts servers were seen to read
 _OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 _Shapes = Mapping[str, tuple[int, int]]
@@ -32,11 +31,11 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
         raise SpecError(why, key="--format", hint="Export with --merge, or serve it with lorad.")
 
 
-def refuse_interleaved(found: Outline, model_type: str) -> None:
+def refuse_interleaved(found: Outline, model_type: str, interleaved: Collection[str]) -> None:
     """Raise AdapterRefused for PEFT's own form where gate and up take turns in a base's tensors, and so in
-    those of the adapter.
+    those of the adapter. interleaved: the model types of such bases.
     """
-    if found.fused and model_type in _INTERLEAVED:
+    if found.fused and model_type in interleaved:
         raise AdapterRefused(
             f"PEFT's own form of adapters on experts is not read for {model_type}",
             hint="train it without target_parameters, or with lorad",

@@ -173,3 +173,5 @@ FAMILIES = {
         has_sinks=True,
     ),
 }
+FUSED = frozenset(one.model_type for one in FAMILIES.values() if one.mixture and one.mixture.is_fused)
+"""Model types whose checkpoints hold a layer's experts in one tensor, the outputs of gate and up by turns."""

@@ -37,6 +37,7 @@ with quick_imports():
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.models.directory import read_config, weight_files
     from lorad.models.facts import ModelFacts, read_facts
+    from lorad.models.families import FUSED
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, model_directory
     from lorad.preflight.loggers import check_loggers
@@ -287,7 +288,7 @@ def _check_adapter(
     try:
         source = cwd / Path(spec.lora.adapter_path).expanduser()
         told = outline(source)
-        refuse_interleaved(told, model_type)
+        refuse_interleaved(told, model_type, FUSED)
         refuse_unfit(told, shapes)
         found = read_peft(source, weight_files(model))
         validate(found, shapes)
@@ -319,7 +320,7 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
     if directory is None:
         return 0
     try:
-        refuse_interleaved(outline(directory), model.model_type)
+        refuse_interleaved(outline(directory), model.model_type, FUSED)
         found = read_peft(directory)
         experts = served_experts(spec.rollout.backend, model)
         validate(found, targets_of(spec.trainer.backend, model.linears, experts))

@@ -4,9 +4,8 @@ from lorad.adapters.targets import HEAD
 from lorad.backends.registry import RANKED, SERVERS
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts, refuse_unfilled
+from lorad.models.families import FUSED
 from lorad.spec.model import Spec
-
-_FUSED = ("gpt_oss",)
 
 
 def check_quantize(spec: Spec) -> None:
@@ -37,7 +36,7 @@ def check_blocks(spec: Spec, facts: ModelFacts) -> None:
     """Raise SpecError for a linear that the blocks of the format do not fill, and for experts in tensors of
     all experts, which are not rounded.
     """
-    if spec.model.quantize and facts.model_type in _FUSED:
+    if spec.model.quantize and facts.model_type in FUSED:
         raise SpecError(
             f"{spec.model.quantize}, but the experts of {facts.model_type} lie in tensors of all experts, "
             "which lorad does not round",

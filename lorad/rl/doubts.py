@@ -334,6 +334,25 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.truncated",
             hint="Choose keep or penalise, or algorithm.kl.where loss.",
         )
+    if kl.reset_every and (not algorithm.has_reference or algorithm.name == "distill"):
+        yield SpecError(
+            "the teacher of distill stays"
+            if algorithm.kl_coef
+            else "no KL is measured: algorithm.kl.coef is 0",
+            key="algorithm.kl.reset_every",
+            hint="Leave it out, or choose another algorithm with a coefficient.",
+        )
+    if kl.target is not None and not algorithm.kl_coef:
+        yield SpecError(
+            "there is no coefficient to adapt while algorithm.kl.coef is 0",
+            key="algorithm.kl.target",
+            hint="Set algorithm.kl.coef to where it begins.",
+        )
+
+
+def _of_teachers(spec: Spec) -> Iterator[SpecError]:
+    """Settings of a teacher."""
+    algorithm, kl = spec.algorithm, spec.algorithm.kl
     has_teacher = algorithm.teacher is not None or kl.reference is not None
     if algorithm.name == "distill" and not (has_teacher and algorithm.kl_coef):
         yield SpecError(
@@ -362,20 +381,6 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             "it is the weight of the reward beside the teacher of distill",
             key="algorithm.reward_coef",
             hint="Leave it out.",
-        )
-    if kl.reset_every and (not algorithm.has_reference or algorithm.name == "distill"):
-        yield SpecError(
-            "the teacher of distill stays"
-            if algorithm.kl_coef
-            else "no KL is measured: algorithm.kl.coef is 0",
-            key="algorithm.kl.reset_every",
-            hint="Leave it out, or choose another algorithm with a coefficient.",
-        )
-    if kl.target is not None and not algorithm.kl_coef:
-        yield SpecError(
-            "there is no coefficient to adapt while algorithm.kl.coef is 0",
-            key="algorithm.kl.target",
-            hint="Set algorithm.kl.coef to where it begins.",
         )
 
 
@@ -424,7 +429,15 @@ def _of_critics(spec: Spec) -> Iterator[SpecError]:
 
 
 _OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
-    "rl": (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_critics),
+    "rl": (
+        _of_functions,
+        _of_parts,
+        _of_weights,
+        _of_samples,
+        _of_penalties,
+        _of_teachers,
+        _of_critics,
+    ),
     "sft": (),
     "preference": (_of_preference,),
     "tinker": (),

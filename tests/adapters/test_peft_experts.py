@@ -20,6 +20,7 @@ from lorad.adapters.validate import validate
 from lorad.backends.registry import SERVERS, dialect_class
 from lorad.errors import AdapterRefused, SpecError
 from lorad.models.facts import read_facts
+from lorad.models.families import FUSED
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.expert_weights import merge
 from tests.conformance.reference import reference_logprobs, reference_model
@@ -183,9 +184,9 @@ def test_what_peft_trains_on_experts_is_read(
 
 def test_own_form_is_refused_for_interleaved_experts(tmp_path: Path) -> None:
     told = outline(fused(adapter_of("all"), tmp_path / "adapter"))
-    refuse_interleaved(told, "qwen3_moe")
+    refuse_interleaved(told, "qwen3_moe", FUSED)
     with pytest.raises(AdapterRefused, match="not read for gpt_oss"):
-        refuse_interleaved(told, "gpt_oss")
+        refuse_interleaved(told, "gpt_oss", FUSED)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from lorad.errors import AdapterRefused, Conflict
 from lorad.files import fsync
 from lorad.models.directory import weight_files
 from lorad.models.facts import read_facts
+from lorad.models.families import FUSED
 from lorad.protocol.calls import Attestation
 from lorad.protocol.journal import JournalWriter, VersionFact
 from lorad.spec.model import Spec, to_json
@@ -119,7 +120,7 @@ def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Ada
     facts = read_facts(model_path)
     experts = served_experts(spec.rollout.backend, facts)
     shapes = targets_of(spec.trainer.backend, facts.linears, experts)
-    refuse_interleaved(told, facts.model_type)
+    refuse_interleaved(told, facts.model_type, FUSED)
     refuse_unfit(told, shapes)
     adapter = read_peft(source, weight_files(model_path))
     validate(adapter, shapes)
