@@ -90,6 +90,7 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "attempt": _attempt,
     "labels": _labels,
     "edited": lambda data: f"edited: {' '.join(data['changed'])}{_by(data)}",
+    "placed": lambda data: f"{data['ranks']} ranks on {', '.join(node['node'] for node in data['nodes'])}",
     "rewind": lambda data: f"rewound to step {data['to']}",
     "warning": lambda data: f"warning: {data['message']}",
     "notify": lambda data: f"not notified of {data['event']}: {data['error']}",

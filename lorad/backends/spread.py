@@ -10,6 +10,7 @@ from lorad.protocol.nodes import NodesSetup, StaticNode
 from lorad.spec.model import Spec
 
 Where = Literal["local", "cluster"]
+_UNTIL_ENDED = 10 * 365 * 86400.0  # seconds: the daemon judges by `cluster.patience`, and ends the pool
 
 
 def _asks_for_nodes(spec: Spec) -> bool:
@@ -46,7 +47,7 @@ def nodes_setup(spec: Spec, cluster: Cluster) -> NodesSetup:
         python=str(cluster.node_python or ""),
         interface=cluster.interface or "",
         lease=cluster.lease,
-        patience=cluster.patience,
+        patience=_UNTIL_ENDED,
         idle_timeout=cluster.idle_timeout,
         address=cluster.address,
         cluster_python=str(cluster.python or ""),

@@ -28,12 +28,13 @@ from lorad.models.facts import read_facts
 from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, OpenCritic, Opened
 from lorad.protocol.inputs import Input, look
-from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
+from lorad.protocol.journal import Attempt, Placed, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.rl.data import name_of
 from lorad.rl.streaming.pinned import commits
 from lorad.spec.data import names_of
 
+_FACTS = ("step", "version", "eval")
 _OF_MODEL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja"),
@@ -65,9 +66,7 @@ def begin(session: Session) -> PoolInfo:
     opened = _open_slot(session, info, restored)
     session.tokens_per_microbatch = opened.tokens_per_microbatch
     begun = _attempt(session, info, restored, opened, inputs)
-    session.journal.append("attempt", restored.state.step if restored else 0, begun)
-    if any(r.kind in ("step", "version", "eval") for r in records):
-        session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
+    _journal(session, info, restored, begun, again=any(r.kind in _FACTS for r in records))
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
     session.reference = restored.reference if restored else None
@@ -83,6 +82,20 @@ def begin(session: Session) -> PoolInfo:
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, made)
     return info
+
+
+def _journal(
+    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, begun: Attempt, *, again: bool
+) -> None:
+    """Write down what the attempt begins with, and on which nodes. again: something came before, of which
+    only what led to `restored` counts from now on.
+    """
+    step = restored.state.step if restored else 0
+    session.journal.append("attempt", step, begun)
+    if again:
+        session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
+    if info.nodes:
+        session.journal.append("placed", step, Placed(info.nodes, session.spec.trainer.ranks))
 
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:

@@ -8,6 +8,7 @@ Kinds and their data (docs of the fields: the structs below):
     rewind      facts after step `to` no longer count     eval        a held-out evaluation: EvalFact
     step        an optimizer step is done: StepFact       checkpoint  a checkpoint is whole: CheckpointFact
     warning     something to look at: {message}           end         the attempt is over: EndFact
+    placed      the nodes of the attempt: Placed
 """
 
 import contextlib
@@ -28,8 +29,10 @@ from lorad.errors import Conflict, IntegrityError, StorageError
 from lorad.files import fsync, names, open_file
 from lorad.protocol.evals import SetScore
 from lorad.protocol.inputs import Input
+from lorad.protocol.nodes import PlacedNode
 
 _VERSION = 1
+_OF_ATTEMPTS = ("attempt", "placed", "end")  # they stay when a resume rewinds the facts
 
 
 class Record(Struct, frozen=True):
@@ -103,6 +106,16 @@ class Attempt(Struct, frozen=True):
     commits: dict[str, str] = {}
     software: dict[str, str] = {}
     routes: Literal["record", "off"] = "off"
+
+
+class Placed(Struct, frozen=True):
+    """A record of kind `placed`: the machines of a cluster that have the ranks of the attempt.
+
+    nodes: sorted by name. ranks: how many, as many on each node.
+    """
+
+    nodes: tuple[PlacedNode, ...]
+    ranks: int
 
 
 class VersionFact(Struct, frozen=True):
@@ -321,6 +334,6 @@ def lineage(records: list[Record]) -> list[Record]:
     alive: list[Record] = []
     for record in records:
         if record.kind == "rewind":
-            alive = [r for r in alive if r.step <= record.data["to"] or r.kind in ("attempt", "end")]
+            alive = [r for r in alive if r.step <= record.data["to"] or r.kind in _OF_ATTEMPTS]
         alive.append(record)
     return alive

@@ -108,7 +108,7 @@ def _put(
     known = {one.node: one for one in pools.nodes(ctx.store)}
     for node in status.nodes:
         base = pool.setup.model_path if is_ready else ""
-        is_lost = status.state == "lost" and status.words.startswith(f"{node.node} ")
+        is_lost = status.state == "lost" and status.words.startswith((f"{node.node}:", f"{node.node} "))
         now = "granted" if is_held or _has_others(ctx, pool, node) else "lost" if is_lost else "free"
         pools.put_node(ctx.store, _node_row(setup, node, known.get(node.node), now, base))
         for device in devices_on(node) if is_held else ():
