@@ -18,6 +18,7 @@ from lorad.box.config import load
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
 from lorad.children.interpreter import Finding
+from lorad.cli.doctor.cluster import cluster_checks
 from lorad.cli.doctor.database import database_checks, end_orphans, orphan_checks, orphan_in_words, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
 from lorad.cli.doctor.logout import logout_check, own_name
@@ -44,6 +45,17 @@ def doctor(
         typer.Option(help="Check the installation of this trainer instead."),
     ] = None,
     probe: Annotated[bool, typer.Option(help="With --engine: start the server (30 to 90 s).")] = True,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Try out the nodes of the cluster instead: a grant, each node.")
+    ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="With --cluster: how many nodes; default: all of kind static, one of a Ray cluster.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     mend: Annotated[
         bool,
         typer.Option(
@@ -62,8 +74,12 @@ def doctor(
         _show_repaired(repair(home), end_orphans(home), as_json)
         return
     checks: list[Finding] = []
-    asked = engine is not None or trainer is not None
-    for finding in _of_backends(home, engine, trainer, probe) if asked else _everything(home):
+    found = _everything(home)
+    if engine is not None or trainer is not None:
+        found = _of_backends(home, engine, trainer, probe)
+    elif cluster:
+        found = cluster_checks(home, nodes)
+    for finding in found:
         hint = "" if finding.ok else finding.hint
         checks.append(msgspec.structs.replace(finding, detail=printable(finding.detail), hint=hint))
         if not as_json:

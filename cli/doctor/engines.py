@@ -27,15 +27,16 @@ class _Line(msgspec.Struct):
 
 def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[Finding]:
     """Check a server. Each finding comes as soon as it is known."""
-    return _probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
+    return probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
 
 
 def trainer_checks(home: Home, kind: str) -> Iterator[Finding]:
     """Check a trainer like `engine_checks` does a server; nothing is started."""
-    return _probed(home, ["lorad.backends.trainer_probe", kind])
+    return probed(home, ["lorad.backends.trainer_probe", kind])
 
 
-def _probed(home: Home, module: Sequence[str]) -> Iterator[Finding]:
+def probed(home: Home, module: Sequence[str]) -> Iterator[Finding]:
+    """Run a module that prints findings, with its arguments."""
     command = [sys.executable, "-m", *module]
     environment = os.environ | {"LORAD_HOME": str(home.root), "OMP_NUM_THREADS": "1"}
     with (

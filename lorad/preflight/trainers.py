@@ -22,7 +22,7 @@ from lorad.trainers.arguments import ADAPTS, ATTENTION, OWN, SPLITS
 _AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 _WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
-ON_NODES = "is not on this machine, and nobody looked for it on the nodes"
+ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the nodes"
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 

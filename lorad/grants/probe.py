@@ -1,0 +1,146 @@
+"""`python -m lorad.grants.probe ASKED`: the nodes of a cluster, tried out for `lorad doctor --cluster`.
+
+It takes a grant of processors alone, looks around on every node, and gives it back. Each finding is a line of
+JSON.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.children.interpreter import Finding
+from lorad.errors import LoradError
+from lorad.grants.grant import taken
+from lorad.models.directory import resolve
+from lorad.models.facts import weights_sha256
+from lorad.nodes.remote import Node
+from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup
+from lorad.text import size
+
+_PUT_BYTES = 10 << 20
+_LOOK = """
+import json, os, platform, shutil, subprocess, sys
+def asked(*argv):
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip() if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+wanted = json.loads(sys.argv[1])
+gpus = asked("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader") or ""
+version = "import platform; print(platform.python_version())"
+print(json.dumps({
+    "python": platform.python_version(), "free": shutil.disk_usage(".").free, "gpus": gpus.split(),
+    "interpreters": {path: asked(path, "-I", "-c", version) for path in wanted["interpreters"]},
+    "bases": {path: os.path.isdir(path) for path in wanted["bases"]},
+}))
+"""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """setup: of the grant. devices: GPUs that config.yaml says of a node, by name. interpreters: path ->
+    backend. bases: directories of base models. seconds: to wait for the grant.
+    """
+
+    setup: NodesSetup
+    devices: dict[str, int] = {}
+    interpreters: dict[str, str] = {}
+    bases: tuple[str, ...] = ()
+    seconds: float = 90.0
+
+
+class _Seen(Struct, frozen=True):
+    python: str
+    free: int
+    gpus: list[str]
+    interpreters: dict[str, str | None]
+    bases: dict[str, bool]
+
+
+async def _probe(asked: Asked, work: Path) -> None:
+    waiting, began = asyncio.timeout(asked.seconds), time.monotonic()
+    try:
+        async with waiting, taken(asked.setup, "doctor", work, work) as grant:
+            waiting.reschedule(None)
+            words = ", ".join(node.name for node in grant.hosts)
+            _say(Finding("grant", True, f"{words} after {time.monotonic() - began:.1f} s"))
+            for node in grant.hosts:
+                await _look_at(node, asked, work)
+    except TimeoutError:
+        said = msgspec.json.decode((work / GRANT).read_bytes(), type=GrantStatus).words
+        hint = "What is lacking stands there; an agent that cannot start says so as well."
+        _say(Finding("grant", False, f"nothing in {asked.seconds:.0f} s: {said or 'no word'}", hint))
+    except LoradError as error:
+        _say(Finding("grant", False, error.message, error.hint))
+
+
+async def _look_at(node: Node, asked: Asked, work: Path) -> None:
+    """Raises PoolLost when the node is lost meanwhile."""
+    log, wanted = work / f"{node.name}.log", {"interpreters": [*asked.interpreters], "bases": asked.bases}
+    child = node.child("look", [node.python, "-c", _LOOK, json.dumps(wanted)], {}, log=log, files={})
+    await child.start()
+    how = await child.ended()
+    lines = [line.removeprefix(f"{node.name}: ") for line in log.read_text().splitlines()]
+    try:
+        seen = msgspec.json.decode(lines[-1] if lines else "", type=_Seen)
+    except msgspec.MsgspecError:
+        _say(Finding(node.name, False, f"the look {how}: {lines[-1] if lines else 'it said nothing'}"))
+        return
+    for finding in _findings(node, asked, seen):
+        _say(finding)
+    _say(await _put(node, work))
+    tiny = resolve("builtin:tiny")
+    is_same = await node.weights(tiny, None) == weights_sha256(tiny)
+    hint = "Install the same lorad there, at the same path: cluster.node_python."
+    _say(Finding(node.name, is_same, "builtin:tiny has the weights of this machine's", hint))
+
+
+def _findings(node: Node, asked: Asked, seen: _Seen) -> Iterator[Finding]:
+    about = f"lorad {node.told.lorad}, Python {seen.python}, uid {node.told.uid}, {size(seen.free)} free"
+    yield Finding(node.name, seen.free > 2 << 30, about, "Versions and checkpoints are staged there.")
+    wanted = asked.devices.get(node.name, 0)
+    hint = f"cluster.nodes says {wanted} for {node.name}: correct it, or look at `nvidia-smi` there."
+    yield Finding(node.name, len(seen.gpus) >= wanted, f"{len(seen.gpus)} GPUs seen", hint)
+    for path, version in seen.interpreters.items():
+        name = asked.interpreters[path]
+        hint = f"Install {name} there, or correct backends.{name}.python."
+        words = f"{path} is Python {version}" if version else f"{path} is no Python that works"
+        yield Finding(node.name, version is not None, words, hint)
+    for path, is_there in seen.bases.items():
+        words = f"{path} is {'there' if is_there else 'missing'}"
+        yield Finding(node.name, is_there, words, "Runs on that base need it on every node, at this path.")
+
+
+async def _put(node: Node, work: Path) -> Finding:
+    """Copy a directory there, whose digest is taken on arrival."""
+    source = work / "put"
+    source.mkdir(exist_ok=True)
+    (source / "random").write_bytes(os.urandom(_PUT_BYTES))
+    began = time.monotonic()
+    await node.put("put", source)
+    seconds = time.monotonic() - began
+    await node.remove("put")
+    return Finding(node.name, True, f"{size(_PUT_BYTES)} arrived whole in {seconds:.2f} s")
+
+
+def _say(finding: Finding) -> None:
+    print(msgspec.json.encode({"check": finding}).decode(), flush=True)
+
+
+def main(arguments: list[Any]) -> None:
+    asked = msgspec.json.decode(arguments[0], type=Asked)
+    with tempfile.TemporaryDirectory(prefix="lorad-doctor-") as work:
+        asyncio.run(_probe(asked, Path(work)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
