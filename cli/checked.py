@@ -90,7 +90,8 @@ def start_in_words(start: Start) -> str:
     """Say when the run would start."""
     if start.state == "now":
         where = f"in pool {start.pool}, which is warm" if start.pool else "in a new pool"
-        return f"at once, {where}, on {', '.join(start.devices)}"
+        when = f"when {start.why}" if start.why else "at once"
+        return f"{when}, {where}, on {', '.join(start.devices)}"
     if start.state == "never":
         return start.why
     queued = "1 run is" if start.ahead == 1 else f"{start.ahead} runs are"

@@ -30,7 +30,7 @@ class Start(Struct, frozen=True):
     """Whether the run would start.
 
     state: now, waits, or never.
-    why: what it waits for, or why it can never run.
+    why: what it waits for, or why it can never run; of `now`, who else has to agree.
     devices: where it would start.
     pool: the warm pool that it would join; "" where one would be made.
     stops: runs of lower priority that would make room for it.

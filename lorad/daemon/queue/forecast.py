@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from lorad.client.check_shapes import Start
 from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import Shape
 from lorad.daemon.queue.limits import over_limit
 from lorad.daemon.queue.obstacles import Claim
 from lorad.daemon.queue.place import FAR_BACK, find_room, offers_for
@@ -44,7 +45,9 @@ def forecast(ctx: Context, run: RunRow) -> Start:
         return _waits(ctx, now, run, at, Start("waits", room.waiting, stops=stops, ahead=ahead))
     devices, key = [device.name for device in room.devices], setups[room.devices].key
     warm = next((pool.id for pool in now.pools if now.is_used(pool) and pool.setup.key == key), "")
-    return Start("now", devices=devices, pool=warm, ahead=ahead)
+    is_granted = warm or not isinstance(room.devices[0], Shape)
+    why = "" if is_granted else "the cluster grants them"
+    return Start("now", why, devices=devices, pool=warm, ahead=ahead)
 
 
 def _waits(ctx: Context, now: Snapshot, run: RunRow, at: float, start: Start) -> Start:

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.box.config import Backend, Config, Limit, Queue
 from lorad.daemon.context import Context
+from lorad.daemon.pools.grants import with_likely_first
 from lorad.daemon.process.sharing import OneUser
 from lorad.daemon.queue import cluster as room
+from lorad.daemon.queue.forecast import forecast
 from lorad.daemon.queue.place import place_runs
 from lorad.protocol.preflight import SpecFacts
 from lorad.states import RunState
 from lorad.store import events, pools, runs
+from lorad.store.pools import NodeRow
 from lorad.store.rows import RunRow
 from tests.kit import daemon_world
 from tests.kit.daemon_world import behave, open_context, reconciling, submit
@@ -205,6 +209,33 @@ def test_a_cluster_that_shrank_is_told(home: Path) -> None:
     ctx.config = Config(backends=SGLANG, cluster=cluster(home, 1))
     place_runs(ctx)
     assert told(ctx, "a") == "resources.nodes: 2, but the cluster has 1 node with 8 GPUs"
+
+
+def test_a_forecast_leaves_it_to_the_cluster(home: Path) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 2))
+    spread(ctx, "a")
+    run = runs.get(ctx.store, "a")
+    with ctx.store.write() as connection:
+        connection.execute("DELETE FROM runs")
+    start = forecast(ctx, run)
+    assert (start.state, start.why, start.devices) == ("now", "the cluster grants them", ["2 x 8 GPUs"])
+
+
+def test_free_nodes_with_the_base_are_tried_first(home: Path) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 4))
+    spread(ctx, "a", 1)
+    place_runs(ctx)
+    (pool,) = ctx.pools.values()
+    for name, bases in (("h2", ["/models/one"]), ("h3", ["/models/two"])):
+        row = NodeRow(
+            node=name, cluster="static", address="", boot_id="", uid=0, devices=[], bases=bases,
+            seen_at=0.0, state="free",
+        )  # fmt: skip
+        pools.put_node(ctx.store, row)
+    found = with_likely_first(ctx, pool)
+    assert found is not None and [host.name for host in found.hosts] == ["h2", "h0", "h1", "h3"]
+    changed = replace(pool.setup, nodes=found)
+    assert changed.key == pool.setup.key
 
 
 async def test_tables_are_made_anew_from_pools(home: Path) -> None:
