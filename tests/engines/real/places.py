@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lorad.backends.registry import engine_class
+from lorad.children.host import Host
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
 from lorad.models.directory import linear_shapes, read_config, resolve
@@ -45,7 +46,9 @@ def setup_of(kind: str, *, max_rank: int = 16, context_length: int = 512) -> Ser
 
 
 @contextlib.asynccontextmanager
-async def opened(kind: str, work: Path, model: Path = TINY, **changes: Any) -> AsyncIterator[RemoteEngine]:
+async def opened(
+    kind: str, work: Path, model: Path = TINY, hosts: Sequence[Host] = (), **changes: Any
+) -> AsyncIterator[RemoteEngine]:
     """An engine of a test's own. changes: of its setup."""
     engine_type = engine_class(kind)
     assert issubclass(engine_type, RemoteEngine)
@@ -53,7 +56,8 @@ async def opened(kind: str, work: Path, model: Path = TINY, **changes: Any) -> A
     settings = settings_of(
         setup, model=model, dtype="float32", device="cpu", threads=1, memory_fraction=0.85, sleep=False
     )
-    engine = await engine_type.open(setup, settings, linear_shapes(read_config(model)), work=work)
+    shapes = linear_shapes(read_config(model))
+    engine = await engine_type.open(setup, settings, shapes, work=work, hosts=hosts)
     try:
         yield engine
     finally:
