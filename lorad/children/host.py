@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from lorad.errors import SpecError
+
 LOST = "was lost with its node"
 """How a child ended whose machine does not answer: the cause, whatever others say about their peers."""
 
@@ -105,6 +107,19 @@ class Host(Protocol):
     def outward(self, name: str, here: Path) -> AbstractAsyncContextManager[None]:
         """Listen on the Unix socket `here`, whose callers are joined to one there."""
         ...
+
+
+async def check_weights(hosts: Sequence[Host], model: Path, wanted: str) -> None:
+    """Raise SpecError unless every machine has the weights of this sha256 there, as this one has."""
+    there = await asyncio.gather(*(host.weights(model, None) for host in hosts))
+    for host, found in zip(hosts, there, strict=True):
+        if found != wanted:
+            raise SpecError(
+                f"{model} has other weights on {host.name} (sha256 {found[:12]}…) than at home "
+                f"({wanted[:12]}…)",
+                key="model.name",
+                hint="Copy the model there again.",
+            )
 
 
 async def put_on_all(hosts: Sequence[Host], name: str, source: Path) -> list[BaseException | None]:

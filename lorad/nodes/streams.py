@@ -17,7 +17,7 @@ from lorad.nodes.messages import Done, Failed, FileSaid, Said
 
 _CHUNK = 1 << 20
 _MOST_FILES = 1024
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@~+-]{0,200}")
+_NAME = re.compile(r"[^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,200}")
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 T = TypeVar("T")
 

@@ -185,19 +185,23 @@ class _Start:
         from lorad.engines.remote.settings import settings_of
 
         config = self.config
+        hosts = [] if self.grant is None else self.grant.rollout or self.grant.hosts
         settings = settings_of(
             setup,
             model=Path(config.model_path),
             dtype=dtype_of(config, self.facts),
             device=config.device,
-            devices=max(1, len(config.devices)),
+            devices=max(1, len(config.devices), sum(len(host.devices) for host in hosts)),
             threads=config.threads,
             memory_fraction=server_share(config, self.facts),
             sleep=config.mode == "timesliced",
         )
         shapes = {**self.facts.linears, **served_experts(config.engine, self.facts)}
         logs = log_directory(self.root)
-        engine: Engine = await self.engine_type.open(setup, settings, shapes, work=self.root, logs=logs)
+        more = {} if self.grant is None else {"hosts": hosts}
+        engine: Engine = await self.engine_type.open(
+            setup, settings, shapes, work=self.root, logs=logs, **more
+        )
         return engine
 
 
@@ -229,32 +233,15 @@ async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None
 
     Raises SpecError for what cannot be on nodes, and what `Grant.held` raises.
     """
-    if config.nodes is None:
+    if config.nodes is None and config.mode != "split":
         yield None
         return
-    _check_nodes(config)
     # with TLS, which other pools do without
+    from lorad.grants.fits import checked_nodes
     from lorad.grants.grant import taken
 
-    async with taken(config.nodes, config.pool, root, log_directory(root)) as grant:
+    async with taken(checked_nodes(config), config.pool, root, log_directory(root)) as grant:
         yield grant
-
-
-def _check_nodes(config: PoolSetup) -> None:
-    """Raise SpecError for a part of a pool that would need a device of this machine."""
-    if config.ranks is None:
-        raise SpecError(
-            f"the {config.trainer} trainer is not made of ranks, which nodes can have",
-            key="trainer.backend",
-            hint="Use fsdp or megatron, or leave resources.nodes out.",
-        )
-    if config.device != "cpu" and (config.server is None or config.teacher_path):
-        what = "a teacher" if config.teacher_path else f"the {config.engine} engine"
-        raise SpecError(
-            f"{what} would need a GPU of this machine, and the pool has those of nodes alone",
-            key="resources.nodes",
-            hint="Use sglang or vllm, and no teacher, on nodes.",
-        )
 
 
 def _check_mode(config: PoolSetup, engine: Engine) -> None:

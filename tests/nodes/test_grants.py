@@ -13,12 +13,13 @@ import pytest
 
 from lorad.children.process import start_time
 from lorad.errors import PoolLost, SpecError
+from lorad.grants.fits import checked_nodes
 from lorad.grants.grant import taken
 from lorad.protocol.calls import Nothing
 from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup, StaticNode
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.protocol.status import PoolInfo
-from tests.kit.pool_kit import OPEN, generate, learn, publish, running_pool
+from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool
 from tests.nodes.kit import ROOT
 
 TWO = tuple(StaticNode(name=f"h{place}", address=f"127.0.0.{place}") for place in (1, 2))
@@ -107,7 +108,20 @@ def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
             learn(driver)
 
 
-def test_the_builtin_trainer_has_no_nodes(tmp_path: Path) -> None:
-    refused = pytest.raises(SpecError, match="the builtin trainer is not made of ranks")
-    with refused, running_pool(tmp_path, nodes=setup()):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "the builtin trainer is not made of ranks"),
+        ({"mode": "split"}, "split is for servers on nodes of their own"),
+        ({"ranks": RanksSetup(), "device": "cuda:0"}, "the builtin engine would need a GPU of this machine"),
+    ],
+)
+def test_what_nodes_cannot_have_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        checked_nodes(config_of(Path(), nodes=setup(), **changes))
+
+
+def test_split_without_nodes_is_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(SpecError, match="split is for servers on nodes of their own")
+    with refused, running_pool(tmp_path, mode="split"):
         pass

@@ -17,7 +17,7 @@ import pytest_asyncio
 from lorad.adapters.peft import WEIGHTS
 from lorad.engines.base import BASE, AdapterSource, Scorer
 from lorad.engines.remote.settings import settings_of
-from lorad.errors import AdapterRefused, StorageError
+from lorad.errors import AdapterRefused, SpecError, StorageError
 from lorad.models.directory import linear_shapes, read_config
 from lorad.nodes.remote import Node
 from lorad.protocol.batch import Sampling
@@ -257,3 +257,16 @@ async def test_the_last_node_takes_the_engine_along(own: World) -> None:
     async with asyncio.timeout(20):
         while (await own.engine.health()).alive:  # noqa: ASYNC110 (it is polled)
             await asyncio.sleep(0.02)
+
+
+async def test_another_base_on_a_node_is_refused(tmp_path: Path) -> None:
+    async with nodes(tmp_path) as (_, hosts):
+
+        async def other(directory: Path, quantize: str | None) -> str:
+            return "0" * 64
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(hosts[1], "weights", other)
+            with pytest.raises(SpecError, match=r"has other weights on h2 \(sha256 000000000000…\)"):
+                async with opened(tmp_path, hosts):
+                    pass

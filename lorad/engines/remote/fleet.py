@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lorad.children.host import Host, Process
+from lorad.children.host import Host, Process, check_weights
 from lorad.children.process import sweep
 from lorad.engines.remote.dialect import Dialect, ServerSettings
 from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
@@ -25,6 +25,7 @@ from lorad.engines.remote.server import Server
 from lorad.engines.remote.settings import addresses
 from lorad.engines.remote.starts import Directories, Starts
 from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, LoradError, PoolLost
+from lorad.models.facts import weights_sha256
 from lorad.protocol.pool_setup import ServerSetup
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,9 @@ class Fleet:
     async def open(self, restore: _Restore) -> None:
         """Returns when every server serves. Raises what keeps one from it."""
         self._restore = restore
+        if hosts := self.hosts:
+            model = self.settings.model
+            await check_weights(hosts, model, await asyncio.to_thread(weights_sha256, model))
         for server in self.servers:
             await asyncio.to_thread(sweep, self._starts.record(server.index))
         shutil.rmtree(self._starts.private, ignore_errors=True)

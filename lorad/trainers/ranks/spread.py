@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.children.host import Host, Process, Team
+from lorad.children.host import Host, Process, Team, check_weights
 from lorad.errors import SpecError
 from lorad.models.facts import weights_sha256
 from lorad.protocol.pool_setup import RanksSetup
@@ -88,25 +88,12 @@ class Spread:
         )
 
     async def open(self, model: Path, places: Places) -> None:
-        """Have rank 0 find the pool's socket; see `check`."""
-        await self._check(model)
+        """Have rank 0 find the pool's socket; see `check_weights`."""
+        await check_weights(self._hosts, model, await asyncio.to_thread(weights_sha256, model))
         await self._stack.enter_async_context(self._hosts[0].inward(_SOCKET, places.socket))
 
     async def close(self) -> None:
         await self._stack.aclose()
-
-    async def _check(self, model: Path) -> None:
-        """Raise SpecError unless every machine has the same weights at this path."""
-        wanted = await asyncio.to_thread(weights_sha256, model)
-        there = await asyncio.gather(*(host.weights(model, None) for host in self._hosts))
-        for host, found in zip(self._hosts, there, strict=True):
-            if found != wanted:
-                raise SpecError(
-                    f"{model} has other weights on {host.name} (sha256 {found[:12]}…) than at home "
-                    f"({wanted[:12]}…)",
-                    key="model.name",
-                    hint="Copy the model there again.",
-                )
 
     async def meet(self, port: int) -> None:
         """Tell all ranks where rank 0 listens."""

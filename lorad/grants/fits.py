@@ -1,0 +1,30 @@
+"""What of a pool can be on nodes."""
+
+from lorad.errors import SpecError
+from lorad.protocol.nodes import NodesSetup
+from lorad.protocol.pool_setup import PoolSetup
+
+
+def checked_nodes(config: PoolSetup) -> NodesSetup:
+    """Return what a pool asks for. Raises SpecError for a part that would need a device of this machine."""
+    nodes = config.nodes
+    if nodes is None or (config.mode == "split") != bool(nodes.rollout_nodes):
+        raise SpecError(
+            "split is for servers on nodes of their own, and asks for some",
+            key="pool.mode",
+            hint="Set resources.rollout_nodes with pool.mode: split, or neither.",
+        )
+    if config.ranks is None:
+        raise SpecError(
+            f"the {config.trainer} trainer is not made of ranks, which nodes can have",
+            key="trainer.backend",
+            hint="Use fsdp or megatron, or leave resources.nodes out.",
+        )
+    if config.device != "cpu" and (config.server is None or config.teacher_path):
+        what = "a teacher" if config.teacher_path else f"the {config.engine} engine"
+        raise SpecError(
+            f"{what} would need a GPU of this machine, and the pool has those of nodes alone",
+            key="resources.nodes",
+            hint="Use sglang or vllm, and no teacher, on nodes.",
+        )
+    return nodes
