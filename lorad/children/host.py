@@ -9,6 +9,8 @@ from typing import Protocol
 
 from lorad.errors import SpecError
 
+_STAR = 8
+"""So many machines are given a directory directly; more pass it on."""
 LOST = "was lost with its node"
 """How a child ended whose machine does not answer: the cause, whatever others say about their peers."""
 
@@ -86,6 +88,12 @@ class Host(Protocol):
         """
         ...
 
+    async def relay(self, name: str, source: Path, others: Sequence["Host"]) -> dict[str, BaseException]:
+        """Copy a directory to this machine and others, which pass it on. Returns, by name, why machines have
+        nothing.
+        """
+        ...
+
     async def fetch(self, name: str, into: Path) -> None:
         """Copy the files of a directory there into one of this machine, each put in place whole."""
         ...
@@ -123,9 +131,19 @@ async def check_weights(hosts: Sequence[Host], model: Path, wanted: str) -> None
 
 
 async def put_on_all(hosts: Sequence[Host], name: str, source: Path) -> list[BaseException | None]:
-    """Copy a directory to machines side by side; returns why it is not on each, or None."""
-    said = await asyncio.gather(*(host.put(name, source) for host in hosts), return_exceptions=True)
-    return [each if isinstance(each, BaseException) else None for each in said]
+    """Copy a directory to machines side by side; returns why it is not on each, or None.
+
+    Beyond `_STAR` machines they pass it on among themselves, and who has nothing then is given it directly.
+    """
+    lacking = {host.name: host for host in hosts}
+    if len(hosts) > _STAR:
+        failed = await hosts[0].relay(name, source, hosts[1:])
+        lacking = {host.name: host for host in hosts if host.name in failed}
+        await asyncio.gather(*(host.remove(name) for host in lacking.values()), return_exceptions=True)
+    puts = (host.put(name, source) for host in lacking.values())
+    said = dict(zip(lacking, await asyncio.gather(*puts, return_exceptions=True), strict=True))
+    outcomes = [said.get(host.name) for host in hosts]
+    return [each if isinstance(each, BaseException) else None for each in outcomes]
 
 
 class Team:

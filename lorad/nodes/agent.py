@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ import msgspec
 import lorad
 from lorad.children.process import boot_id
 from lorad.errors import Conflict, LoradError, NotAllowed, to_wire
-from lorad.nodes.certificates import Identity, check_peer
+from lorad.nodes.certificates import Identity, check_peer, is_peer
 from lorad.nodes.control import Control
 from lorad.nodes.devices import interface_of, take_devices
 from lorad.nodes.messages import LINE, Done, Failed, Files, Hello
 from lorad.nodes.places import Places
+from lorad.nodes.relay import Relay
 from lorad.nodes.streams import (
     Pair,
     as_error,
@@ -56,7 +58,9 @@ class Agent:
     def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
         self.life, self.lease, self.start, self.places = life, lease, start, places
         self.identity = Identity(f"lorad node {name}", places.directory)
-        self.control = Control(places.directory)
+        self.context = self.identity.server(start.certificate)
+        self.control = Control(places.directory, self._trust)
+        self._peers: set[str] = set()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._renewed = asyncio.Event()
         self._is_led = False
@@ -83,10 +87,13 @@ class Agent:
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pair = reader, writer
         try:
-            check_peer(writer, self.start.certificate)
+            if not (passes_on := is_peer(writer, *self._peers)):
+                check_peer(writer, self.start.certificate)
             never_hangs(writer, self.lease)
             async with asyncio.timeout(_HELLO_SECONDS):
                 hello = await read(reader, Hello)
+            if passes_on and hello.kind != "put":
+                raise NotAllowed(f"another agent asked for {hello.kind}")
             try:
                 await self._serve(hello, pair)
             except (LoradError, OSError) as error:
@@ -113,11 +120,25 @@ class Agent:
         elif hello.kind == "serve":
             await self._listen(path, pair)
         elif hello.kind == "put":
-            await write(pair[1], Done())
-            await receive_files(pair[0], path, hello.files)
-            await write(pair[1], Done(value=str(path)))
+            await self._put(hello, path, pair)
         else:
             await self._fetched(path, pair)
+
+    def _trust(self, certificates: Iterable[str]) -> None:
+        for certificate in set(certificates) - self._peers - {self.identity.pem}:
+            self._peers.add(certificate)
+            self.context.load_verify_locations(cadata=certificate)
+
+    async def _put(self, hello: Hello, path: Path, pair: Pair) -> None:
+        relay = Relay(self.identity, self.life, self.lease, hello.to)
+        await write(pair[1], Done())
+        try:
+            await relay.open(hello.name, hello.files)
+            await receive_files(pair[0], path, hello.files, relay.send)
+            failed = await relay.close()
+        finally:
+            relay.abort()
+        await write(pair[1], Done(value=str(path), failed=failed))
 
     async def _led(self, pair: Pair) -> None:
         if self._is_led:
@@ -169,8 +190,9 @@ class Agent:
 async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
     with Places.made() as places:
         agent = Agent(arguments.life, arguments.lease, start, places, arguments.name)
-        context = agent.identity.server(start.certificate)
-        server = await asyncio.start_server(agent.connected, arguments.address, 0, ssl=context, limit=LINE)
+        server = await asyncio.start_server(
+            agent.connected, arguments.address, 0, ssl=agent.context, limit=LINE
+        )
         _print(
             GrantedNode(
                 node=arguments.name,

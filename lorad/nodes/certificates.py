@@ -66,6 +66,11 @@ class Identity:
 
 def check_peer(writer: asyncio.StreamWriter, peer: str) -> None:
     """Raise NotAllowed unless the other end has exactly this certificate."""
-    there = writer.get_extra_info("ssl_object").getpeercert(True)
-    if there != ssl.PEM_cert_to_DER_cert(peer):
+    if not is_peer(writer, peer):
         raise NotAllowed("another certificate than the one that is known")
+
+
+def is_peer(writer: asyncio.StreamWriter, *peers: str) -> bool:
+    """Return whether the other end has one of these certificates."""
+    there = writer.get_extra_info("ssl_object").getpeercert(True)
+    return there in [ssl.PEM_cert_to_DER_cert(peer) for peer in peers]

@@ -5,7 +5,7 @@ import contextlib
 import fnmatch
 import hashlib
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ _LOG_BYTES = 64 << 20  # of a log that was sent already, before it is cut
 
 
 class Control:
-    """directory: of the agent."""
+    """directory: of the agent. trust: see `messages.Trust`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, trust: Callable[[Iterable[str]], None]) -> None:
+        self._directory, self._trust = directory, trust
         self.children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saying = asyncio.Lock()
@@ -75,6 +75,8 @@ class Control:
                 inside(self._directory, asked.name).mkdir(mode=0o700)
             case messages.Remove():
                 await asyncio.to_thread(_remove, inside(self._directory, asked.name))
+            case messages.Trust():
+                self._trust(asked.certificates)
             case messages.Digest():
                 return await asyncio.to_thread(_sha256, inside(self._directory, asked.name))
             case messages.Weights():

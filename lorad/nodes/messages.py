@@ -6,7 +6,8 @@ control: requests and what the agent tells, until one side ends.
 tunnel: after it, bytes to and from the Unix socket `name` of the node.
 serve: the agent listens on the Unix socket `name`. A second `Done` says that somebody is there, whose bytes
     follow.
-put: the bytes of `files` follow; the directory `name` then appears whole, or not at all.
+put: the bytes of `files` follow; the directory `name` then appears whole, or not at all. The agent passes
+    them on to the nodes in `to`; the second `Done` says which of those have nothing.
 fetch: `Files` answers instead of `Done`, and their bytes follow.
 """
 
@@ -25,6 +26,19 @@ class FileSaid(Struct, frozen=True):
     sha256: str
 
 
+Failures = dict[str, dict[str, Any]]
+"""By node: why it has nothing, as `to_wire` writes it."""
+
+
+class Peer(Struct, frozen=True):
+    """Another agent of the same pool. certificate: PEM."""
+
+    name: str
+    ip: str
+    port: int
+    certificate: str
+
+
 class Hello(Struct, frozen=True, kw_only=True):
     """name: a path in the agent's directory. life: of the pool that calls."""
 
@@ -32,6 +46,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     life: str
     name: str = ""
     files: tuple[FileSaid, ...] = ()
+    to: tuple[Peer, ...] = ()
 
 
 class Request(Struct, frozen=True, tag=True, kw_only=True):
@@ -102,7 +117,13 @@ class Weights(Request, frozen=True):
     quantize: str | None = None
 
 
-Asked = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights
+class Trust(Request, frozen=True):
+    """Take what agents with these certificates, PEM, pass on."""
+
+    certificates: tuple[str, ...]
+
+
+Asked = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights | Trust
 
 
 class Told(Struct, frozen=True, tag=True, kw_only=True):
@@ -112,6 +133,7 @@ class Told(Struct, frozen=True, tag=True, kw_only=True):
 class Done(Told, frozen=True):
     id: int = 0
     value: str = ""
+    failed: Failures = {}
 
 
 class Failed(Told, frozen=True):

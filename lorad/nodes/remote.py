@@ -14,12 +14,13 @@ from typing import Self
 import msgspec
 
 import lorad
-from lorad.children.host import LOST
+from lorad.children.host import LOST, Host
 from lorad.errors import Conflict, PoolLost, SpecError, from_wire
 from lorad.nodes import messages
 from lorad.nodes.certificates import Identity, check_peer
 from lorad.nodes.child import RemoteChild
 from lorad.nodes.messages import LINE, Done, Ended, Failed, Files, Hello, Logged, Request, Said, Wrote
+from lorad.nodes.relay import Relay
 from lorad.nodes.streams import (
     Broken,
     Pair,
@@ -28,6 +29,7 @@ from lorad.nodes.streams import (
     listening,
     never_hangs,
     read,
+    read_files,
     receive_files,
     send_files,
     splice,
@@ -78,6 +80,8 @@ class Node:
         self.directory, self.devices = Path(told.directory), told.devices
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._context, self._life, self._lease = identity.client(told.certificate), life, setup.lease
+        self._identity = identity
+        self._trusts: frozenset[str] = frozenset()
         self._children: dict[str, RemoteChild] = {}
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[str]] = {}
@@ -131,6 +135,33 @@ class Node:
                 await send_files(writer, source, files)
             with self._as_lost():
                 return Path((await answer(reader)).value)
+
+    async def relay(self, name: str, source: Path, others: Sequence[Host]) -> dict[str, BaseException]:
+        nodes = [self, *(other for other in others if isinstance(other, Node))]
+        everybody = frozenset(node.told.certificate for node in nodes)
+        trusted = await asyncio.gather(*(node.trust(everybody) for node in nodes), return_exceptions=True)
+        to = [
+            messages.Peer(node.name, node.address, node.told.port, node.told.certificate)
+            for node, error in zip(nodes, trusted, strict=True)
+            if error is None
+        ]
+        files = await asyncio.to_thread(list_files, source)
+        relay = Relay(self._identity, self._life, self._lease, to)
+        try:
+            await relay.open(name, files)
+            for data in read_files(source, files):
+                await relay.send(data)
+            failed = await relay.close()
+        finally:
+            relay.abort()
+        lost = {node.name: error for node, error in zip(nodes, trusted, strict=True) if error is not None}
+        return lost | {node: from_wire(error) for node, error in failed.items()}
+
+    async def trust(self, certificates: frozenset[str]) -> None:
+        """Have the agent take what the agents with these certificates pass on."""
+        if new := certificates - self._trusts:
+            await self.ask(messages.Trust(certificates=tuple(new)))
+            self._trusts |= new
 
     async def fetch(self, name: str, into: Path) -> None:
         hello = Hello(kind="fetch", life=self._life, name=name)

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import hashlib
 import re
+import secrets
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,30 +70,45 @@ def list_files(directory: Path) -> tuple[FileSaid, ...]:
 
 async def send_files(writer: asyncio.StreamWriter, directory: Path, files: Sequence[FileSaid]) -> None:
     """Send the bytes of files. Raises OSError for one that is gone, Broken for one that is shorter by now."""
+    for data in read_files(directory, files):
+        writer.write(data)
+        await writer.drain()
+
+
+def read_files(directory: Path, files: Sequence[FileSaid]) -> Iterator[bytes]:
+    """Yield the bytes of files. Raises as `send_files`. Blocks for moments."""
     for said in files:
         left = said.size
         with (directory / said.name).open("rb") as file:
             while left:
                 if not (data := file.read(min(left, _CHUNK))):
                     raise Broken(f"{said.name} was cut")
-                writer.write(data)
-                await writer.drain()
+                yield data
                 left -= len(data)
 
 
-async def receive_files(reader: asyncio.StreamReader, final: Path, files: Sequence[FileSaid]) -> None:
-    """Make the directory `final` of what arrives, whole or not at all.
+async def _nowhere(data: bytes) -> None:
+    """Pass bytes on to nobody."""
+
+
+async def receive_files(
+    reader: asyncio.StreamReader,
+    final: Path,
+    files: Sequence[FileSaid],
+    pass_on: Callable[[bytes], Awaitable[None]] = _nowhere,
+) -> None:
+    """Make the directory `final` of what arrives, whole or not at all. pass_on: called with all bytes.
 
     Raises IntegrityError for other bytes than were announced, StorageError when they cannot be written, and
     Broken.
     """
     if len(files) > _MOST_FILES or any(file.size < 0 for file in files):
         raise Broken(f"{len(files)} files in a directory")
-    temporary = final.with_name(f".tmp-{final.name}")
+    temporary = final.with_name(f".tmp-{final.name}-{secrets.token_hex(4)}")  # it may be coming twice
     try:
         temporary.mkdir(mode=0o700)
         for said in files:
-            await _receive(reader, inside(temporary, said.name), said)
+            await _receive(reader, inside(temporary, said.name), said, pass_on)
         temporary.rename(final)
     except Broken:
         raise
@@ -104,7 +120,9 @@ async def receive_files(reader: asyncio.StreamReader, final: Path, files: Sequen
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-async def _receive(reader: asyncio.StreamReader, path: Path, said: FileSaid) -> None:
+async def _receive(
+    reader: asyncio.StreamReader, path: Path, said: FileSaid, pass_on: Callable[[bytes], Awaitable[None]]
+) -> None:
     digest, left = hashlib.sha256(), said.size
     with path.open("xb") as file:
         while left:
@@ -112,6 +130,7 @@ async def _receive(reader: asyncio.StreamReader, path: Path, said: FileSaid) -> 
                 raise Broken(f"{path.name} was cut off")
             digest.update(data)
             file.write(data)
+            await pass_on(data)
             left -= len(data)
     if digest.hexdigest() != said.sha256:
         raise IntegrityError(

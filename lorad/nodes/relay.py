@@ -1,0 +1,104 @@
+"""Copying a directory to many nodes: each passes on what arrives, two ways, while it arrives.
+
+A node that does not answer is left out, and the next one takes its place. One that fails amid the bytes takes
+along those behind it: whoever began says who has nothing, and they are given it directly.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from lorad.errors import LoradError, PoolLost, to_wire
+from lorad.nodes.certificates import Identity, check_peer
+from lorad.nodes.messages import LINE, Failures, FileSaid, Hello, Peer
+from lorad.nodes.streams import Pair, answer, as_error, never_hangs, write
+
+_WAYS = 2
+_CONNECT_SECONDS = 10.0
+
+
+class _Way:
+    """One neighbour that is connected, and those behind it."""
+
+    def __init__(self, peer: Peer, behind: Sequence[Peer], pair: Pair) -> None:
+        self.peer, self.behind = peer, behind
+        self.reader, self.writer = pair
+
+
+class Relay:
+    """to: all nodes that shall have the directory `name`. lease: seconds that a neighbour may be silent."""
+
+    def __init__(self, identity: Identity, life: str, lease: float, to: Sequence[Peer]) -> None:
+        self._identity, self._life, self._lease, self._to = identity, life, lease, to
+        self._ways: list[_Way] = []
+        self.failed: Failures = {}
+
+    async def open(self, name: str, files: tuple[FileSaid, ...]) -> None:
+        """Connect to the first of each half that answers."""
+        halves = [self._to[place::_WAYS] for place in range(_WAYS)]
+        await asyncio.gather(*(self._begin(half, name, files) for half in halves))
+
+    async def send(self, data: bytes) -> None:
+        """Pass bytes on, as quickly as the slowest neighbour takes them."""
+        await asyncio.gather(*(self._sent(way, data) for way in list(self._ways)))
+
+    async def close(self) -> Failures:
+        """Return who has nothing, once all others have all."""
+        await asyncio.gather(*(self._closed(way) for way in list(self._ways)))
+        return self.failed
+
+    def abort(self) -> None:
+        for way in self._ways:
+            way.writer.transport.abort()
+        self._ways.clear()
+
+    async def _begin(self, peers: Sequence[Peer], name: str, files: tuple[FileSaid, ...]) -> None:
+        for place, peer in enumerate(peers):
+            behind = peers[place + 1 :]
+            hello = Hello(kind="put", life=self._life, name=name, files=files, to=tuple(behind))
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    pair = await self._connected(peer, hello)
+            except (OSError, TimeoutError, LoradError) as error:
+                self.failed[peer.name] = to_wire(as_error(error))
+                continue
+            self._ways.append(_Way(peer, behind, pair))
+            return
+
+    async def _connected(self, peer: Peer, hello: Hello) -> Pair:
+        context = self._identity.client(peer.certificate)
+        reader, writer = await asyncio.open_connection(peer.ip, peer.port, ssl=context, limit=LINE)
+        try:
+            check_peer(writer, peer.certificate)
+            never_hangs(writer, self._lease)
+            await write(writer, hello)
+            await answer(reader)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reader, writer
+
+    async def _sent(self, way: _Way, data: bytes) -> None:
+        try:
+            way.writer.write(data)
+            async with asyncio.timeout(self._lease):
+                await way.writer.drain()
+        except (OSError, TimeoutError) as error:
+            self._drop(way, error)
+
+    async def _closed(self, way: _Way) -> None:
+        """Its answer comes when those behind it have answered."""
+        depth = 1 + len(way.behind).bit_length()
+        try:
+            async with asyncio.timeout(self._lease * depth):
+                self.failed |= (await answer(way.reader)).failed
+            way.writer.transport.abort()
+        except (OSError, TimeoutError, LoradError) as error:
+            self._drop(way, error)
+
+    def _drop(self, way: _Way, error: Exception) -> None:
+        way.writer.transport.abort()
+        if way in self._ways:
+            self._ways.remove(way)
+            self.failed[way.peer.name] = to_wire(as_error(error))
+            broken = PoolLost(f"{way.peer.name} did not pass it on: {error}")
+            self.failed |= {peer.name: to_wire(broken) for peer in way.behind}
