@@ -3,13 +3,16 @@ pool.
 """
 
 import os
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lorad.daemon.process.processes import attempts_under, read_status
 from tests.kit.pool_kit import TINY
 from tests.kit.world import World, world
 
@@ -49,24 +52,29 @@ def answers(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def said(script: str, path: str = "") -> str:
-    """Run a script of the client's; what it printed. Each has a home of its own, and asks no hub but the
-    door.
-    """
-    url = os.environ["TINKER_BASE_URL"]
+def started(script: str, path: str = "") -> subprocess.Popen[str]:
+    """Start a script of the client's, which asks no hub but the door."""
     environment = os.environ | {
         "TINKER_API_KEY": KEY,
         "TINKER_TELEMETRY": "0",
-        "HF_ENDPOINT": url,
+        "HF_ENDPOINT": os.environ["TINKER_BASE_URL"],
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PYTHONPATH": path,
     }
-    done = subprocess.run(
-        [PYTHON, str(HERE / script), BASE], env=environment, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
-    return done.stdout
+    argv, pipe = [PYTHON, str(HERE / script), BASE], subprocess.PIPE
+    return subprocess.Popen(argv, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def said(script: str, path: str = "") -> str:
+    """Run a script of the client's; what it printed."""
+    return ended(started(script, path))
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, f"{output[-6000:]}\n{errors[-6000:]}"
+    return output
 
 
 def test_the_newest_client_finds_nothing_wrong(door: World) -> None:
@@ -87,6 +95,30 @@ def test_older_clients_train_and_sample(door: World, path: str) -> None:
 def test_the_messages_are_those_of_the_client(door: World) -> None:
     """Field by field, in both directions."""
     assert "all messages are known" in said("client_messages.py", str(HERE.parents[2]))
+
+
+def test_a_killed_door_changes_no_number(door: World) -> None:
+    calm = said("client_restart.py").splitlines()[-1]
+    first = len([*attempts_under(door.home.tinker)])
+    process = started("client_restart.py")
+    assert process.stdout is not None and process.stdout.readline() == "sampling\n"
+    for life in range(first, first + 2):
+        time.sleep(0.3)  # somewhere in its work
+        os.kill(living(door, life), signal.SIGKILL)
+    assert ended(process).splitlines()[-1] == calm
+
+
+def living(made: World, life: int) -> int:
+    """Wait for the n-th life of the door, until it answers; returns its pid."""
+    port = int(os.environ["TINKER_BASE_URL"].rpartition(":")[2])
+
+    def look() -> int | None:
+        lives = [*attempts_under(made.home.tinker)]
+        status = read_status(lives[-1]) if len(lives) >= life else None
+        return status["pid"] if status is not None and answers(port) else None
+
+    pid: int = made.until(look, f"life {life} of the door")
+    return pid
 
 
 def test_the_loop_of_the_page_runs(door: World, tmp_path: Path) -> None:
