@@ -49,7 +49,7 @@ BASE = "tiny/base"
 
 
 class FakeDaemon:
-    """runs: state of each, by name. refuses: raised when a run is to be made."""
+    """runs: state of each, by name, and why it ended. refuses: raised when a run is to be made."""
 
     def __init__(self, home: Home) -> None:
         self.home, self.runs = home, dict[str, str]()
@@ -66,7 +66,8 @@ class FakeDaemon:
         self.runs[name] = "running"
 
     def named(self, names: list[str]) -> list[Run]:
-        return [Run(name, self.runs[name]) for name in names if name in self.runs]
+        there = [(name, self.runs[name].partition(" ")) for name in names if name in self.runs]
+        return [Run(name, state, reason or None) for name, (state, _, reason) in there]
 
     def pause(self, run: str) -> None:
         self.runs[run] = "paused"

@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from lorad.errors import DaemonUnreachable, LoradError
+from lorad.states import RunState
 from lorad.tinker.door.errors import HttpError, unknown
 from lorad.tinker.door.lane import Lane
 from lorad.tinker.door.runs import Runs
@@ -32,6 +32,7 @@ class Models:
         self._lanes: dict[str, Lane] = {}
         self._opening: dict[str, asyncio.Task[Lane]] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
+        self._waking: dict[str, asyncio.Task[None]] = {}
 
     def begin_again(self) -> None:
         """Have the runs made that the door before this one noted, and did not come to."""
@@ -70,7 +71,7 @@ class Models:
         """Have a request in the log of a model, and wake its run. Raises HttpError, LoradError, OSError."""
         lane = await self.lane(model)
         await lane.submit(seq, digest, arguments)
-        self.runs.wake(model.run)
+        self._wake(model.id)
 
     async def result(self, model: Model, seq: int, seconds: float) -> tuple[Outcome | None, str]:
         """Wait so long for a result; without one, say why. Raises HttpError 404 for what was never asked."""
@@ -87,7 +88,7 @@ class Models:
         soon = min(_SOON, seconds)
         if (found := await lane.result(seq, soon)) is not None:
             return found, ""
-        self.runs.wake(model.run)
+        self._wake(model.id)
         reason, is_final = await self.runs.reason(model.run)
         if is_final and (found := await lane.result(seq, 0.0)) is None:
             return Failed(reason), ""  # nowhere written: the lane does it if somebody resumes the run
@@ -106,16 +107,35 @@ class Models:
             log.info("session %s is silent: its models are parked", session.id)
             for model in self.state.of_session(session.id):
                 try:
-                    await self.runs.park(model.run)
+                    await self._park(model)
                 except LoradError as error:
                     log.warning("run %s is not parked: %s", model.run, error)
 
-    def open_lanes(self) -> Iterator[tuple[Model, Lane]]:
-        for id, lane in self._lanes.items():
-            yield self.state.models[id], lane
+    async def _park(self, model: Model) -> None:
+        there = await self.runs.find(model.run)
+        if model.failed or there is None or RunState(there.state).is_over:
+            return
+        self.state.note(replace(model, parked=True))  # first, so that a door after this one wakes it
+        await self.runs.park(model.run)
+
+    def _wake(self, id: str) -> None:
+        """Have the run of a model resumed that the door paused; a pause of others stays."""
+        task = self._waking.get(id)
+        if self.state.models[id].parked and (task is None or task.done()):
+            self._waking[id] = asyncio.create_task(self._unpark(id))
+
+    async def _unpark(self, id: str) -> None:
+        while True:
+            try:
+                if await self.runs.unpark(self.state.models[id].run):
+                    self.state.note(replace(self.state.models[id], parked=False))
+                    return
+            except LoradError as error:
+                log.info("model %s is not resumed: %s", id, error)
+            await asyncio.sleep(_SOON)
 
     async def close(self) -> None:
-        for task in [*self._making.values(), *self._opening.values()]:
+        for task in [*self._making.values(), *self._opening.values(), *self._waking.values()]:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         for lane in self._lanes.values():

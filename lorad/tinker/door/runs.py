@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,6 @@ from lorad.models.facts import read_facts
 from lorad.protocol.served import Served
 from lorad.states import EndReason, RunState
 from lorad.tinker.door.state import Lora, Model
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -40,7 +37,6 @@ class Runs:
         self.client = client or Client(home, timeout=_SECONDS)
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="daemon")
         self._seen: dict[str, tuple[float, Run | None]] = {}
-        self._waking: dict[str, asyncio.Task[None]] = {}
 
     def directory(self, run: str) -> Path:
         """Return where the logs of a run's model are."""
@@ -89,26 +85,21 @@ class Runs:
         return self._seen[run][1]
 
     async def park(self, run: str) -> None:
-        """Pause the run: it saves its state and gives its slot back, until `wake`. Raises LoradError."""
+        """Pause the run: it saves its state and gives its slot back, until `unpark`. Raises LoradError."""
         there = await self.find(run)
         if there is not None and not RunState(there.state).is_over:
             await self.ask(self.client.pause, run)
             self._seen.pop(run, None)
 
-    def wake(self, run: str) -> None:
-        """Resume the run if it is parked, behind the back of the caller."""
-        task = self._waking.get(run)
-        if task is None or task.done():
-            self._waking[run] = asyncio.create_task(self._wake(run))
-
-    async def _wake(self, run: str) -> None:
-        try:
-            there = await self.find(run)
-            if there is not None and there.state == RunState.PAUSED:
-                await self.ask(self.client.resume, run)
-                self._seen.pop(run, None)
-        except LoradError as error:  # `reason` says what is in the way
-            log.info("run %s is not resumed: %s", run, error)
+    async def unpark(self, run: str) -> bool:
+        """Resume the run if it is paused; False while it is still about to be. Raises LoradError."""
+        there = await self.find(run)
+        if there is not None and there.state == RunState.STOPPING:
+            return False
+        if there is not None and there.state == RunState.PAUSED:
+            await self.ask(self.client.resume, run)
+            self._seen.pop(run, None)
+        return True
 
     async def reason(self, run: str) -> tuple[str, bool]:
         """Say why the run does not work, "" where it does, and whether somebody ended it."""
@@ -125,7 +116,7 @@ class Runs:
         if there.state == RunState.ENDED:
             words = f"run {run} ended ({there.reason}): {there.detail}".removesuffix(": ")
             return f"{words}. `lorad resume {run}` continues it", there.reason in _FINAL
-        return f"run {run} is {there.state}", False
+        return f"run {run} is {there.state}: `lorad resume {run}` continues it", False
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

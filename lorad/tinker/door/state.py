@@ -41,6 +41,7 @@ class Model(Struct, frozen=True, tag="model"):
 
     source: the checkpoint path that it began with; "" for none. directory, optimizer: see `Create`.
     made: the daemon has its run. failed: why there is none, for ever.
+    parked: the door had its run paused, and resumes it for the next request.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Model(Struct, frozen=True, tag="model"):
     optimizer: bool = False
     made: bool = False
     failed: str = ""
+    parked: bool = False
 
 
 class Sampler(Struct, frozen=True, tag="sampler"):
