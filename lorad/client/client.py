@@ -305,6 +305,10 @@ class Client:
     def unpin(self, version: str) -> shapes.Version:
         return _as(shapes.Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin"))
 
+    def discard(self, version: str) -> shapes.Version:
+        """Delete the files of a version. Raises Conflict while something needs them."""
+        return _as(shapes.Version, self._http.delete(f"/v1/versions/{quote(version, safe='')}"))
+
     def aliases(self) -> builtins.list[shapes.ServedAlias]:
         return _as(builtins.list[shapes.ServedAlias], self._http.list_of("/v1/aliases"))
 

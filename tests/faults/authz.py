@@ -139,6 +139,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ],
     ("GET", "/v1/results"): [Case("/v1/results", READ_LIST), Case(f"/v1/results?run={RUN}", READERS)],
     ("POST", "/v1/versions/{version}/unpin"): [Case(f"/v1/versions/{RUN}@1002/unpin", OWNERS, {})],
+    ("DELETE", "/v1/versions/{version}"): [Case(f"/v1/versions/{RUN}@1004", OWNERS_LATE)],
     ("POST", "/v1/versions/{version}/fork"): [
         Case(f"/v1/versions/{RUN}@1004/fork", "422 422 403 422 422", {"overrides": ["lora.rank=3"]})
     ],

@@ -13,7 +13,7 @@ import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 
 from lorad.box.config import TinkerSettings
-from lorad.box.paths import Home
+from lorad.box.paths import Home, RunDir
 from lorad.client.client import Client
 from lorad.client.shapes import Run
 from lorad.errors import Conflict, LoradError
@@ -69,6 +69,10 @@ class FakeDaemon:
         there = [(name, self.runs[name].partition(" ")) for name in names if name in self.runs]
         return [Run(name, state, reason or None) for name, (state, _, reason) in there]
 
+    def discard(self, version: str) -> None:
+        run, _, number = version.partition("@")
+        self.home.run(run).version(int(number)).rmdir()
+
     def pause(self, run: str) -> None:
         self.runs[run] = "paused"
 
@@ -106,8 +110,16 @@ class FakeLanes:
                     await self.held.wait()
                     done.append(waiting.pop(number))
                     if number not in told:
-                        results.append(Result(number, time.time(), self._outcome(done[-1])))
+                        outcome = self._outcome(done[-1])
+                        self._make_files(RunDir(path.parent.parent), outcome)
+                        results.append(Result(number, time.time(), outcome))
                     number += 1
+
+    def _make_files(self, run: RunDir, outcome: Outcome) -> None:
+        if isinstance(outcome, Saved):
+            (run.root / outcome.directory).mkdir(parents=True)
+        if isinstance(outcome, Published):
+            run.version(outcome.version).mkdir(parents=True)
 
     def _outcome(self, request: Request) -> Outcome:
         match request.arguments:

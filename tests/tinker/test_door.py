@@ -236,8 +236,11 @@ async def test_a_pause_by_others_stays(world: World) -> None:
     [run] = world.daemon.runs
     world.daemon.runs[run] = "paused"
     request = await alice.send("optim_step", model, 1, adam_params={})
-    held = await alice.ask("retrieve_future", {"request_id": request}, status=408)
-    assert f"`lorad resume {run}` continues it" in held["queue_state_reason"]
+    reason = None
+    while not reason:  # what the daemon said a moment ago holds
+        held = await alice.ask("retrieve_future", {"request_id": request}, status=408)
+        reason = held["queue_state_reason"]
+    assert f"`lorad resume {run}` continues it" in reason
     assert world.daemon.runs[run] == "paused"
 
 
@@ -268,7 +271,7 @@ async def test_samples_that_are_not_known_are_asked_again(world: World) -> None:
     assert polled == {"completions": [], "cursor": 0}
 
 
-async def test_copies_of_a_sampler_have_numbers_of_their_own(tmp_path: Path) -> None:
+async def test_copies_of_a_sampler_count_apart(tmp_path: Path) -> None:
     home = home_with_keys(tmp_path / "home")
     async with running_door(home) as world:
         body = {"session_id": await world.alice.session(), "sampling_session_seq_id": 0, "base_model": BASE}
@@ -299,3 +302,28 @@ async def test_bad_requests_for_samples_are_refused(world: World, changes: Any, 
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
     asked = {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
     assert words in (await world.alice.ask("asample", asked | changes, status=400))["detail"]
+
+
+async def test_files_go_when_nobody_can_ask_for_them(world: World) -> None:
+    alice = world.alice
+    session = await alice.session()
+    model = await alice.model(session)
+    verb = "save_weights_for_sampler"
+    await alice.result(await alice.send(verb, model, 1, sampling_session_seq_id=0))
+    await alice.result(await alice.send(verb, model, 2, path="one"))
+    await alice.result(await alice.send("save_weights", model, 3, path="one"))
+    [run] = world.daemon.runs
+    root = world.door.home.run(run).root
+
+    async def left() -> list[str]:
+        await world.door.cleaning.look()
+        return sorted(
+            str(path.relative_to(root)) for path in (*root.glob("versions/*"), *root.glob("*/weights/*"))
+        )
+
+    assert await left() == ["tinker/weights/one", "versions/000001", "versions/000002"]
+    await alice.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}}, status=204)
+    assert await left() == ["tinker/weights/one", "versions/000002"]
+    for kind in ("weights", "sampler_weights"):
+        await alice.ask(f"training_runs/{model}/checkpoints/{kind}/one", method="DELETE", status=204)
+    assert await left() == [] and world.door.state.sessions[session].cleaned

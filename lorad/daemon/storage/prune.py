@@ -185,14 +185,24 @@ def _unkept_versions(ctx: Context, run: RunRow) -> list[VersionRow]:
     if not keep:
         return []
     present = sorted(int(name) for name in names_in(run.dir.versions) if VERSION.fullmatch(name))
-    kept = {row.version for row in _kept_checkpoints(ctx, run)}
-    needed = kept | {run.version} | best_numbers(ctx, run)
+    needed = _needed(ctx, run)
     found = []
     for number in present[:-keep]:
         if number not in needed:
             with contextlib.suppress(NotFound):  # it may not be ingested yet
                 found.append(get_version(ctx.store, run.name, number))
     return found
+
+
+def _needed(ctx: Context, run: RunRow) -> set[int | None]:
+    """Number the versions that the run itself needs: its current one, its checkpoints' and its best."""
+    kept = {row.version for row in _kept_checkpoints(ctx, run)}
+    return kept | {run.version} | best_numbers(ctx, run)
+
+
+def may_go(ctx: Context, run: RunRow, number: int) -> bool:
+    """Check that nothing needs a version whose owner wants it no more."""
+    return _may_be_pruned(run) and number not in _needed(ctx, run) and is_free(ctx, run, number)
 
 
 def is_free(ctx: Context, run: RunRow, number: int) -> bool:

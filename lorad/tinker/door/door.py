@@ -16,6 +16,7 @@ from lorad.gateway.own.resolve import Resolver
 from lorad.models.facts import read_facts
 from lorad.protocol import served
 from lorad.tinker.door.checkpoints import Checkpoints
+from lorad.tinker.door.cleaning import Cleaning
 from lorad.tinker.door.errors import HttpError, unknown
 from lorad.tinker.door.models import Models
 from lorad.tinker.door.runs import Runs
@@ -27,7 +28,7 @@ from lorad.tinker.records import Published
 log = logging.getLogger(__name__)
 
 HOLD = 25.0  # seconds that a poll waits; the client leaves after 45
-_PERIOD = 5.0  # seconds between two looks at what is old
+_PERIOD, _CLEANING = 5.0, 300.0  # seconds between two looks at what is silent, and at files
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Door:
     samples: Samples
     pools: Pools
     checkpoints: Checkpoints
+    cleaning: Cleaning
     hold: float = HOLD
     idempotent: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -108,10 +110,17 @@ class Door:
 
     async def look_around(self) -> None:
         """Park what is silent and forget what is old, until cancelled."""
+        cleaned = time.monotonic()
         while True:
             await asyncio.sleep(_PERIOD)
-            self.samples.forget_old()
-            await self.models.park_silent(self.settings.park_after)
+            try:
+                self.samples.forget_old()
+                await self.models.park_silent(self.settings.park_after)
+                if time.monotonic() - cleaned > _CLEANING:
+                    await self.cleaning.look()
+                    cleaned = time.monotonic()
+            except Exception:  # else nothing would be parked any more
+                log.exception("looking around")
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +134,9 @@ async def opened(
     runs = Runs(home, settings.context, client)
     models = Models(state, runs, bases_of(settings))
     pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
-    door = Door(home, settings, state, models, Samples(pools), pools, Checkpoints(models), hold)
+    checkpoints = Checkpoints(models)
+    cleaning = Cleaning(models, checkpoints)
+    door = Door(home, settings, state, models, Samples(pools), pools, checkpoints, cleaning, hold)
     models.begin_again()
     looking = asyncio.create_task(door.look_around())
     try:

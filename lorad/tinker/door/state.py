@@ -14,7 +14,7 @@ from lorad.tinker.log import LogWriter, read
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """finished: success, errored or interrupted; "" while it is not."""
+    """finished: success, errored or interrupted; "" while it is not. cleaned: no files of it are left."""
 
     id: str
     owner: str
@@ -24,6 +24,7 @@ class Session(Struct, frozen=True, tag="session"):
     name: str | None = None
     project: str | None = None
     finished: str = ""
+    cleaned: bool = False
 
 
 class Lora(Struct, frozen=True):

@@ -17,6 +17,7 @@ from lorad.daemon.runs.create import make_directory
 from lorad.daemon.storage import budget, disk_usage, footprint, prune
 from lorad.daemon.storage.garbage import ORPHAN_SECONDS
 from lorad.daemon.storage.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
+from lorad.errors import Conflict
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.kit.daemon_world import Api, behave, finished, open_context, serving, until
@@ -64,6 +65,19 @@ async def test_gc_deletes_what_lost_pin_or_alias(home: Path) -> None:
         assert whys == {(name, "checkpoint.keep_versions is 1") for name in ("001001", "001002")}
         assert (await api("gc")).deleted == [] and versions(home) == ["001006"]
         assert [c.step for c in await api("checkpoints", "a")] == [6]
+
+
+async def test_a_version_goes_when_its_owner_discards_it(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("pin", "a@1002")
+        for needed in ("a@1002", "a@1006"):  # pinned, and the current one
+            with pytest.raises(Conflict, match="are needed"):
+                await api("discard", needed)
+        assert (await api("discard", "a@1001")).path is None
+        assert versions(home) == ["001002", "001003", "001004", "001005", "001006"]
+        assert (await api("discard", "a@1001")).version == 1001
 
 
 async def test_best_versions_and_their_checkpoints_stay(home: Path) -> None:

@@ -66,6 +66,7 @@ ROUTES = (
     ("POST", "/v1/versions/{version}/export", versions.export, _READ),
     ("POST", "/v1/versions/{version}/pin", versions.pin, _OWN),
     ("POST", "/v1/versions/{version}/unpin", versions.unpin, _OWN),
+    ("DELETE", "/v1/versions/{version}", versions.discard_files, _OWN),
     ("POST", "/v1/versions/{version}/fork", fork.fork, _READ),
     ("POST", "/v1/versions/{version}/results", versions.keep_result, _OWN),
     ("GET", "/v1/results", versions.list_results, _READ),

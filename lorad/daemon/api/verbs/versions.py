@@ -23,6 +23,7 @@ from lorad.daemon.process.user_files import files_into
 from lorad.daemon.process.users import User
 from lorad.daemon.runs.versions import await_files, files_gone, find_version, has_files, in_hand
 from lorad.daemon.serving.table import write_table
+from lorad.daemon.storage.prune import Doomed, delete, discard_all, may_go
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import read_file
 from lorad.models.directory import BUILTIN
@@ -83,6 +84,20 @@ async def unpin(ctx: Context, call: Call) -> Version:
     """End a pin: the version goes when nothing else needs it. Raises NotFound."""
     version = find_version(ctx, call.request.match_info["version"])
     return version_view(ctx, _change(ctx, version, pinned=False, by=call.caller.name))
+
+
+async def discard_files(ctx: Context, call: Call) -> Version:
+    """Delete the files of a version that nothing needs. Raises NotFound, Conflict."""
+    version = find_version(ctx, call.request.match_info["version"])
+    await refresh(ctx)
+    if has_files(version.path):
+        if not may_go(ctx, runs.get(ctx.store, version.run), version.version):
+            hint = "It may be the run's current one, of a checkpoint, pinned, aliased or loaded."
+            raise Conflict(f"the files of {version.name} are needed", hint=hint)
+        gone = delete(ctx, Doomed(version.run, Path(version.path), "version", "its owner discards it"))
+        if gone is not None:
+            await in_thread(ctx, version.owner_uid, discard_all, [gone])
+    return version_view(ctx, version)
 
 
 async def keep_result(ctx: Context, call: Call) -> Result:

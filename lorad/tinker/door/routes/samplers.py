@@ -70,6 +70,8 @@ async def asample(door: Door, request: Asked) -> web.Response:
     data = request.data
     body = bodies.read(data, bodies.Sample)
     sampler = await door.sampler(request.owner, body.sampling_session_id)
+    if sampler.version in door.cleaning.gone:
+        raise HttpError(404, f"the weights of sampler {sampler.id} were deleted, as its session is over")
     id, digest = f"{sampler.id}:{body.seq_id}", hashlib.sha256(data).hexdigest()
     if (known := door.samples.find(id)) is None:
         if door.samples.under_way >= _MOST_UNDER_WAY or door.samples.of(sampler.owner) >= _MOST_OF_ONE:
