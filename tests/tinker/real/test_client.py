@@ -2,6 +2,7 @@
 pool.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,13 +28,20 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="`make tinker` installs the c
 @pytest.fixture(scope="module")
 def door() -> Iterator[World]:
     """A home whose daemon keeps a door."""
+    with a_door() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def a_door(more: str = "") -> Iterator[World]:
+    """more: further settings of the door."""
     with world() as made:
         made.home.tinker.mkdir(parents=True)
         keys = made.home.tinker / "keys.yaml"
         keys.write_text(f"alice: {KEY}\n")
         keys.chmod(0o600)
         port = free_port()
-        made.home.config.write_text(f"tinker: {{port: {port}, bases: {{{BASE}: {TINY}}}}}\n")
+        made.home.config.write_text(f"tinker: {{port: {port}, bases: {{{BASE}: {TINY}}}{more}}}\n")
         os.environ["TINKER_BASE_URL"] = f"http://127.0.0.1:{port}"
         made.lorad("daemon", "start")
         made.until(lambda: answers(port), "the door answers")
@@ -63,7 +71,7 @@ def started(script: str, path: str = "") -> subprocess.Popen[str]:
         "PYTHONPATH": path,
     }
     argv, pipe = [PYTHON, str(HERE / script), BASE], subprocess.PIPE
-    return subprocess.Popen(argv, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def said(script: str, path: str = "") -> str:
@@ -71,8 +79,9 @@ def said(script: str, path: str = "") -> str:
     return ended(started(script, path))
 
 
-def ended(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=500)
+def ended(process: subprocess.Popen[str], given: str = "") -> str:
+    """Wait for the end of a script that is given that; what it printed."""
+    output, errors = process.communicate(given, timeout=500)
     assert process.returncode == 0, f"{output[-6000:]}\n{errors[-6000:]}"
     return output
 
@@ -119,6 +128,18 @@ def living(made: World, life: int) -> int:
 
     pid: int = made.until(look, f"life {life} of the door")
     return pid
+
+
+def test_a_silent_model_is_paused_and_goes_on() -> None:
+    """Heartbeats come every 10 s, so that each session is silent for longer than this door bears."""
+    before = os.environ.get("TINKER_BASE_URL", "")
+    with a_door(", park_after: 1") as made:
+        calm, process = started("client_idle.py"), started("client_idle.py")
+        expected = ended(calm, "\n").splitlines()
+        assert process.stdout is not None and process.stdout.readline() == f"{expected[0]}\n"
+        made.until(lambda: {run.state for run in made.client.list(all=True)} == {"paused"}, "both are paused")
+        assert ended(process, "\n").splitlines() == expected[1:]
+    os.environ["TINKER_BASE_URL"] = before
 
 
 def test_the_loop_of_the_page_runs(door: World, tmp_path: Path) -> None:
