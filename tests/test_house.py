@@ -32,7 +32,6 @@ UNSHARED = {
     "cli": 123,
     "tui": 215,
     "lorad/daemon": 433,
-    "lorad/tinker": 24,
 }
 
 PRIVATE = re.compile(r"_(?!_)")

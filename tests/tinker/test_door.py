@@ -327,3 +327,12 @@ async def test_files_go_when_nobody_can_ask_for_them(world: World) -> None:
     for kind in ("weights", "sampler_weights"):
         await alice.ask(f"training_runs/{model}/checkpoints/{kind}/one", method="DELETE", status=204)
     assert await left() == [] and world.door.state.sessions[session].cleaned
+
+
+async def test_a_model_may_name_its_run(world: World) -> None:
+    session = await world.alice.session()
+    for number in range(2):
+        await world.alice.model(session, number, user_metadata={"name": "sorter"})
+    await world.alice.model(session, 2, user_metadata={"name": "../x"})
+    await world.alice.model(session, 0, user_metadata={"name": "sorter"})  # the same once more
+    assert [*world.daemon.runs] == ["sorter", f"tinker-{session}-1", f"tinker-{session}-2"]

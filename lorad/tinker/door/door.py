@@ -27,7 +27,7 @@ from lorad.tinker.records import Published
 
 log = logging.getLogger(__name__)
 
-HOLD = 25.0  # seconds that a poll waits; the client leaves after 45
+_HOLD = 25.0  # seconds that a poll waits; the client leaves after 45
 _PERIOD, _CLEANING = 5.0, 300.0  # seconds between two looks at what is silent, and at files
 
 
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass
 class Door:
-    """hold: HOLD.
+    """hold: _HOLD.
 
     idempotent: sessions by owner and idempotency key.
     """
@@ -59,7 +59,7 @@ class Door:
     pools: Pools
     checkpoints: Checkpoints
     cleaning: Cleaning
-    hold: float = HOLD
+    hold: float = _HOLD
     idempotent: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
@@ -125,14 +125,14 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def opened(
-    home: Home, settings: TinkerSettings, *, client: Client | None = None, hold: float = HOLD
+    home: Home, settings: TinkerSettings, *, client: Client | None = None, hold: float = _HOLD
 ) -> AsyncIterator[Door]:
     """The door's state within the block. Raises Conflict when another door has this home."""
     root = home.tinker
     root.mkdir(mode=0o700, exist_ok=True)
     state = State.open(root / "notes")
     runs = Runs(home, settings.context, client)
-    models = Models(state, runs, bases_of(settings))
+    models = Models(state, runs, _bases_of(settings))
     pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
     checkpoints = Checkpoints(models)
     cleaning = Cleaning(models, checkpoints)
@@ -150,7 +150,7 @@ async def opened(
         state.log.close()
 
 
-def bases_of(settings: TinkerSettings) -> dict[str, Path]:
+def _bases_of(settings: TinkerSettings) -> dict[str, Path]:
     """Return the directory of each base; those that cannot be read are left out, and logged."""
     found = {}
     for name, directory in settings.bases.items():

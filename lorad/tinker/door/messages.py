@@ -9,8 +9,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-PACKAGE = "tinker_public"
-ENUMS = {
+_PACKAGE = "tinker_public"
+_ENUMS = {
     "StopReason": ("STOP_REASON_STOP", "STOP_REASON_LENGTH"),
     "DType": ("DTYPE_UNSPECIFIED", "DTYPE_FLOAT32", "DTYPE_INT64", "DTYPE_INT32", "DTYPE_BFLOAT16"),
 }
@@ -52,8 +52,8 @@ def _typed(field: Any, kind: str) -> Any:
     if kind in _SCALARS:
         field.type = _SCALARS[kind]
     else:
-        field.type = _F.TYPE_ENUM if kind in ENUMS else _F.TYPE_MESSAGE
-        field.type_name = f".{PACKAGE}.{kind}"
+        field.type = _F.TYPE_ENUM if kind in _ENUMS else _F.TYPE_MESSAGE
+        field.type_name = f".{_PACKAGE}.{kind}"
     return field
 
 
@@ -64,7 +64,7 @@ def _add_map(message: Any, key: str, number: int, value: str) -> None:
     _typed(entry.field.add(name="key", number=1, label=_F.LABEL_OPTIONAL), "string")
     _typed(entry.field.add(name="value", number=2, label=_F.LABEL_OPTIONAL), value)
     field = message.field.add(name=key, number=number, label=_F.LABEL_REPEATED, type=_F.TYPE_MESSAGE)
-    field.type_name = f".{PACKAGE}.{message.name}.{entry.name}"
+    field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
 
 
 def _parsed(fields: str) -> Iterator[tuple[str, int, str, str]]:
@@ -99,8 +99,8 @@ def _add_message(file: Any, name: str, fields: str) -> None:
 
 
 def _build() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="lorad_tinker.proto", package=PACKAGE, syntax="proto3")
-    for name, values in ENUMS.items():
+    file = descriptor_pb2.FileDescriptorProto(name="lorad_tinker.proto", package=_PACKAGE, syntax="proto3")
+    for name, values in _ENUMS.items():
         enum = file.enum_type.add(name=name)
         for number, value in enumerate(values):
             enum.value.add(name=value, number=number)
@@ -109,7 +109,7 @@ def _build() -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()  # its own, so that the client's may be in the same process
     pool.Add(file)
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
         for name in MESSAGES
     }
 

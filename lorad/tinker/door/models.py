@@ -51,7 +51,7 @@ class Models:
         """Note a model, once, and have its run made behind the back of the caller."""
         if model.id not in self.state.models:
             self.state.note(model)
-        self._begin(model)
+        self._begin(self.state.models[model.id])
 
     async def lane(self, model: Model) -> Lane:
         """Open the logs of a model. Raises HttpError 404 when its run was removed, LoradError, OSError."""

@@ -26,7 +26,7 @@ _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 BASE = "base"  # what pools call the model without an adapter
 _FINAL = (EndReason.COMPLETED, EndReason.STOPPED, EndReason.KILLED, EndReason.ATTESTATION_FAILED)
 _STEPS = 1_000_000  # more than any client makes
-ALPHA = 32.0  # Tinker's, whatever the rank
+_ALPHA = 32.0  # Tinker's, whatever the rank
 
 
 class Runs:
@@ -62,7 +62,7 @@ class Runs:
 
     async def bring_up_base(self, base: str) -> Served:
         """Have a pool of a base, in whose directory it is. Raises LoradError."""
-        text = json.dumps(spec_of_base(base, await self._positions(base)))
+        text = json.dumps(_spec_of_base(base, await self._positions(base)))
 
         def start() -> Serving:
             return self.client.serving_base(text, source="the Tinker door", cwd=str(self.home.root))
@@ -124,11 +124,11 @@ class Runs:
 
 def spec_of(model: Model, base: str, context: int) -> dict[str, Any]:
     """Return the spec of the run of a model. base: its directory. context: tokens there is room for."""
-    lora = {"rank": model.lora.rank, "alpha": ALPHA} | _targets(model.lora)
-    return spec_of_base(base, context) | {"seed": model.lora.seed or 0, "lora": lora}
+    lora = {"rank": model.lora.rank, "alpha": _ALPHA} | _targets(model.lora)
+    return _spec_of_base(base, context) | {"seed": model.lora.seed or 0, "lora": lora}
 
 
-def spec_of_base(base: str, context: int) -> dict[str, Any]:
+def _spec_of_base(base: str, context: int) -> dict[str, Any]:
     """Return what the specs of all models of a base have."""
     return {
         "model": {"path": base},

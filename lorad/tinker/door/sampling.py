@@ -52,7 +52,7 @@ class Wish(Struct, frozen=True):
 
 
 @dataclass(eq=False)
-class Sampled:
+class _Sampled:
     """A request. body: the answer, once it is there; error: what to say instead. reason: why it waits."""
 
     owner: str
@@ -225,7 +225,7 @@ class Samples:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._requests: dict[str, Sampled] = {}
+        self._requests: dict[str, _Sampled] = {}
         self._ended: dict[tuple[str, int], _Ended] = {}  # by sampler, and copy of it
         self._under_way: Counter[str] = Counter()  # by owner
 
@@ -237,15 +237,15 @@ class Samples:
         """Count the requests of an owner that are under way."""
         return self._under_way[owner]
 
-    def find(self, id: str) -> Sampled | None:
+    def find(self, id: str) -> _Sampled | None:
         return self._requests.get(id)
 
     def start(self, id: str, digest: str, owner: str, name: str, wish: Wish) -> None:
         """Begin a request. name: run@number, or the directory of a base."""
-        request = self._requests[id] = Sampled(owner, digest)
+        request = self._requests[id] = _Sampled(owner, digest)
         request.task = asyncio.create_task(self._run(id, request, name, wish))
 
-    async def _run(self, id: str, request: Sampled, name: str, wish: Wish) -> None:
+    async def _run(self, id: str, request: _Sampled, name: str, wish: Wish) -> None:
         def waits(reason: str) -> None:
             request.reason = reason
 

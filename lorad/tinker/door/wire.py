@@ -31,7 +31,7 @@ class Limits(NamedTuple):
     positions: int
 
 
-class Head(NamedTuple):
+class _Head(NamedTuple):
     """Whose the request is. message: all of it."""
 
     model_id: str
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 Top = tuple[np.ndarray, np.ndarray]
 
 
-def read_head(body: bytes) -> Head:
+def read_head(body: bytes) -> _Head:
     """Raises BadRequest for what is no ForwardBackwardRequest."""
     try:
         message = M["ForwardBackwardRequest"].FromString(body)
@@ -60,10 +60,10 @@ def read_head(body: bytes) -> Head:
     except Exception as error:
         raise BadRequest(f"this is not a ForwardBackwardRequest: {error}") from None
     digest = hashlib.sha256(canonical).hexdigest()
-    return Head(message.model_id, message.seq_id, digest, not message.forward_only, message)
+    return _Head(message.model_id, message.seq_id, digest, not message.forward_only, message)
 
 
-def read_pass(head: Head, limits: Limits) -> Pass:
+def read_pass(head: _Head, limits: Limits) -> Pass:
     """Raises BadRequest that names the datum and the field."""
     message = head.message
     if not 0 < len(message.data) <= _MOST_DATUMS:

@@ -23,12 +23,12 @@ class OfSession(Struct, frozen=True):
     session_id: str
 
 
-class FinishReason(Struct, frozen=True):
+class _FinishReason(Struct, frozen=True):
     type: str
 
 
 class Finish(Struct, frozen=True):
-    reason: FinishReason
+    reason: _FinishReason
 
 
 class OptimizerConfig(Struct, frozen=True):
@@ -93,13 +93,13 @@ class OfRequest(Struct, frozen=True):
     request_id: str
 
 
-class FuturesTarget(Struct, frozen=True):
+class _FuturesTarget(Struct, frozen=True):
     sampling_session_id: str
     cloned_sampler_id: int = 0
 
 
 class RetrieveFutures(Struct, frozen=True):
-    target: FuturesTarget
+    target: _FuturesTarget
     prev_cursor: int = 0
     timeout: float | None = None
     retrieved_request_ids: list[str] = []
@@ -116,13 +116,13 @@ class OfSampler(Struct, frozen=True):
     sampling_session_id: str
 
 
-class Chunk(Struct, frozen=True):
+class _Chunk(Struct, frozen=True):
     type: str = "encoded_text"
     tokens: list[int] = []
 
 
-class ModelInput(Struct, frozen=True):
-    chunks: list[Chunk]
+class _ModelInput(Struct, frozen=True):
+    chunks: list[_Chunk]
 
 
 class SamplingParams(Struct, frozen=True):
@@ -139,7 +139,7 @@ class SamplingParams(Struct, frozen=True):
 class Sample(Struct, frozen=True):
     sampling_session_id: str
     seq_id: int
-    prompt: ModelInput
+    prompt: _ModelInput
     sampling_params: SamplingParams = SamplingParams()
     num_samples: int = 1
     prompt_logprobs: bool | None = None

@@ -5,6 +5,7 @@ future fails, so that no number is missing.
 import asyncio
 import hashlib
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from lorad.spec.numbers import NAME
 from lorad.tinker.door.checkpoints import WEIGHTS, name_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
@@ -176,7 +178,10 @@ def _model(
         raise HttpError(400, f"model_seq_id {number} is no number of a model")
     metadata = {str(key): str(value) for key, value in (metadata or {}).items()}
     owner = door.state.sessions[session].owner
-    run = f"tinker-{session}-{number}"
+    run = metadata.get("name", "")
+    taken = {model.run for model in door.state.models.values()}
+    if not re.fullmatch(NAME, run) or run in taken or door.models.runs.directory(run).parent.exists():
+        run = f"tinker-{session}-{number}"
     return Model(f"{session}:train:{number}", session, owner, run, base, lora, time.time(), metadata)
 
 
