@@ -7,6 +7,7 @@
 # make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
+# make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
 # make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
 # make cluster-faults   the table of what each fault on a cluster leaves, and for how long, measured again
@@ -49,7 +50,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
 
@@ -89,6 +90,10 @@ test-engines: $(VENV)/.ready-dev
 test-backends: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/trainers/real $(ARGS)
+
+## kill -9 of door, lane, pool and daemon while a model trains; all that is told, weights and moments are equal.
+tinker-crash: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.tinker.crash $(ARGS)
 
 ## The unmodified tinker client against a daemon, its door and a builtin pool; older ones after it. ARGS='-k older'.
 tinker: $(VENV)/.ready-dev

@@ -1,0 +1,62 @@
+"""Keys of the door: made, listed, revoked; only their sha256 is kept."""
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from lorad.box.config import TinkerSettings
+from lorad.box.keys import keys_file, make_key, read_keys, revoke_key
+from lorad.box.paths import Home
+from lorad.errors import NotFound
+from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.keys import Keys
+from tests.kit.world import World
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return keys_file(Home(tmp_path / "home"), TinkerSettings())
+
+
+def test_a_key_works_until_it_is_revoked(path: Path) -> None:
+    first, second = make_key(path, "alice"), make_key(path, "bob")
+    door = Keys(path)
+    assert first.startswith("tml-") and len(first) > 40
+    assert (door.owner(first), door.owner(second)) == ("alice", "bob")
+    assert revoke_key(path, hashlib.sha256(first.encode()).hexdigest()[:12]) == "alice"
+    with pytest.raises(HttpError):
+        door.owner(first)
+    assert door.owner(second) == "bob" and list(read_keys(path)) == ["bob"]
+
+
+def test_the_file_has_digests_alone(path: Path) -> None:
+    key = make_key(path, "alice")
+    assert key not in path.read_text() and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("beginning", ["", "zz"])
+def test_what_names_no_single_key_revokes_none(path: Path, beginning: str) -> None:
+    for owner in ("alice", "bob"):
+        make_key(path, owner)
+    before = read_keys(path)
+    with pytest.raises(NotFound):
+        revoke_key(path, beginning)
+    assert read_keys(path) == before
+
+
+def test_commands_make_list_and_revoke() -> None:
+    made = World()
+    try:
+        key = made.lorad("tinker", "keys", "make", "alice").stdout.strip()
+        ((owner, sha256),) = [
+            row.values() for row in json.loads(made.lorad("tinker", "keys", "--json").stdout)
+        ]
+        assert (owner, sha256) == ("alice", hashlib.sha256(key.encode()).hexdigest())
+        made.lorad("tinker", "keys", "revoke", sha256[:12])
+        assert "No keys" in made.lorad("tinker", "keys").stderr
+        assert "tinker.port" in made.lorad("tinker", "env", expect=2).stderr
+    finally:
+        made.close()
