@@ -3,8 +3,12 @@
 Only the sha256 of a key is kept.
 """
 
+import contextlib
+import fcntl
 import hashlib
+import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.box.config import TinkerSettings
@@ -32,9 +36,10 @@ def read_keys(path: Path) -> dict[str, list[str]]:
 def make_key(path: Path, owner: str) -> str:
     """Make a key of an owner and return it; it is shown nowhere again. Raises SpecError, OSError."""
     key = _PREFIX + secrets.token_urlsafe(_BYTES)
-    known = read_keys(path)
-    known.setdefault(owner, []).append(hashlib.sha256(key.encode()).hexdigest())
-    _write(path, known)
+    with _locked(path):
+        known = read_keys(path)
+        known.setdefault(owner, []).append(hashlib.sha256(key.encode()).hexdigest())
+        _write(path, known)
     return key
 
 
@@ -43,6 +48,11 @@ def revoke_key(path: Path, beginning: str) -> str:
 
     Raises NotFound unless there is exactly one.
     """
+    with _locked(path):
+        return _revoked(path, beginning)
+
+
+def _revoked(path: Path, beginning: str) -> str:
     known = read_keys(path)
     found = [(owner, key) for owner, keys in known.items() for key in keys if key.startswith(beginning)]
     if len(found) != 1 or not beginning:
@@ -54,9 +64,20 @@ def revoke_key(path: Path, beginning: str) -> str:
     return owner
 
 
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Have no other process change the file within the block."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _write(path: Path, known: dict[str, list[str]]) -> None:
     import yaml
 
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     plain = {owner: [f"sha256:{digest}" for digest in digests] for owner, digests in known.items()}
     write_whole(path, yaml.safe_dump(plain).encode())

@@ -130,10 +130,10 @@ class Asker:
         raise AssertionError(f"{path}: no answer within {_PATIENCE:.0f} s")
 
 
-def train(asker: Asker, steps: int) -> None:
+def train(asker: Asker, steps: int, seed: int = 0) -> None:
     adam = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
     for step in range(steps):
-        futures = [asker.forward_backward(step), asker.forward_backward(1000 + step)]
+        futures = [asker.forward_backward(seed + step), asker.forward_backward(1000 + seed + step)]
         asker.tell(*futures, step=asker.numbered("optim_step", adam_params=adam))
         if step % 7 == 3:
             future = asker.numbered("save_weights_for_sampler", path=f"s{step}")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_a_key_works_until_it_is_revoked(path: Path) -> None:
 def test_the_file_has_digests_alone(path: Path) -> None:
     key = make_key(path, "alice")
     assert key not in path.read_text() and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_keys_made_at_once_are_all_there(path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = [*threads.map(lambda _: make_key(path, "alice"), range(24))]
+    assert len(read_keys(path)["alice"]) == len(set(made)) == 24
 
 
 @pytest.mark.parametrize("beginning", ["", "zz"])
