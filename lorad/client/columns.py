@@ -32,8 +32,10 @@ def _took(run: Run) -> str:
 
 
 def seconds_left(run: Run) -> float | None:
-    """Estimate how long a run still takes; None unless it runs and has made steps."""
-    if run.state != "running" or run.rates.step_seconds is None:
+    """Estimate how long a run still takes; None unless it runs and has made steps, and where a client decides
+    when it ends.
+    """
+    if run.state != "running" or run.rates.step_seconds is None or run.signals.on_request:
         return None
     return (run.steps - run.step) * run.rates.step_seconds
 

@@ -65,6 +65,7 @@ def test_steps_are_seen_as_those_of_any_run(calm: World) -> None:
     assert "calm" in calm.lorad("list").stdout and "loss" in calm.lorad("plot", "calm", "-m", "loss").stdout
     assert [row.step for row in calm.client.checkpoints("calm")][-1] == 6
     calm.lorad("verify", "calm")
+    assert not [warning for warning in shown.warnings if "free" in warning] and shown.files is None
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])

@@ -164,6 +164,6 @@ def _facts(run: RunDetails) -> Text:
 def _time_left(run: RunDetails) -> float | None:
     """Seconds, by the last step's; None unless it runs."""
     pace = run.rates.step_seconds
-    if run.state != "running" or not pace or not run.steps:
+    if run.state != "running" or not pace or not run.steps or run.signals.on_request:
         return None
     return pace * (run.steps - run.step)

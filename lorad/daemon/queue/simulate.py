@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.limits import over_limit
 from lorad.daemon.queue.obstacles import Claim
@@ -111,7 +111,11 @@ def _foresee_end(world: _World, run: RunRow) -> None:
 
 
 def _pace_of(world: _World, run: RunRow) -> Pace | None:
-    """Find how fast a run is: by its own steps, else by those of a run like it."""
+    """Find how fast a run is: by its own steps, else by those of a run like it; None where nobody knows, or
+    where a client decides.
+    """
+    if spec_of(run).algorithm.kind == "tinker":
+        return None
     if run.name not in world.paces:
         store = world.ctx.store
         known = (

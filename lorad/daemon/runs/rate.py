@@ -16,11 +16,12 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
 
     Raises SpecError when trainer.min_lr is more than what was chosen.
     """
-    rate = fitting_rate(spec, facts.model_type, facts.hidden_size)
-    warnings = [*facts.warnings, *far_off(spec.trainer.lr, rate)]
-    if spec.trainer.lr is None:
-        spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
-        refuse_contradictions(spec)
+    if spec.algorithm.kind != "tinker":  # whose rate comes with each step
+        rate = fitting_rate(spec, facts.model_type, facts.hidden_size)
+        facts = replace(facts, rate=rate, warnings=[*facts.warnings, *far_off(spec.trainer.lr, rate)])
+        if spec.trainer.lr is None:
+            spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
+            refuse_contradictions(spec)
     if spec.lora.experts.rank == "auto" and facts.expert_rank:
         spec = replace(
             spec, lora=replace(spec.lora, experts=replace(spec.lora.experts, rank=facts.expert_rank))
@@ -29,4 +30,4 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
         spec = replace(spec, loggers=facts.loggers)
     if spec.notify is None:
         spec = replace(spec, notify=facts.notify)
-    return spec, replace(facts, rate=rate, warnings=warnings)
+    return spec, facts

@@ -63,12 +63,14 @@ def short_of_disk(files: Files) -> list[str]:
 
 
 def files_of(run: RunRow) -> Files | None:
-    """Say what a run keeps at most, and what it has on disk; None where its parameters were never counted."""
+    """Say what a run keeps at most, and what it has on disk; None where its parameters were never counted, or
+    where its client decides what is kept.
+    """
     try:
         facts, spec = request_of(run).facts, from_json(run.spec.encode())
     except (LoradError, MsgspecError):
         return None
-    if not facts.adapter_parameters:
+    if not facts.adapter_parameters or spec.algorithm.kind == "tinker":
         return None
     versions, of_versions = _taken(run.dir.versions)
     checkpoints, of_checkpoints = _taken(run.dir.checkpoints)

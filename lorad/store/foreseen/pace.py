@@ -54,6 +54,7 @@ def pace_of_alike(store: Rows, run: str, spec: str, base: str) -> Pace | None:
     """
     sql = (
         "SELECT name, spec FROM runs WHERE base = ? AND step > 1 AND name <> ? "
+        "AND coalesce(json_extract(spec, '$.algorithm.name'), '') <> 'tinker' "
         "ORDER BY created_at DESC, rowid DESC LIMIT ?"
     )
     others = [(name, _kind(other) == _kind(spec)) for name, other in store.tuples(sql, (base, run, _ALIKE))]

@@ -53,7 +53,8 @@ async def run(ctx: Context, call: Call) -> Run:
             await removed(ctx, before.name, call.caller.name)
         refuse_used(ctx, spec)
         directory = make_directory(ctx, spec, body.spec, request)
-        short = short_of_disk(footprint(spec, facts, directory))
+        has_end = spec.algorithm.kind != "tinker"
+        short = short_of_disk(footprint(spec, facts, directory)) if has_end else []
         settle(reference, directory)
         row = create(ctx, spec, directory, call.caller, [*facts.warnings, *short])
     finally:
