@@ -352,6 +352,8 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
         takes.routes.check(batch.routes.prompts)
         takes.routes.check(batch.routes.completions)
     samples = np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths
+    if batch.labels is not None:
+        samples = samples - 1  # the last token is never read, nor predicted
     for what, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
         if (longest := lengths.max(initial=0)) > takes.max_tokens:
             raise ValueError(f"a {what} of {longest} tokens exceeds the {takes.max_tokens} of the base")

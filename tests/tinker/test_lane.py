@@ -164,6 +164,22 @@ def test_a_published_version_is_served_from_its_files(running: Running, tmp_path
     assert not np.array_equal(*scores)
 
 
+def test_versions_after_a_checkpoint_stay_parents(running: Running, tmp_path: Path) -> None:
+    """What was published before a death is not published again, and the next version follows it."""
+    made = LaneRun(running, tmp_path, "parents")
+    steps = 2 * (pass_of(0), STEP)
+    made.ask(Create(), SaveSampler(), *steps, SaveSampler(), *steps, SaveSampler(), SaveSampler())
+    for last in (6, 11):
+        made.struck(last)
+    made.ask(SaveSampler(), first=13)
+    made.serve(13)
+    versions = [fact.data for fact in made.facts("version")]
+    assert [told.version for told in made.told().values() if isinstance(told, Published)] == [
+        fact["version"] for fact in versions
+    ]
+    assert [fact["parent"] for fact in versions] == [None, *(fact["version"] for fact in versions[:-1])]
+
+
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_weights_are_loaded_with_the_optimizer_or_without(
     running: Running, tmp_path: Path, *, optimizer: bool

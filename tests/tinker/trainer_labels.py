@@ -76,6 +76,20 @@ class Labels(Gradients):
             gradient, await self.gradient(trainer, "plain"), atol=self.close_to, rtol=1e-5
         )
 
+    async def test_a_datum_may_fill_the_context(self, trainer: Trainer, start: Path) -> None:
+        await self.open_plain(trainer, start)
+        most = trainer.capabilities().max_tokens
+        for size in (most, most + 1):
+            tokens = np.arange(size, dtype=np.int32) % 50
+            batch = Batch.of([(tokens[:1], [np.append(tokens[1:], 0)])])
+            batch = msgspec.structs.replace(batch, labels=tokens)
+            if size > most:
+                with pytest.raises(ValueError, match="exceeds"):
+                    await trainer.logprobs(Policy("plain"), batch)
+            else:
+                found = await trainer.logprobs(Policy("plain"), batch)
+                assert found.shape == (size,) and np.isfinite(found).all()
+
     async def test_wrong_labels_are_refused(self, trainer: Trainer, start: Path) -> None:
         await self.open_plain(trainer, start)
         batch = labelled()

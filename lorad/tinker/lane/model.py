@@ -54,13 +54,15 @@ class Model:
         self._refuse_unfit()
         self.state = state
         found = chosen_checkpoint(self._run_dir, self._params, self._facts)
-        if found is None:
-            return
-        restored = msgspec.json.decode((found / STATE).read_bytes(), type=State)
-        for field in State.__struct_fields__:
-            setattr(state, field, getattr(restored, field))
+        if found is not None:
+            restored = msgspec.json.decode((found / STATE).read_bytes(), type=State)
+            for field in State.__struct_fields__:
+                setattr(state, field, getattr(restored, field))
+        made = [fact.data["version"] for fact in self._facts if fact.kind == "version"]
+        state.version = made[-1] if made else -1  # those after the checkpoint are not made again
         self._saved_seq = state.seq
-        self._open({"resume_from": str(found)}, resumed_from=state.step)
+        if found is not None:
+            self._open({"resume_from": str(found)}, resumed_from=state.step)
 
     def create(self, source: str, *, optimizer: bool) -> None:
         """Open the slot afresh, or from the directory of a checkpoint."""
