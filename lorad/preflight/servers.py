@@ -25,6 +25,8 @@ from lorad.protocol.preflight import BaseFacts
 from lorad.spec.model import Spec
 
 _ANSWER_SECONDS = 15.0
+_ROUNDING = ("quantization", "torchao-config")
+"""Flags by which servers round weights, W8A8 among the ways, and beginnings of some."""
 
 
 def check_server(
@@ -71,7 +73,9 @@ def check_server(
 
 
 def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
-    """Refuse flags that lorad sets, and prefixes of them, which the servers take for the whole."""
+    """Refuse flags that lorad sets, and prefixes of them, which the servers take for the whole, and those by
+    which a server would round its base.
+    """
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
     for given in setup.engine_args:
         flag = given.lstrip("-").replace("_", "-")
@@ -84,6 +88,13 @@ def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
                 f"{given} is not for you to set: {mine[0]} follows from the run",
                 key="rollout.engine_args",
                 hint=f"Leave it out. Other flags of {dialect.name} are passed on as they are.",
+            )
+        if any(name.startswith(flag) or flag.startswith(name) for name in _ROUNDING):
+            raise SpecError(
+                f"by {given} {dialect.name} rounds weights or activations, and samples from another model "
+                "than the trainer trains on",
+                key="rollout.engine_args",
+                hint="Leave it out. model.quantize rounds a base for the builtin engine and its trainer.",
             )
 
 

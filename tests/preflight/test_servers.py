@@ -252,6 +252,15 @@ def test_flags_set_by_lorad_are_refused_however_written(backend: str, install: A
     check(tmp_path, {"backend": backend, "engine_args": {"seed": 3}})
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("flag", ["quantization", "-q", "quantization_config", "torchao_config"])
+def test_servers_may_not_round_their_base(backend: str, flag: str, install: Any, tmp_path: Path) -> None:
+    install(backend)
+    said = refusal(tmp_path, {"backend": backend, "engine_args": {flag: "w8a8_int8"}})
+    assert f"by {flag} {backend} rounds weights or activations" in str(said)
+    assert "model.quantize" in str(said.hint)
+
+
 def test_what_a_server_can_not_sample_is_refused(install: Any, tmp_path: Path) -> None:
     install("sglang")
     said = refusal(tmp_path, {"backend": "sglang", "stop": [f"{i};" for i in range(33)]})
