@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM
 from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig, parse_config
 from lorad.models.directory import linear_shapes
-from lorad.models.experts import mixture
+from lorad.models.experts import ends_of, mixture
 from lorad.models.lora import FrozenLora, MixedLora, _way_of
 from lorad.models.merge import Merger
+from lorad.models.ops import grouped
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_transformers
 from tests.models.test_models import lean
@@ -105,6 +106,22 @@ def test_values_and_gradients_are_those_of_autograd(per_token: int, is_normalize
     assert torch.allclose(ours.grad, theirs.grad, atol=1e-5)
     with torch.no_grad():
         assert torch.equal(mixture(x, experts, config), value)  # sampling computes what training does
+
+
+def test_few_rows_of_large_experts_are_computed_alike() -> None:
+    """On a CPU a weight that has few rows comes first in its product, without a gradient to come."""
+    random = torch.Generator().manual_seed(0)
+    weights = torch.randn(7, 192, 256, generator=random)
+    of = torch.repeat_interleave(torch.arange(7), torch.arange(7))
+    x = torch.randn(len(of), 256, generator=random, requires_grad=True)
+    expected = torch.einsum("ri,roi->ro", x, weights[of])
+    (wanted,) = torch.autograd.grad(expected.sum(), x)
+    found = grouped(x, weights, ends_of(of, 7))
+    found.sum().backward()
+    with torch.no_grad():
+        assert torch.allclose(grouped(x.detach(), weights, ends_of(of, 7)), expected, atol=1e-4)
+    assert x.grad is not None
+    assert torch.allclose(found, expected, atol=1e-4) and torch.allclose(x.grad, wanted, atol=1e-4)
 
 
 def test_experts_nobody_is_sent_to_change_nothing() -> None:
