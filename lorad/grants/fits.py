@@ -14,6 +14,12 @@ def checked_nodes(config: PoolSetup) -> NodesSetup:
             key="pool.mode",
             hint="Set resources.rollout_nodes with pool.mode: split, or neither.",
         )
+    if nodes.rollout_nodes and config.server is None:
+        raise SpecError(
+            f"the {config.engine} engine has no servers that could be on nodes of their own",
+            key="resources.rollout_nodes",
+            hint="Use sglang or vllm, or leave it out.",
+        )
     if config.ranks is None:
         raise SpecError(
             f"the {config.trainer} trainer is not made of ranks, which nodes can have",

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import msgspec
 import lorad
 from lorad.box.paths import private_directory
 from lorad.children.process import Child, cause, sweep
-from lorad.errors import NotAllowed, PoolLost, SpecError
+from lorad.errors import LoradError, NotAllowed, PoolLost, SpecError
 from lorad.files import write_whole
 from lorad.nodes.certificates import Identity
 from lorad.nodes.remote import Node
@@ -46,13 +46,18 @@ _HINT = "Resume the runs; a new pool asks for other nodes."
 
 
 class Grant:
-    """Made by `taken`. hosts: the nodes with ranks; rollout: further ones, which have only servers."""
+    """Made by `taken`. hosts: the nodes with ranks; rollout: further ones, which have only servers.
+
+    returned: (lost, new) for each rollout node that another one takes the place of.
+    """
 
     def __init__(self, setup: NodesSetup, life: str, work: Path, logs: Path) -> None:
         self._setup, self._life, self._logs = setup, life, logs
         self._private = private_directory(work / "grant")
         self._record = work / "granter.json"
         self._nodes: dict[str, Node] = {}
+        self._gone: list[Node] = []  # rollout nodes
+        self.returned: asyncio.Queue[tuple[Node, Node]] = asyncio.Queue()
         self._status = GrantStatus(state="asked")
         self._ending = False
 
@@ -96,12 +101,17 @@ class Grant:
             stack.callback(ended.cancel)
             self._tell("asked")
             granted = await self._answer(lines, child)
-            for told in granted.nodes:
+
+            async def connect(told: GrantedNode) -> Node:
                 self._check(told)
                 node = Node.connected(told, identity, self._life, self._setup)
                 self._nodes[told.node] = await stack.enter_async_context(node)
+                return self._nodes[told.node]
+
+            for told in granted.nodes:
+                await connect(told)
             self._tell("granted", nodes=granted.nodes)
-            follow = asyncio.create_task(self._follow(lines))
+            follow = asyncio.create_task(self._follow(lines, connect))
             stack.callback(follow.cancel)
             try:
                 yield
@@ -116,7 +126,7 @@ class Grant:
         (self._private / "python" / "lorad").symlink_to(Path(lorad.__file__).parent)
 
     def _child(self, identity: Identity) -> Child:
-        setup = self._setup
+        setup = msgspec.structs.replace(self._setup, python=self._setup.python or sys.executable)
         request = GrantRequest(
             setup=setup,
             life=self._life,
@@ -189,19 +199,45 @@ class Grant:
                 hint="A cluster has one user: ask its administrator for one of your own.",
             )
 
-    async def _follow(self, lines: "asyncio.Queue[GrantLine | None]") -> None:
+    async def _follow(
+        self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]
+    ) -> None:
         """Give up nodes that the grant lost, and all of them with the grant."""
         while not self._ending:
             line = await lines.get()
             if isinstance(line, Lost):
-                self._tell("lost", f"{line.node}: {line.how}", nodes=self.granted)
-                if (node := self._nodes.get(line.node)) is not None:
-                    node.lose(line.how)
+                self._lose(line)
+            elif isinstance(line, Granted):
+                await self._again(line, connect)
             elif line is None and not self._ending:
                 self._tell("lost", "the grant process has ended", nodes=self.granted)
                 for node in self._nodes.values():
                     node.lose("the grant process has ended")
                 return
+
+    def _lose(self, line: Lost) -> None:
+        """Without a rollout node the others go on."""
+        if (node := self._nodes.get(line.node)) is None:
+            return
+        words, left = f"{line.node}: {line.how}", tuple(n for n in self.granted if n.node != line.node)
+        if node in self.rollout:
+            self._gone.append(self._nodes.pop(line.node))
+            self._tell("granted", words, nodes=left)
+        else:
+            self._tell("lost", words, nodes=self.granted)
+        node.lose(line.how)
+
+    async def _again(self, line: Granted, connect: Callable[[GrantedNode], Awaitable[Node]]) -> None:
+        """Put nodes in the places of those that were lost. One that fails at once is lost again."""
+        for told in line.nodes:
+            try:
+                node = await connect(told)
+            except LoradError as error:
+                log.error("%s was granted again, but: %s", told.node, error)
+                continue
+            self._tell("granted", nodes=(*self.granted, told))
+            if self._gone:
+                self.returned.put_nowait((self._gone.pop(0), node))
 
     def _tell(self, state: str, words: str = "", hint: str = "", nodes: tuple[GrantedNode, ...] = ()) -> None:
         """Write down how it stands, for the daemon."""

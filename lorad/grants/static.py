@@ -1,7 +1,8 @@
 """The grant of nodes that the configuration names: `python -P -m lorad.grants.static grant.json`.
 
 Nobody hands these nodes out but the locks of their GPUs: all that are asked for are taken, or none. Agents
-are started by each node's command, whose stdin is held open as long as the pool lives.
+are started by each node's command, whose stdin is held open as long as the pool lives. A node without ranks
+that is lost is taken again, or another in its place.
 """
 
 import asyncio
@@ -73,8 +74,7 @@ class _Started:
 
 async def _start(node: StaticNode, request: GrantRequest) -> _Started:
     """Raises OSError when the node's command cannot be executed."""
-    python = request.setup.python or sys.executable
-    argv = [python, *request.agent, "--address", node.address, "--name", node.name]
+    argv = [request.setup.python, *request.agent, "--address", node.address, "--name", node.name]
     if node.command and Path(node.command[0]).name == "ssh":  # whose other end is a shell
         argv = [shlex.quote(part) for part in argv]
     process = await asyncio.create_subprocess_exec(
@@ -127,30 +127,63 @@ async def _end(taken: Sequence[_Started]) -> None:
     await asyncio.gather(*(started.end() for started in taken))
 
 
+class _Holding:
+    """The nodes of one grant. hosts: those that may be taken, by name."""
+
+    def __init__(self, request: GrantRequest, pool: Pool, hosts: Sequence[StaticNode]) -> None:
+        self._request, self._pool, self._hosts = request, pool, hosts
+        self._taken: list[_Started] = []
+        self._choosing = asyncio.Lock()
+
+    async def hold(self) -> None:
+        """Take nodes, and hold them for ever."""
+        while isinstance(taken := await _all_or_none(self._request, self._hosts), str):
+            await self._pool.say(Waiting(taken))
+            await asyncio.sleep(_AGAIN_SECONDS)
+        self._taken = taken
+        try:
+            await self._pool.say(Granted(tuple(started.told for started in taken if started.told)))
+            async with asyncio.TaskGroup() as group:
+                for place, started in enumerate(taken):
+                    group.create_task(self._follow(started, is_elastic=place >= self._request.setup.nodes))
+        finally:
+            await _end(self._taken)
+
+    async def _follow(self, started: _Started, *, is_elastic: bool) -> None:
+        """Say when a node is lost. is_elastic: it has no ranks, and another may take its place."""
+        while True:
+            code = await started.process.wait()
+            self._taken.remove(started)
+            await self._pool.say(Lost(started.node.name, f"its agent exited with code {code}"))
+            if not is_elastic:
+                return
+            started = await self._another()
+            if started.told is not None:
+                await self._pool.say(Granted((started.told,)))
+
+    async def _another(self) -> _Started:
+        """Take any node that is not taken, the same one included."""
+        while True:
+            async with self._choosing:
+                names = {started.node.name for started in self._taken}
+                for node in self._hosts:
+                    if node.name not in names and not isinstance(
+                        found := await _try(node, self._request), str
+                    ):
+                        self._taken.append(found)
+                        return found
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+
 async def _hold(request: GrantRequest, pool: Pool) -> None:
-    """Take nodes, and hold them for ever."""
     wanted = request.setup.devices
     hosts = sorted((h for h in request.setup.hosts if h.devices >= wanted), key=lambda host: host.name)
-    if len(hosts) < request.bundles:
-        each = f" with {wanted} GPUs each" if wanted else ""
-        words = f"{request.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
-        await pool.say(Refused(words, "Name more nodes there, or ask for fewer: resources.nodes."))
+    if len(hosts) >= request.bundles:
+        await _Holding(request, pool, hosts).hold()
         return
-    while isinstance(taken := await _all_or_none(request, hosts), str):
-        await pool.say(Waiting(taken))
-        await asyncio.sleep(_AGAIN_SECONDS)
-    try:
-        await pool.say(Granted(tuple(started.told for started in taken if started.told is not None)))
-        async with asyncio.TaskGroup() as group:
-            for started in taken:
-                group.create_task(_follow(started, pool))
-    finally:
-        await _end(taken)
-
-
-async def _follow(started: _Started, pool: Pool) -> None:
-    code = await started.process.wait()
-    await pool.say(Lost(started.node.name, f"its agent exited with code {code}"))
+    each = f" with {wanted} GPUs each" if wanted else ""
+    words = f"{request.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
+    await pool.say(Refused(words, "Name more nodes there, or ask for fewer: resources.nodes."))
 
 
 async def main() -> int:

@@ -79,14 +79,25 @@ async def _started(
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
     """
     training, engine = await _Start(config, compute, root, grant).both()
+    returns = None
     try:
         _check_mode(config, engine)
+        if grant is not None and grant.rollout:
+            returns = asyncio.create_task(_replace_lost(grant, engine))
         yield training, engine
     finally:
+        if returns is not None:
+            returns.cancel()
         try:
             await engine.close()
         finally:
             await training.trainer.shut_down()
+
+
+async def _replace_lost(grant: "Grant", engine: Any) -> None:
+    """Have the servers of lost nodes on those that are granted in their places. engine: of servers."""
+    while True:
+        engine.replace_node(*await grant.returned.get())
 
 
 class _Start:

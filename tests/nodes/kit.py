@@ -20,6 +20,7 @@ from lorad.nodes.remote import Node
 from lorad.protocol.nodes import AgentStart, GrantedNode, NodesSetup
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
+from tests.trainers.real.start import setup_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "lorad" / "models" / "tiny"
@@ -108,12 +109,14 @@ class OverNodes(RemoteTrainer):
         await self.stack.aclose()
 
 
-async def fsdp_over_nodes(root: Path, model: Path, **sizes: Any) -> OverNodes:
-    """Start FSDP on two nodes of its own."""
-    settings = RanksSettings(backend="fsdp", model=model, name=str(model), dtype="float32")
+async def over_nodes(backend: str, root: Path, model: Path, **sizes: Any) -> OverNodes:
+    """Start a real backend on two nodes of its own."""
+    settings = RanksSettings(backend=backend, model=model, name=str(model), dtype="float32")
     async with AsyncExitStack() as stack:
         _, hosts = await stack.enter_async_context(nodes(root))
-        trainer = await OverNodes.start(RanksSetup(**sizes), settings, work=root, logs=root, hosts=hosts)
+        trainer = await OverNodes.start(
+            setup_of(backend, **sizes), settings, work=root, logs=root, hosts=hosts
+        )
         trainer.stack = stack.pop_all()
     return trainer
 

@@ -229,12 +229,14 @@ async def test_another_version_is_refused(agents: Agents) -> None:
 
 @pytest.mark.parametrize("link", ["silence", "connection", "starter", "SIGTERM"])
 async def test_an_agent_ends_with_its_pool(agents: Agents, tmp_path: Path, link: str) -> None:
+    agents.lease = 1.0 if link == "silence" else 60.0
     told = await agents.granted("h1")
     process = agents.processes["h1"]
     assert process.stdin is not None
-    async with Node.connected(told, agents.identity, LIFE, setup(lease=1.0)) as node:
+    async with Node.connected(told, agents.identity, LIFE, setup(lease=60.0)) as node:
         stubborn = child(node, tmp_path / "log", STUBBORN)
         await stubborn.start()
+        assert stubborn.pid is not None
         if link == "silence":
             node._tasks[1].cancel()
         elif link == "connection":
@@ -243,7 +245,6 @@ async def test_an_agent_ends_with_its_pool(agents: Agents, tmp_path: Path, link:
             process.stdin.close()
         else:
             process.send_signal(signal.SIGTERM)
-        assert stubborn.pid is not None
         await ends(stubborn.pid, told.pid)
         await stubborn.ended()
         assert process.wait(10) == 0 and not is_there(told)

@@ -1,4 +1,4 @@
-"""FSDP over two nodes keeps the rules of every trainer, and computes what it computes on one machine."""
+"""FSDP and Megatron over two nodes keep the rules of trainers; FSDP computes the bits of one machine."""
 
 from collections.abc import Coroutine
 from pathlib import Path
@@ -10,19 +10,31 @@ import pytest
 from lorad.adapters.adapter import AdapterConfig
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.trainers.base import SlotSpec, Trainer
-from tests.conformance.trainer_suite import TrainerSuite
-from tests.nodes.kit import MODEL, fsdp_over_nodes
+from tests.conformance.trainer_suite import PolicySuite, TrainerSuite
+from tests.nodes.kit import MODEL, over_nodes
 from tests.trainers.real.start import started
 from tests.trainers.real.test_conformance import Ranks
 
 
-@pytest.mark.long
-class TestFsdpOverNodes(Ranks, TrainerSuite):
-    backend, sizes = "fsdp", {"dp": 2}
-
+class OverNodes(Ranks):
     @classmethod
     def started(cls, base: Path, work: Path) -> Coroutine[Any, Any, Trainer]:
-        return fsdp_over_nodes(work, base, **cls.sizes)
+        return over_nodes(cls.backend, work, base, **cls.sizes)
+
+
+@pytest.mark.long
+class TestFsdpOverNodes(OverNodes, TrainerSuite):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestMegatronOverNodes(OverNodes, PolicySuite):
+    backend, sizes = "megatron", {"dp": 2}
+
+
+@pytest.mark.long
+class TestMegatronStagesOnTwoNodes(OverNodes, PolicySuite):
+    backend, sizes = "megatron", {"pp": 2}
 
 
 def batch(seed: int) -> Batch:
@@ -67,7 +79,7 @@ async def test_nodes_compute_the_same_bits(tmp_path: Path) -> None:
     whole = await stepped(here, 0, 4)
     digest = (await here.export("a")).digest()
     await here.close("a")
-    over = await fsdp_over_nodes(work[1], MODEL, dp=2)
+    over = await over_nodes("fsdp", work[1], MODEL, dp=2)
     await opened(over)
     assert await stepped(over, 0, 2) == whole[:2]
     await over.save("a", kept)

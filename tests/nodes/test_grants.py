@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from lorad.grants.fits import checked_nodes
 from lorad.grants.grant import taken
 from lorad.protocol.calls import Nothing
 from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup, StaticNode
-from lorad.protocol.pool_setup import RanksSetup
+from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo
-from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool
+from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool, until
 from tests.nodes.kit import ROOT
 
 TWO = tuple(StaticNode(name=f"h{place}", address=f"127.0.0.{place}") for place in (1, 2))
@@ -92,6 +93,19 @@ async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None
         assert "h2: its agent exited" in words or victim == "grant"
 
 
+async def test_a_lost_rollout_node_is_given_again(tmp_path: Path) -> None:
+    async with taken(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
+        (lost,), (trains,) = grant.rollout, grant.hosts
+        os.kill(lost.told.pid, signal.SIGKILL)
+        async with asyncio.timeout(30):
+            gone, node = await grant.returned.get()
+        assert gone is lost and node.name == "h2" and node.told.pid != lost.told.pid
+        assert grant.rollout == [node] and grant.hosts == [trains] and not trains.lost.done()
+        assert await node.digest("absent") == "" == await trains.digest("absent")
+        found = status(tmp_path)
+        assert found.state == "granted" and [each.pid for each in found.nodes][1] == node.told.pid
+
+
 def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
     changes = {"nodes": setup(), "ranks": RanksSetup(dp=2), "trainer": "fsdp", "mode": "resident"}
     with running_pool(tmp_path, **changes) as running, running.connect("a") as driver:
@@ -113,15 +127,39 @@ def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
     [
         ({}, "the builtin trainer is not made of ranks"),
         ({"mode": "split"}, "split is for servers on nodes of their own"),
+        ({"mode": "split", "nodes": setup(rollout_nodes=1)}, "the builtin engine has no servers"),
         ({"ranks": RanksSetup(), "device": "cuda:0"}, "the builtin engine would need a GPU of this machine"),
     ],
 )
 def test_what_nodes_cannot_have_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        checked_nodes(config_of(Path(), nodes=setup(), **changes))
+        checked_nodes(config_of(Path(), **{"nodes": setup(), **changes}))
 
 
 def test_split_without_nodes_is_refused(tmp_path: Path) -> None:
     refused = pytest.raises(SpecError, match="split is for servers on nodes of their own")
     with refused, running_pool(tmp_path, mode="split"):
         pass
+
+
+def test_split_servers_return_on_another_node(tmp_path: Path) -> None:
+    """The pool goes on meanwhile."""
+    nodes = setup(nodes=1, rollout_nodes=2, hosts=(*TWO, StaticNode(name="h3", address="127.0.0.3")))
+    server = ServerSetup(
+        python=sys.executable, servers=2, max_rank=16, targets=("q_proj",), context_length=64
+    )
+    changes = {
+        "mode": "split",
+        "trainer": "fsdp",
+        "ranks": RanksSetup(),
+        "server": server,
+        "engine_class": "tests.kit.fakes.stub_engine:StubEngine",
+    }
+    with running_pool(tmp_path, nodes=nodes, **changes) as running:
+        servers = running.pool.engine._fleet.servers  # type: ignore[attr-defined]
+        assert [each.host.name for each in servers] == ["h2", "h3"]
+        lost = status(tmp_path).nodes[2].pid
+        os.kill(lost, signal.SIGKILL)
+        until(lambda: servers[1].state != "up")
+        until(lambda: servers[1].state == "up")
+        assert servers[1].host.told.pid != lost and len(status(tmp_path).nodes) == 3
