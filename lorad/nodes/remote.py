@@ -287,6 +287,8 @@ class Node:
                 self._take(said)
         except OSError as error:
             self.lose(f"its agent has gone ({error})")
+        except Exception as error:  # it may say anything
+            self.lose(f"its agent said what it cannot mean ({type(error).__name__}: {error})")
 
     def _take(self, said: Said) -> None:
         if isinstance(said, Done | Failed):

@@ -123,8 +123,8 @@ async def over_nodes(backend: str, root: Path, model: Path, **sizes: Any) -> Ove
 
 async def tiny_trainer(root: Path, hosts: Sequence[Node], hang: float = 120.0, **sizes: Any) -> RemoteTrainer:
     """Two ranks of the tiny body, on nodes, or here without any."""
-    sizes = {"dp": 2} | sizes
-    setup = RanksSetup(env={"PYTHONPATH": str(ROOT)}, args={"gate": str(root / "gate")}, **sizes)
+    wanted: dict[str, Any] = {"dp": 2, "args": {"gate": str(root / "gate")}} | sizes
+    setup = RanksSetup(env={"PYTHONPATH": str(ROOT)}, **wanted)
     settings = RanksSettings(
         backend="tiny",
         body="tests.kit.fakes.rank_kit:open_body",

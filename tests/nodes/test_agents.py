@@ -257,6 +257,18 @@ async def test_a_busy_pool_keeps_its_lease(agents: Agents, tmp_path: Path) -> No
         assert await node.digest("absent") == ""
 
 
+@pytest.mark.parametrize("line", [b"nonsense\n", b'{"type": "Failed", "id": 7, "error": {"kind": []}}\n'])
+async def test_an_agent_that_talks_nonsense_is_lost(agents: Agents, line: bytes) -> None:
+    told = await agents.granted("h1")
+    async with Node.connected(told, agents.identity, LIFE, setup()) as node:
+        node._waiting[7] = asyncio.get_running_loop().create_future()
+        node._reader.feed_data(line)
+        async with asyncio.timeout(10):
+            await node.lost
+        with pytest.raises(PoolLost, match="was lost with its node h1"):
+            await node._waiting[7]
+
+
 async def test_a_silent_agent_is_given_up(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
     told = await agents.granted("h1")

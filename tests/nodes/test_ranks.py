@@ -179,3 +179,14 @@ async def test_other_weights_on_one_node_are_refused(tmp_path: Path, monkeypatch
         monkeypatch.setattr(hosts[1], "weights", other)
         with pytest.raises(SpecError, match="has other weights on h2"):
             await tiny_trainer(tmp_path, hosts)
+
+
+async def test_settings_are_refused_from_a_node(tmp_path: Path) -> None:
+    async with nodes(tmp_path) as (agents, hosts):
+        with pytest.raises(SpecError, match="colour is none of this backend's") as refused:
+            await tiny_trainer(tmp_path, hosts, args={"colour": "red"})
+        assert refused.value.hint == "Leave it out."
+        with pytest.raises(PoolLost, match=r"exited with code 127.*h\d: lorad: cannot start /no/python"):
+            await tiny_trainer(tmp_path, hosts, python="/no/python")
+        pids = [agents.processes[name].pid for name in ("h1", "h2")]
+        assert all(not psutil.Process(pid).children() for pid in pids)
