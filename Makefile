@@ -4,6 +4,7 @@
 # make upgrade             restart the daemon under running jobs as one with another schema, and go back
 # make powercut, enospc    the power goes at any byte; the disk fills up under a run (needs root); ARGS='--steps 60', '--rounds 2'
 # make bench-load          200 clients beside 8 running jobs, and a daemon that has nothing to do
+# make bench-nodes         what 100 and 400 nodes cost a pool, and a version given to 16 of them directly and by way of each other
 # make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
@@ -52,7 +53,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -192,7 +193,7 @@ upgrade: $(VENV)/.ready-dev
 powercut enospc: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
 
-bench-history bench-tui: $(VENV)/.ready-dev
+bench-history bench-tui bench-nodes: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.load.$(@:bench-%=%) $(ARGS)
 
 authz: $(VENV)/.ready-dev

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -82,6 +82,7 @@ class Node:
         self._context, self._life, self._lease = identity.client(told.certificate), life, setup.lease
         self._identity = identity
         self._trusts: frozenset[str] = frozenset()
+        self._open: set[asyncio.StreamWriter] = set()
         self._children: dict[str, RemoteChild] = {}
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[str]] = {}
@@ -223,8 +224,8 @@ class Node:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(PoolLost(self._last_words(), hint=_HINT))
-        if self._tasks:
-            self._writer.transport.abort()
+        for writer in self._open:  # whoever waits there would wait for ever
+            writer.transport.abort()
 
     def _last_words(self) -> str:
         return f"{LOST} {self.name}: {self.lost.result()}"
@@ -248,10 +249,8 @@ class Node:
     async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[Pair]:
         """Connect, and say hello. is_done: wait for the answer."""
         with self._as_lost():
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                reader, writer = await asyncio.open_connection(
-                    self.address, self.told.port, ssl=self._context, limit=LINE
-                )
+            reader, writer = await self._connection()
+        self._open.add(writer)
         try:
             with self._as_lost():
                 check_peer(writer, self.told.certificate)
@@ -261,7 +260,21 @@ class Node:
                     await answer(reader)
             yield reader, writer
         finally:
+            self._open.discard(writer)
             writer.transport.abort()
+
+    async def _connection(self) -> Pair:
+        """Connect, unless the node is given up meanwhile."""
+        opening = asyncio.open_connection(self.address, self.told.port, ssl=self._context, limit=LINE)
+        connecting = asyncio.create_task(opening)
+        some: set[asyncio.Future[Any]] = {connecting, self.lost}
+        try:
+            await asyncio.wait(some, timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise TimeoutError(self.lost.result() if self.lost.done() else "no connection came to be")
+            return connecting.result()
+        finally:
+            connecting.cancel()
 
     @contextlib.contextmanager
     def _as_lost(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from lorad.engines.base import BASE, AdapterSource, Scorer
 from lorad.engines.remote.settings import settings_of
 from lorad.errors import AdapterRefused, SpecError, StorageError
 from lorad.models.directory import linear_shapes, read_config
+from lorad.nodes import remote
 from lorad.nodes.remote import Node
 from lorad.protocol.batch import Sampling
 from lorad.protocol.pool_setup import ServerSetup
@@ -249,6 +250,21 @@ async def test_a_load_goes_on_without_a_lost_node(own: World) -> None:
         patched.setattr(own.hosts[1], "put", cut)
         await own.load("run@1")
     assert await own.names() == ["run@1"] and len(await own.engine.scores(BASE, CANARY)) == 1
+
+
+async def test_a_silent_node_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples begin again elsewhere, and a version comes to be there, once the node is given up."""
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
+    async with nodes(tmp_path, lease=2.0) as (agents, hosts), opened(tmp_path, hosts) as engine:
+        own = World(agents, hosts, engine, tmp_path)
+        prompts = [prompt(f"p{i}", [i, 5]) for i in range(8)]
+        call = asyncio.create_task(complete(engine, BASE, prompts, SLOW))
+        await until(lambda: own.servers[1].in_flight)
+        os.kill(hosts[1].told.pid, signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            await own.load("run@1")
+            assert len(await call) == 8
+        assert hosts[1].lost.done() and await own.names() == ["run@1"]
 
 
 async def test_the_last_node_takes_the_engine_along(own: World) -> None:
