@@ -68,11 +68,6 @@ class Shape(Device):
         return not self.devices
 
     @property
-    def key(self) -> str:
-        """All shapes are of the one cluster."""
-        return "cluster"
-
-    @property
     def kind(self) -> str:
         return "cuda:0" if self.devices else "cpu"
 

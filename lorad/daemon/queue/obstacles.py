@@ -22,17 +22,19 @@ class Claim:
     """A run that waits for devices.
 
     alone: it needs all other runs to be gone; else it only needs more room.
+    pool: on a cluster, the key of the pool in which it waits for that; others may have other nodes.
     """
 
     run: str
     priority: int
     devices: Devices
     alone: bool
+    pool: str = ""
 
-    def holds_up(self, run: RunRow, devices: Devices) -> bool:
+    def holds_up(self, run: RunRow, setup: PoolSetup, devices: Devices) -> bool:
         """Check whether `run`, which comes after it, may not have the devices before it."""
-        mine, theirs = ({device.key for device in group} for group in (self.devices, devices))
-        return bool(mine & theirs) and (self.alone or self.priority > run.priority)
+        is_same = setup.key == self.pool if setup.nodes else bool({*devices} & {*self.devices})
+        return is_same and (self.alone or self.priority > run.priority)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def obstacle(
     claims: the runs before it that wait.
     """
     return (
-        _passed(devices, run, claims)
+        _passed(setup, devices, run, claims)
         or _let_others_pass(now, devices, run)
         or _set_aside(now, devices, run)
         or _beside_others(now, devices, run)
@@ -73,9 +75,11 @@ def obstacle(
     )
 
 
-def _passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Obstacle | None:
+def _passed(
+    setup: PoolSetup, devices: Devices, run: RunRow | None, claims: Sequence[Claim]
+) -> Obstacle | None:
     """Find the run before this one that must not be passed."""
-    first = next((claim for claim in claims if run is not None and claim.holds_up(run, devices)), None)
+    first = next((claim for claim in claims if run is not None and claim.holds_up(run, setup, devices)), None)
     if first is None:
         return None
     names = ", ".join(device.name for device in devices)

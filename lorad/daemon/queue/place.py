@@ -181,7 +181,7 @@ def find_room(
         idle=next((obstacle.idle for obstacle in found.values() if obstacle.idle), ()),
         taken=[obstacle.taken for obstacle in found.values() if obstacle.taken],
         victims=victims,
-        claim=None if run is None else _claim(run, found, cleared),
+        claim=None if run is None else _claim(run, setups, found, cleared),
     )
 
 
@@ -197,11 +197,17 @@ def make_way(ctx: Context, now: Snapshot, room: _Room, why: str) -> None:
         ctx.gpus.notes.wanted.setdefault(device.uuid, why)
 
 
-def _claim(run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> Claim | None:
+def _claim(
+    run: RunRow,
+    setups: Mapping[Devices, PoolSetup],
+    found: Mapping[Devices, Obstacle],
+    cleared: Devices | None,
+) -> Claim | None:
     """Choose the devices that a run waits for: those that are being cleared for it, else the first."""
     for devices in [*([cleared] if cleared else []), *found]:
         if (alone := found[devices].claim) is not None:
-            return Claim(run.name, run.priority, devices, alone)
+            pool = setups[devices].key if isinstance(devices[0], Shape) else ""
+            return Claim(run.name, run.priority, devices, alone, pool)
     return None
 
 

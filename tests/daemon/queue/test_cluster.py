@@ -238,10 +238,26 @@ def test_free_nodes_with_the_base_are_tried_first(home: Path) -> None:
     assert changed.key == pool.setup.key
 
 
+async def test_an_exclusive_run_holds_up_no_others(home: Path) -> None:
+    behave(home, driver={"seconds": 0.6})
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 4)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "running")
+        spread(ctx, "alone", resources={"exclusive": True})
+        await until(lambda: "resources.exclusive" in told(ctx, "alone"))
+        spread(ctx, "joins")
+        spread(ctx, "other", 2, "/models/two")
+        await until(lambda: "run alone is next on 2 x 8 GPUs" in told(ctx, "joins"))
+        await until_state(ctx, "other", "running")
+        for name in ("a", "alone"):
+            assert (await until_state(ctx, name, "ended")).reason == "completed"
+
+
 async def test_tables_are_made_anew_from_pools(home: Path) -> None:
-    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, idle_timeout=0.3)) as ctx:
         spread(ctx, "a")
         await until_state(ctx, "a", "ended")
+        await until(lambda: [row.state for row in pools.grants(ctx.store)] == ["over"])
         before = pools.grants(ctx.store), [node.node for node in pools.nodes(ctx.store)]
         with ctx.store.write() as connection:
             connection.execute("DELETE FROM grants")
