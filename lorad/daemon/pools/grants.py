@@ -21,6 +21,7 @@ from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus, NodesSetup
 from lorad.store import events, pools, runs
 from lorad.store.pools import GrantRow, NodeRow
 
+_NAME, _DEVICES = 253, 64  # characters of a node's name, devices of a node
 _BASES = 32  # base models that are remembered of a node
 _KINDS = {"asked": "grant_asked", "granted": "granted", "refused": "grant_lost", "lost": "grant_lost"}
 
@@ -80,11 +81,28 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> GrantStatus | None:
     path = life.work / GRANT
     try:
         with as_user(ctx.user(pool.setup.owner)):
-            return msgspec.json.decode(read_file(path, STATUS_BYTES, links=False), type=GrantStatus)
+            found = msgspec.json.decode(read_file(path, STATUS_BYTES, links=False), type=GrantStatus)
+        _refuse_strange(pool, found)
+        return found
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # msgspec raises ValueErrors
         raise StorageError(f"{path} cannot be read: {error}", hint="Nothing is placed by it.") from None
+
+
+def _refuse_strange(pool: Pool, status: GrantStatus) -> None:
+    """The file may be a user's own: it names no more nodes than its pool asked for, and of kind static only
+    those that there are. Raises ValueError.
+    """
+    setup, names = pool.setup.nodes, [node.node for node in status.nodes]
+    assert setup is not None
+    known = {host.name for host in setup.hosts} or {*names}
+    if len(names) > setup.bundles or len({*names}) < len(names) or not known.issuperset(names):
+        raise ValueError("it names nodes that were not asked for")
+    if any(len(name) > _NAME or not name.isprintable() for name in names):
+        raise ValueError("it names nodes as nobody does")
+    if any(len(node.devices) > _DEVICES for node in status.nodes):
+        raise ValueError("it names more devices than a node has")
 
 
 def _put(

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from lorad.daemon.process.sharing import OneUser
 from lorad.daemon.queue import cluster as room
 from lorad.daemon.queue.forecast import forecast
 from lorad.daemon.queue.place import place_runs
+from lorad.protocol.nodes import GRANT
 from lorad.protocol.preflight import SpecFacts
 from lorad.states import RunState
 from lorad.store import events, pools, runs
@@ -251,6 +254,21 @@ async def test_an_exclusive_run_holds_up_no_others(home: Path) -> None:
         await until_state(ctx, "other", "running")
         for name in ("a", "alone"):
             assert (await until_state(ctx, name, "ended")).reason == "completed"
+
+
+async def test_nodes_nobody_asked_for_are_refused(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        write_cluster(home, {"h0": 1, "h1": 1})
+        spread(ctx, "a")
+        await until(lambda: told(ctx, "a").endswith("0 free"))
+        (pool,) = ctx.pools.values()
+        node = {"node": "stolen", "ip": "", "port": 1, "certificate": "", "boot_id": "", "directory": ""}
+        lie = {"state": "granted", "nodes": [node | {"pid": 1, "lorad": "", "uid": 0}]}
+        os.kill(pool.process.pid or 0, signal.SIGSTOP)
+        (pool.attempt().work / GRANT).write_text(json.dumps(lie))
+        await until(lambda: "names nodes that were not asked for" in "".join(ctx.loop.troubles.lines(None)))
+        assert pools.nodes(ctx.store) == [] and pool.is_waiting
+        os.kill(pool.process.pid or 0, signal.SIGCONT)
 
 
 async def test_tables_are_made_anew_from_pools(home: Path) -> None:
