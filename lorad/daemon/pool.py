@@ -111,8 +111,10 @@ class Pool:
 
     @property
     def nodes(self) -> tuple[GrantedNode, ...]:
-        """Return the nodes that it has now."""
-        return self.grant.nodes if self.grant is not None and self.grant.state == "granted" else ()
+        """Return the nodes that it has now: those of its servers may go without it."""
+        if self.grant is None or self.grant.state not in ("granted", "lost"):
+            return ()
+        return tuple(node for node in self.grant.nodes if not is_lost(self.grant, node))
 
     @property
     def is_waiting(self) -> bool:
@@ -199,6 +201,11 @@ def setup_for(
         nodes=nodes_setup(spec, config.cluster) if on_nodes and config.cluster else None,
         hang=config.supervision.hang,
     )
+
+
+def is_lost(status: GrantStatus, node: GrantedNode) -> bool:
+    """Check whether it is the node by whose loss a grant came to its state."""
+    return status.state == "lost" and status.words.startswith(f"{node.node}:")
 
 
 def devices_on(node: GrantedNode) -> list[str]:

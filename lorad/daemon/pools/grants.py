@@ -12,7 +12,7 @@ from lorad.bounds import STATUS_BYTES
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool
-from lorad.daemon.pool import Pool, devices_on
+from lorad.daemon.pool import Pool, devices_on, is_lost
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import attempts_under
 from lorad.errors import StorageError
@@ -122,17 +122,15 @@ def _put(
         detail=status.words,
     )
     pools.put_grant(ctx.store, row)
-    is_held = state == "granted"
+    is_held = not is_over and state in ("granted", "lost")  # it may go on without the lost node
     known = {one.node: one for one in pools.nodes(ctx.store)}
     for node in status.nodes:
         base = pool.setup.model_path if is_ready else ""
-        is_lost = status.state == "lost" and status.words.startswith((f"{node.node}:", f"{node.node} "))
-        now = "granted" if is_held or _has_others(ctx, pool, node) else "lost" if is_lost else "free"
+        gone = is_lost(status, node)
+        now = "lost" if gone else "granted" if is_held or _has_others(ctx, pool, node) else "free"
         pools.put_node(ctx.store, _node_row(setup, node, known.get(node.node), now, base))
-        for device in devices_on(node) if is_held else ():
+        for device in devices_on(node) if is_held and not gone else ():
             pools.lease(ctx.store, pool.id, device, "pool", node.node)
-        if is_lost:
-            _event(ctx, pool, "node_lost", {"node": node.node, "how": status.words})
 
 
 def _has_others(ctx: Context, pool: Pool, node: GrantedNode) -> bool:
@@ -158,6 +156,8 @@ def _node_row(setup: NodesSetup, node: GrantedNode, known: NodeRow | None, state
 
 def _tell(ctx: Context, pool: Pool, status: GrantStatus) -> None:
     nodes = [node.node for node in status.nodes]
+    for node in (node.node for node in status.nodes if is_lost(status, node)):
+        _event(ctx, pool, "node_lost", {"node": node, "how": status.words})
     _event(ctx, pool, _KINDS[status.state], {"nodes": nodes, "detail": status.words})
 
 

@@ -256,6 +256,21 @@ async def test_an_exclusive_run_holds_up_no_others(home: Path) -> None:
             assert (await until_state(ctx, name, "ended")).reason == "completed"
 
 
+async def test_a_pool_may_go_on_without_a_node(home: Path) -> None:
+    behave(home, driver={"seconds": 0.6})
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "running")
+        (pool,) = ctx.pools.values()
+        path = pool.attempt().work / GRANT
+        status = json.loads(path.read_text()) | {"state": "lost", "words": "h1: its agent exited with code 1"}
+        path.write_text(json.dumps(status))
+        await until(lambda: [node.state for node in pools.nodes(ctx.store)] == ["granted", "lost"])
+        assert [node.node for node in pool.nodes] == ["h0"]
+        lost = [event.data for event in events.newest(ctx.store, 100, "a") if event.kind == "node_lost"]
+        assert [one["node"] for one in lost] == ["h1"]
+
+
 async def test_nodes_nobody_asked_for_are_refused(home: Path) -> None:
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
         write_cluster(home, {"h0": 1, "h1": 1})
