@@ -191,6 +191,12 @@ def test_rewind_to_minus_one_drops_step_zero() -> None:
     assert lineage([before, rewind]) == [rewind]
 
 
+def test_where_an_attempt_was_outlives_a_rewind() -> None:
+    placed = Record(1, 1, "sorter", 1, 0, "placed", 0.0, {"nodes": [{"node": "h1"}], "ranks": 2})
+    rewind = Record(1, 2, "sorter", 2, 0, "rewind", 0.0, {"to": -1})
+    assert lineage([placed, rewind]) == [placed, rewind]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_each_step_counts_once_after_resumes(path: Path, seed: int) -> None:
     whole_run(path, random.Random(seed), attempts=5)
