@@ -11,6 +11,7 @@
 # make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
 # make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
+# make cluster-demo     a Ray cluster on this machine, without root: a run over two nodes, one of which is killed; resumed, bit for bit
 # make cluster-faults   the table of what each fault on a cluster leaves, and for how long, measured again
 # make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
@@ -51,7 +52,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes gpu-day authz headline clean snapshots pictures docs
 
@@ -103,6 +104,9 @@ tinker: $(VENV)/.ready-dev
 
 test-cluster: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" $(BIN)/python -m pytest tests/cluster $(ARGS)
+
+cluster-demo: $(VENV)/.ready-dev
+	@python=$$(.ci/setup-ray); env "$$python" $(BIN)/python -m tests.cluster.demo $(ARGS)
 
 ## The table of docs/cluster-faults.md, measured again: a quarter of an hour.
 cluster-faults: $(VENV)/.ready-dev

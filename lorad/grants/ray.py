@@ -351,7 +351,7 @@ def _started(pool: _Pool, request: _Json, group: Any) -> dict[str, Any]:
             )
     _name_nodes(seen, group)
     seen.sort(key=lambda node: str(node["node"]))
-    python = setup.get("python") or sys.executable
+    python = setup["python"]  # grants.grant fills it in: this interpreter is the cluster's
     starts = [
         node["actor"].start.remote(
             [python, *request["agent"], "--address", node["ip"], "--name", node["node"]],

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -184,6 +185,7 @@ class Head:
         """Return a function that says how long after `began` the pool knew; None: it never did."""
 
         def seconds() -> float | None:
+            self._process.send_signal(signal.SIGCONT)  # nsenter stops where its child does
             at, said = self._lines.get(timeout=10)
             return at - began if said else None
 

@@ -29,5 +29,5 @@ node = {
     "lorad": "0",
     "uid": os.getuid(),
 }
-print(json.dumps({**node, "environment": sorted(os.environ)}), flush=True)
+print(json.dumps({**node, "environment": dict(os.environ), "argv": sys.argv, "start": start}), flush=True)
 sys.stdin.read()

@@ -1,5 +1,7 @@
 """What a grant says and does over a real Ray cluster, before anything fails."""
 
+import json
+
 from tests.cluster.faults import send
 from tests.cluster.hosts import Host
 from tests.cluster.ray_kit import Cluster, asked, granted, left_on, nothing_left_on
@@ -14,8 +16,10 @@ def test_two_nodes_are_granted_in_order(cluster: Cluster) -> None:
         assert {node["certificate"] for node in nodes} == {"PEM of the pool"}
 
 
-def test_agents_get_no_variable_of_ray(cluster: Cluster) -> None:
+def test_agents_get_nothing_secret(cluster: Cluster) -> None:
     with granted(cluster, "clean@1") as (_, nodes):
+        assert cluster.token_file.read_text() not in json.dumps(nodes)
+        assert {key for node in nodes for key in node["start"]} == {"certificate", "devices"}
         assert [
             name for node in nodes for name in node["environment"] if name.startswith(("RAY_", "CUDA_"))
         ] == []
