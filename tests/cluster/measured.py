@@ -28,4 +28,4 @@ class Measured:
 
 
 def _seconds(value: float | None) -> str:
-    return "it ended itself" if value is None else f"{value:.1f} s"
+    return "it is the pool itself" if value is None else f"{value:.1f} s"
