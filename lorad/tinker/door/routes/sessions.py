@@ -14,6 +14,7 @@ from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.state import Session
 
 _TRIED = (0, 25), (0, 38)  # the oldest and the newest client that `make tinker` runs
+_MOST_SESSIONS = 256  # of one owner that are alive
 _MOST_SAMPLES = 512  # requests for samples that a client has under way
 _UNEMBED = (
     "lorad trains no adapter on the unembedding (lm_head): train_unembed has no effect. alpha is 32 whatever "
@@ -60,6 +61,7 @@ async def create(door: Door, request: Asked) -> web.Response:
     key = request.headers.get("X-Idempotency-Key", secrets.token_hex())
     session = door.idempotent.get((request.owner, key))
     if session is None:
+        _refuse_many(door, request.owner)
         session = secrets.token_hex(8)
         door.idempotent[request.owner, key] = session
         metadata, tags = body.user_metadata or {}, body.tags
@@ -68,6 +70,12 @@ async def create(door: Door, request: Asked) -> web.Response:
     door.heard(session)
     told = {"session_id": session, "type": "create_session", "info_message": _UNEMBED}
     return answer(told | {"warning_message": _about_version(body.sdk_version)})
+
+
+def _refuse_many(door: Door, owner: str) -> None:
+    alive = sum(door.state.sessions[id].owner == owner for id in door.state.seen)
+    if alive >= _MOST_SESSIONS:
+        raise HttpError(400, f"{alive} of your sessions are alive; close some, or wait until they are silent")
 
 
 def _about_version(sdk: str) -> str | None:
