@@ -161,6 +161,11 @@ class Lane:
                 if isinstance(outcome, Saved | Published):
                     self.made.append(result)
 
+    def _forget(self) -> None:
+        """Drop what is known of requests that have a result and are not done again."""
+        for seq in [seq for seq in self._digests if seq <= self._snapshot and seq in self._places]:
+            del self._digests[seq]
+
     async def _follow(self, behind: Position) -> None:
         try:
             async for result, position in follow(self._results, Result, behind):
@@ -172,6 +177,7 @@ class Lane:
                 if self._snapshot > snapshot:
                     async with self._writing:
                         await asyncio.to_thread(self._log.drop, self._snapshot + 1)
+                        self._forget()
         except (OSError, LoradError) as error:
             self._trouble = f"the log of this model cannot be read: {error}"
             log.exception("%s", self.directory)
