@@ -123,6 +123,8 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `tml-`; a key may stand there as `sha256:` and its digest. null is tinker/keys.yaml in the home.
         bases: directory of each base by the name that clients give, such as `Qwen/Qwen3-8B`.
         ranks: ranks that a model may have; empty is any that the engine takes.
+        overrides: `key=value` of the spec that all models have, such as `trainer.backend=fsdp` and
+            `rollout.backend=vllm`.
         context: tokens of a prompt and its completion, or of a datum, that there is room for, as far as the
             base goes.
         park_after: seconds without a sign of life of a client, after which the runs of its models are paused;
@@ -133,6 +135,7 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: Path | None = None
     bases: dict[str, Path] = {}
     ranks: list[Annotated[int, msgspec.Meta(gt=0)]] = []
+    overrides: list[str] = []
     context: Annotated[int, msgspec.Meta(ge=8)] = 8192
     park_after: _PositiveSeconds = 300.0
 

@@ -354,9 +354,9 @@ class Client:
         """Start the pool of `model`, an alias or run@version, and load it. Returns what the gateway needs."""
         return _as(shapes.Serving, self._http.post("/v1/serving", requests.ModelRequest(model)))
 
-    def serving_base(self, spec: str, *, source: str, cwd: str) -> shapes.Serving:
+    def serving_base(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str]) -> shapes.Serving:
         """Start the pool that a run of this spec would have, to sample from its base."""
-        request = requests.RunRequest(spec, source, cwd)
+        request = requests.RunRequest(spec, source, cwd, [*overrides])
         return _as(shapes.Serving, self._http.post("/v1/serving/base", request))
 
     def sweep(

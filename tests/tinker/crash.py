@@ -143,12 +143,14 @@ def train(asker: Asker, steps: int, seed: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def box() -> Iterator[tuple[World, int, str]]:
-    """A home with a door: its port, and a key."""
+def box(**settings: Any) -> Iterator[tuple[World, int, str]]:
+    """A home with a door, which may have further settings: its port, and a key."""
     with world() as made:
         port = free_port()
         made.home.root.mkdir(parents=True, exist_ok=True)
-        made.home.config.write_text(json.dumps({"tinker": {"port": port, "bases": {BASE: str(TINY)}}}))
+        made.home.config.write_text(
+            json.dumps({"tinker": {"port": port, "bases": {BASE: str(TINY)}, **settings}})
+        )
         made.home.root.chmod(0o700)
         key = make_key(made.home.tinker / "keys.yaml", "alice")
         made.lorad("daemon", "start")

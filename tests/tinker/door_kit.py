@@ -56,12 +56,12 @@ class FakeDaemon:
         self.specs: list[str] = []
         self.refuses: LoradError | None = None
 
-    def run(self, spec: str, *, name: str, **_: Any) -> None:
+    def run(self, spec: str, *, name: str, overrides: list[str], **_: Any) -> None:
         if self.refuses is not None:
             raise self.refuses
         if name in self.runs:
             raise Conflict(f"{name} exists")
-        self.specs.append(spec)
+        self.specs.append(" ".join([spec, *overrides]))
         self.home.run(name).root.mkdir(parents=True)
         self.runs[name] = "running"
 

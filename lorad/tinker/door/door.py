@@ -131,7 +131,7 @@ async def opened(
     root = home.tinker
     root.mkdir(mode=0o700, exist_ok=True)
     state = State.open(root / "notes")
-    runs = Runs(home, settings.context, client)
+    runs = Runs(home, settings, client)
     models = Models(state, runs, _bases_of(settings))
     pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
     checkpoints = Checkpoints(models)

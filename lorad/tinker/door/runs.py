@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lorad.box.config import TinkerSettings
 from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Serving
@@ -25,6 +26,7 @@ _FRESH = 1.0  # seconds for which what the daemon said holds
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 BASE = "base"  # what pools call the model without an adapter
 _FINAL = (EndReason.COMPLETED, EndReason.STOPPED, EndReason.KILLED, EndReason.ATTESTATION_FAILED)
+_SOURCE = "the Tinker door"  # of specs, in messages
 _STEPS = 1_000_000  # more than any client makes
 _ALPHA = 32.0  # Tinker's, whatever the rank
 
@@ -32,8 +34,8 @@ _ALPHA = 32.0  # Tinker's, whatever the rank
 class Runs:
     """Safe to use from the event loop: each request is in a thread."""
 
-    def __init__(self, home: Home, context: int, client: Client | None = None) -> None:
-        self.home, self._context = home, context
+    def __init__(self, home: Home, settings: TinkerSettings, client: Client | None = None) -> None:
+        self.home, self._settings = home, settings
         self.client = client or Client(home, timeout=_SECONDS)
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="daemon")
         self._seen: dict[str, tuple[float, Run | None]] = {}
@@ -54,7 +56,11 @@ class Runs:
 
         def make() -> Run:
             return self.client.run(
-                text, source="the Tinker door", cwd=str(self.home.root), overrides=[], name=model.run
+                text,
+                source=_SOURCE,
+                cwd=str(self.home.root),
+                overrides=self._settings.overrides,
+                name=model.run,
             )
 
         await self.ask(make)
@@ -65,7 +71,9 @@ class Runs:
         text = json.dumps(_spec_of_base(base, await self._positions(base)))
 
         def start() -> Serving:
-            return self.client.serving_base(text, source="the Tinker door", cwd=str(self.home.root))
+            return self.client.serving_base(
+                text, source=_SOURCE, cwd=str(self.home.root), overrides=self._settings.overrides
+            )
 
         made = await self.ask(start)
         return Served(BASE, 0, "", made.model_path, made.socket)
@@ -73,7 +81,7 @@ class Runs:
     async def _positions(self, base: str) -> int:
         """Return the tokens for which there is room. Raises LoradError."""
         facts = await self.ask(read_facts, Path(base))
-        return min(facts.max_positions, self._context)
+        return min(facts.max_positions, self._settings.context)
 
     async def find(self, run: str) -> Run | None:
         """See how a run is now; None where there is none. Raises LoradError."""
