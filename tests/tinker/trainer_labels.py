@@ -8,9 +8,10 @@ import pytest
 
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.tinker.losses import NEEDS, check, policy_of
-from lorad.trainers.base import Policy, Trainer
+from lorad.trainers.base import GradientWork, Policy, Trainer
+from tests.conformance.reference import random_batch
 from tests.conformance.trainer_gradients import Gradients
-from tests.conformance.trainer_kit import spec_for
+from tests.conformance.trainer_kit import PLAIN, spec_for
 from tests.tinker.by_hand import by_hand
 
 _LENGTHS = np.array([5, 1, 7, 2])
@@ -75,6 +76,39 @@ class Labels(Gradients):
         np.testing.assert_allclose(
             gradient, await self.gradient(trainer, "plain"), atol=self.close_to, rtol=1e-5
         )
+
+    async def test_labels_share_passes_with_other_batches(self, trainer: Trainer, start: Path) -> None:
+        """Slots with labels and one without: each as in a call of its own."""
+        works = [
+            *(self.work(slot, labelled(seed)) for slot, seed in (("a", 1), ("b", 2))),
+            self.work("c", random_batch(3)),
+        ]
+        found = []
+        for is_joint in (True, False):
+            for work in works:
+                await trainer.open(work.slot, spec_for(trainer, source=start, optimizer=PLAIN))
+            if is_joint:
+                gradients = await trainer.forward_backward_many(works)
+            else:
+                gradients = [
+                    await trainer.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser)
+                    for w in works
+                ]
+            found.append(
+                [
+                    (one.logprobs, await self.gradient(trainer, one_of.slot))
+                    for one, one_of in zip(gradients, works, strict=True)
+                ]
+            )
+        for ours, theirs in zip(*found, strict=True):
+            for left, right in zip(ours, theirs, strict=True):
+                assert left is not None and right is not None
+                np.testing.assert_allclose(left, right, atol=self.close_to)
+
+    @staticmethod
+    def work(slot: str, batch: Batch) -> GradientWork:
+        targets = PolicyTargets(np.ones(batch.targets.size, np.float32))
+        return GradientWork(slot, batch, targets, PolicyLoss("linear", returns_logprobs=True), 1.0)
 
     async def test_a_datum_may_fill_the_context(self, trainer: Trainer, start: Path) -> None:
         await self.open_plain(trainer, start)
