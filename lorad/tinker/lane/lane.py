@@ -159,6 +159,11 @@ class Lane:
         found: Gradients = self._pool.call("forward_backward", backward_of(work))
         if found.logprobs is None:
             raise LoradError("the trainer gave no log-probabilities")
+        if found.halved_to:
+            told = (
+                f"the device had no memory for a micro-batch; they have {found.halved_to} tokens from now on"
+            )
+            self._journal.append("warning", self._model.state.step, {"message": told})
         self._passes.add(work, found)
         return passed(work, found.logprobs, found.loss)
 

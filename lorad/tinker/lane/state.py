@@ -1,5 +1,6 @@
 """What a lane knows: of the requests that came, of the results that were written, and in its checkpoints."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +43,7 @@ class Inbox:
 
         Raises IntegrityError, OSError.
         """
-        if self._next not in self._waiting:
-            self._look()
+        self._look()
         request = self._waiting.pop(self._next, None)
         if request is not None:
             self._next += 1
@@ -58,12 +58,16 @@ class Inbox:
         return self._next in self._waiting
 
     def _look(self) -> None:
-        if not self._directory.is_dir():
+        """Read on as far as the request whose turn it is: those behind it stay on disk."""
+        if self._next in self._waiting or not self._directory.is_dir():
             return
-        for request, behind in read(self._directory, Request, self._position):
-            self._position = behind
-            if request.seq >= self._next:
-                self._waiting.setdefault(request.seq, request)
+        with contextlib.suppress(FileNotFoundError):  # the door drops a segment just now
+            for request, behind in read(self._directory, Request, self._position):
+                self._position = behind
+                if request.seq >= self._next:
+                    self._waiting.setdefault(request.seq, request)
+                if request.seq == self._next:
+                    return
 
 
 class Told(Struct, frozen=True):
