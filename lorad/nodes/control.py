@@ -1,6 +1,7 @@
 """The one control connection of an agent: children that are started, followed and ended for its pool."""
 
 import asyncio
+import codecs
 import contextlib
 import fnmatch
 import hashlib
@@ -131,6 +132,7 @@ class _News:
     def __init__(self, name: str, place: Path, patterns: tuple[str, ...]) -> None:
         self._name, self._place, self._patterns = name, place, patterns
         self._sent = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a look may cut a character
         self._times: dict[str, int] = {}
 
     def look(self) -> Iterator[Told]:
@@ -153,7 +155,7 @@ class _News:
             file.seek(self._sent)
             while data := file.read(_TEXT):
                 self._sent += len(data)
-                yield Logged(name=self._name, text=data.decode(errors="replace"))
+                yield Logged(name=self._name, text=self._decoder.decode(data))
             if self._sent > _LOG_BYTES and path.stat().st_size == self._sent:
                 file.truncate(0)  # it is appended to
                 self._sent = 0

@@ -81,12 +81,14 @@ def setup(**changes: Any) -> NodesSetup:
 
 
 @asynccontextmanager
-async def nodes(temporary: Path, lease: float = 30.0) -> AsyncIterator[tuple[Agents, list[Node]]]:
-    """Two nodes that are connected."""
+async def nodes(
+    temporary: Path, lease: float = 30.0, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.2")
+) -> AsyncIterator[tuple[Agents, list[Node]]]:
+    """Nodes h1, h2, … that are connected."""
     agents = Agents(temporary, lease)
     try:
         async with AsyncExitStack() as stack:
-            told = [await agents.granted(f"h{place}", f"127.0.0.{place}") for place in (1, 2)]
+            told = [await agents.granted(f"h{place}", at) for place, at in enumerate(addresses, 1)]
             own = setup(lease=lease)
             yield (
                 agents,

@@ -85,6 +85,15 @@ async def test_a_remote_child_looks_like_a_child(node: Node, tmp_path: Path) -> 
 
 
 @shared
+async def test_a_character_that_is_cut_arrives(node: Node, tmp_path: Path) -> None:
+    code = r"import os, time; os.write(1, b'caf\xc3'); time.sleep(0.6); os.write(1, b'\xa9\n')"
+    process = child(node, tmp_path / "log", code)
+    await process.start()
+    await process.ended()
+    assert process.tail() == f"{node.name}: café"
+
+
+@shared
 async def test_a_remote_child_is_stopped_or_killed(node: Node, tmp_path: Path) -> None:
     process = child(node, tmp_path / "log", STUBBORN)
     await process.start()
@@ -259,6 +268,7 @@ async def test_a_busy_pool_keeps_its_lease(agents: Agents, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b'{"type": "Failed", "id": 7, "error": {"kind": []}}\n'])
 async def test_an_agent_that_talks_nonsense_is_lost(agents: Agents, line: bytes) -> None:
+    agents.lease = 60.0
     told = await agents.granted("h1")
     async with Node.connected(told, agents.identity, LIFE, setup()) as node:
         node._waiting[7] = asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -190,3 +191,19 @@ async def test_settings_are_refused_from_a_node(tmp_path: Path) -> None:
             await tiny_trainer(tmp_path, hosts, python="/no/python")
         pids = [agents.processes[name].pid for name in ("h1", "h2")]
         assert all(not psutil.Process(pid).children() for pid in pids)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+async def test_ranks_meet_over_ipv6(tmp_path: Path) -> None:
+    async with nodes(tmp_path, addresses=("::1", "::1")) as (_, hosts):
+        trainer = await tiny_trainer(tmp_path, hosts)
+        assert len(await trainer.base_checksum()) == 64
+        await trainer.shut_down()

@@ -76,7 +76,8 @@ def _joined(config: RanksConfig, rank: int, path: Path, pool: "_Pool", device: t
         return join(rank, config.ranks, Path(place), device)
     listener = None
     if rank == 0:
-        listener = socket.create_server((place, 0))
+        family = socket.AF_INET6 if ":" in place else socket.AF_INET
+        listener = socket.create_server((place, 0), family=family)
         pool.tell(Meeting(listener.getsockname()[1]))
     while not meeting_file(path).exists():
         time.sleep(_LOOK_SECONDS)
