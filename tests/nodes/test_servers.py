@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ import pytest_asyncio
 
 from lorad.adapters.peft import WEIGHTS
 from lorad.engines.base import BASE, AdapterSource, Scorer
+from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.settings import settings_of
+from lorad.engines.remote.starts import Directories
 from lorad.errors import AdapterRefused, SpecError, StorageError
 from lorad.models.directory import linear_shapes, read_config
 from lorad.nodes import remote
@@ -25,7 +29,7 @@ from lorad.protocol.batch import Sampling
 from lorad.protocol.pool_setup import ServerSetup
 from tests.conformance.engine_suite import CANARY, complete, prompt
 from tests.kit.fakes.random_adapters import random_adapter
-from tests.kit.fakes.stub_engine import StubEngine
+from tests.kit.fakes.stub_engine import StubDialect, StubEngine
 from tests.nodes.kit import LIFE, MODEL, Agents, nodes, setup
 
 shared = pytest.mark.asyncio(loop_scope="module")
@@ -33,18 +37,25 @@ SHAPES = linear_shapes(read_config(MODEL))
 QUICK, SLOW = Sampling(max_new_tokens=1, stream=False), Sampling(max_new_tokens=20, stream=False)
 
 
-@asynccontextmanager
-async def opened(work: Path, hosts: list[Node], servers: int = 2) -> AsyncIterator[StubEngine]:
-    own = ServerSetup(
+def setup_of(servers: int) -> ServerSetup:
+    return ServerSetup(
         python=sys.executable,
         servers=servers,
         max_rank=16,
         context_length=64,
         targets=tuple(sorted({module.rpartition(".")[2] for module in SHAPES})),
     )
+
+
+def settings(setup: ServerSetup) -> ServerSettings:
     sizes: dict[str, Any] = {"threads": 1, "memory_fraction": 0.5, "sleep": False}
-    settings = settings_of(own, model=MODEL, dtype="float32", device="cpu", **sizes)
-    engine = await StubEngine.open(own, settings, SHAPES, work=work, hosts=hosts)
+    return settings_of(setup, model=MODEL, dtype="float32", device="cpu", **sizes)
+
+
+@asynccontextmanager
+async def opened(work: Path, hosts: list[Node], servers: int = 2) -> AsyncIterator[StubEngine]:
+    own = setup_of(servers)
+    engine = await StubEngine.open(own, settings(own), SHAPES, work=work, hosts=hosts)
     try:
         yield engine
     finally:
@@ -252,6 +263,18 @@ async def test_a_load_goes_on_without_a_lost_node(own: World) -> None:
     assert await own.names() == ["run@1"] and len(await own.engine.scores(BASE, CANARY)) == 1
 
 
+async def test_a_sleeping_node_may_be_lost(own: World) -> None:
+    await own.load("run@1")
+    await own.load("run@2")
+    await own.engine.sleep()
+    await own.engine.unload("run@1")
+    own.agents.processes["h2"].kill()
+    await until(lambda: own.servers[1].state == "failed")
+    await own.engine.wake()
+    assert await own.names() == ["run@2"] and len(await own.engine.scores("run@2", CANARY)) == 1
+    assert [path.name for path in (own.hosts[0].directory / "adapters").iterdir()] == ["run@2"]
+
+
 async def test_a_silent_node_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples begin again elsewhere, and a version comes to be there, once the node is given up."""
     monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
@@ -273,6 +296,16 @@ async def test_the_last_node_takes_the_engine_along(own: World) -> None:
     async with asyncio.timeout(20):
         while (await own.engine.health()).alive:  # noqa: ASYNC110 (it is polled)
             await asyncio.sleep(0.02)
+
+
+async def test_a_node_may_return_under_its_name(tmp_path: Path) -> None:
+    """Also while some of its servers are still those of the node that was lost."""
+    own, loop = setup_of(2), asyncio.get_running_loop()
+    hosts: Any = [SimpleNamespace(name="h1", lost=loop.create_future()) for _ in range(2)]
+    hosts[1].lost.set_result("its agent has gone")
+    fleet = Fleet(StubDialect(), settings(own), own, Directories(tmp_path, tmp_path), hosts)
+    assert fleet.hosts == hosts[:1]
+    await fleet.close()
 
 
 async def test_another_base_on_a_node_is_refused(tmp_path: Path) -> None:

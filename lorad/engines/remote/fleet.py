@@ -118,8 +118,8 @@ class Fleet:
     @property
     def hosts(self) -> list[Host]:
         """The nodes of servers that may serve again."""
-        hosts = {server.host.name: server.host for server in self.servers if server.host is not None}
-        return [host for host in hosts.values() if not host.lost.done()]
+        hosts = [server.host for server in self.servers if server.host is not None]
+        return list({id(host): host for host in hosts if not host.lost.done()}.values())
 
     def replace(self, lost: Host, host: Host) -> None:
         """Start the servers of a node that was lost on another one; returns before they serve."""
