@@ -14,6 +14,7 @@ Nothing secret goes through Ray, which passes everything in pickles and in clear
 certificate, what agents say. The pool checks what actors answer.
 """
 
+import itertools
 import json
 import os
 import queue
@@ -23,6 +24,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from typing import Any, TypeAlias
 
@@ -31,6 +33,8 @@ _Json: TypeAlias = dict[str, Any]
 _LOOK_SECONDS = 1.0  # between two looks at a group that waits
 _PROBE_SECONDS = 30.0  # for a first word with the cluster
 _START_SECONDS = 120.0  # for actors and agents, once there is room
+_AGAIN_SECONDS = 5.0  # between two tries
+_agents = itertools.count(1)
 _ENDED = 3  # exit code: all agents ended
 _REFUSED = 4
 _LINGER_SECONDS = 2.0  # of an actor whose agent ended, for its last answer
@@ -176,8 +180,9 @@ def main() -> int:
         _connect(address, _group_name(request))
         signal.signal(signal.SIGTERM, lambda *_: pool.is_over.set())  # in place of Ray's
         group = _placed(pool, request)
-        agents = _started(pool, request, group)
-        _follow(pool, agents)
+        nodes = _begun(request, group, list(range(request["bundles"])), _START_SECONDS)
+        pool.say("Granted", nodes=[node["granted"] for node in nodes])
+        _follow(pool, request, group, nodes)
     except _Over:
         return 0
     except _RefusedError as error:
@@ -334,33 +339,32 @@ def _lacking(setup: _Json, number: int) -> str:
     return f"{number} x {each}{like}: {nodes}{short}, {free} {kind}s free"
 
 
-def _started(pool: _Pool, request: _Json, group: Any) -> dict[str, Any]:
-    """Start an agent in each bundle and say `Granted`; returns the actors by their nodes.
+def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None) -> list[_Json]:
+    """Start an agent in each of these bundles; returns their nodes, sorted by name.
 
-    Raises _RefusedError.
+    seconds: that they may take; None waits for bundles that Ray has to place again. Raises _RefusedError.
     """
     setup = request["setup"]
-    actors = _actors(setup, group, request["bundles"])
-    seen = _gathered([actor.describe.remote() for actor in actors])
-    for actor, node in zip(actors, seen, strict=True):
-        node["actor"] = actor
+    actors = [_actor(setup, group, index) for index in bundles]
+    nodes = _gathered([actor.describe.remote() for actor in actors], seconds)
+    for actor, index, node in zip(actors, bundles, nodes, strict=True):
+        node.update(actor=actor, index=index)
         if node["uid"] != os.getuid():
             raise _RefusedError(
                 f"the cluster is user {node['uid']}'s on {node['host']}, and this pool user {os.getuid()}'s",
                 "A Ray cluster is one user's: start one as that user, or use cluster.kind: static.",
             )
-    _name_nodes(seen, group)
-    seen.sort(key=lambda node: str(node["node"]))
+    _name_nodes(nodes, group)
+    nodes.sort(key=lambda node: str(node["node"]))
     python = setup["python"]  # grants.grant fills it in: this interpreter is the cluster's
     starts = [
         node["actor"].start.remote(
             [python, *request["agent"], "--address", node["ip"], "--name", node["node"]],
             json.dumps({"certificate": request["certificate"], "devices": node["devices"]}),
         )
-        for node in seen
+        for node in nodes
     ]
-    granted = []
-    for node, said in zip(seen, _gathered(starts), strict=True):
+    for node, said in zip(nodes, _gathered(starts, _START_SECONDS), strict=True):
         if said.get("kind") == "Refused":
             raise _RefusedError(str(said.get("words")), str(said.get("hint", "")))
         if "error" in said:
@@ -368,31 +372,27 @@ def _started(pool: _Pool, request: _Json, group: Any) -> dict[str, Any]:
                 f"no agent starts on {node['node']}: {said['error']}",
                 f"Is lorad of this version there, at {python} (cluster.node_python)?",
             )
-        granted.append({**said, "node": node["node"], "devices": node["devices"]})
-    pool.say("Granted", nodes=granted)
-    return {str(node["node"]): node["actor"] for node in seen}
+        node["granted"] = {**said, "node": node["node"], "devices": node["devices"]}
+    return nodes
 
 
-def _actors(setup: _Json, group: Any, number: int) -> list[Any]:
-    actor = ray.remote(_Agent)
+def _actor(setup: _Json, group: Any, index: int) -> Any:
     in_group = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-    return [
-        actor.options(
-            name=f"lorad-agent {index}",
-            num_cpus=0,
-            num_gpus=setup["devices"],
-            max_restarts=0,
-            max_concurrency=3,
-            scheduling_strategy=in_group(group, placement_group_bundle_index=index),
-        ).remote()
-        for index in range(number)
-    ]
+    options = {
+        "name": f"lorad-agent {next(_agents)}",
+        "num_cpus": 0,
+        "num_gpus": setup["devices"],
+        "max_restarts": 0,
+        "max_concurrency": 3,
+        "scheduling_strategy": in_group(group, placement_group_bundle_index=index),
+    }
+    return ray.remote(_Agent).options(**options).remote()
 
 
-def _gathered(calls: list[Any]) -> list[_Json]:
+def _gathered(calls: list[Any], seconds: float | None) -> list[_Json]:
     """Wait for the answers of actors. Raises _RefusedError."""
     try:
-        answers: list[_Json] = ray.get(calls, timeout=_START_SECONDS)
+        answers: list[_Json] = ray.get(calls, timeout=seconds)
     except Exception as error:
         raise _RefusedError(
             f"a node did not start its agent: {_first_line(error)}",
@@ -408,11 +408,11 @@ def _name_nodes(seen: list[_Json], group: Any) -> None:
     """
     known = {node["NodeID"]: node for node in ray.nodes()}
     where = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    for index, node in enumerate(seen):
-        ray_node = known.get(where[index], {})
+    for node in seen:
+        ray_node = known.get(where[node["index"]], {})
         given = ray_node.get("NodeName") or node["host"]
         node["node"] = node["host"] if given == ray_node.get("NodeManagerAddress") else given
-        node["id"] = where[index]
+        node["id"] = where[node["index"]]
     names = [node["node"] for node in seen]
     for name in {name for name in names if names.count(name) > 1}:
         alike = sorted(
@@ -422,20 +422,47 @@ def _name_nodes(seen: list[_Json], group: Any) -> None:
             node["node"] = f"{name}-{number}"
 
 
-def _follow(pool: _Pool, actors: dict[str, Any]) -> None:
-    """Say which agents end, and how; returns when all have. Raises _Over."""
-    ends: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    for node, actor in actors.items():
-        threading.Thread(target=lambda n=node, a=actor: ends.put((n, _end_of(a))), daemon=True).start()
-    left = len(actors)
+def _follow(pool: _Pool, request: _Json, group: Any, nodes: list[_Json]) -> None:
+    """Say which agents end, and how; returns when all have. Raises _Over.
+
+    A node without ranks that is lost gets another agent in its bundle, which Ray places on another node
+    where the first one is dead.
+    """
+    ranks = [node["node"] for node in nodes[: request["setup"]["nodes"]]]
+    events: queue.SimpleQueue[tuple[_Json, str]] = queue.SimpleQueue()  # how a node was lost; "": it is new
+    for node in nodes:
+        _in_thread(lambda node=node: events.put((node, _end_of(node["actor"]))))
+    left, is_whole = len(nodes), True
     while left:
         try:
-            node, how = ends.get(timeout=0.1)
+            node, how = events.get(timeout=0.1)
         except queue.Empty:
             pool.pause(0)
             continue
-        pool.say("Lost", node=node, how=how)
-        left -= 1
+        if how:
+            pool.say("Lost", node=node["node"], how=how)
+            left -= 1
+            is_whole = is_whole and node["node"] not in ranks
+            if is_whole:
+                _in_thread(lambda node=node: events.put((_again(request, group, node["index"]), "")))
+        else:
+            pool.say("Granted", nodes=[node["granted"]])
+            left += 1
+            _in_thread(lambda node=node: events.put((node, _end_of(node["actor"]))))
+
+
+def _in_thread(work: Any) -> None:
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _again(request: _Json, group: Any, index: int) -> _Json:
+    """Start an agent in a bundle that lost its own, however long that takes."""
+    while True:
+        try:
+            return _begun(request, group, [index], None)[0]
+        except _RefusedError as error:
+            print(f"lorad: {error.words}", file=sys.stderr, flush=True)
+            time.sleep(_AGAIN_SECONDS)
 
 
 def _end_of(actor: Any) -> str:

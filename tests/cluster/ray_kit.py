@@ -57,7 +57,7 @@ class Cluster:
         port = self.address.rpartition(":")[2]
         where = f"--node-ip-address={self.home.ip}"
         head = ["--head", f"--port={port}", where, "--num-gpus=0", "--include-dashboard=false", *more]
-        assert self._starting(self.home, *head).wait(120) == 0
+        self._await([self._starting(self.home, *head)])
 
     def join(self, nodes: Sequence[Host], *more: str) -> None:
         """Start Ray on these nodes, side by side."""
@@ -66,7 +66,7 @@ class Cluster:
             self._starting(node, f"--address={self.address}", f"--node-ip-address={node.ip}", *own)
             for node in nodes
         ]
-        assert [start.wait(120) for start in starts] == [0] * len(starts)
+        self._await(starts)
 
     def stop(self, node: Host, *, force: bool = False) -> None:
         node.run(_ray(), "stop", *(["--force"] if force else ["--grace-period=10"]), env=self._env)
@@ -76,6 +76,11 @@ class Cluster:
         connect = f"ray.init(address={self.address!r}, log_to_driver=False, logging_level='ERROR')"
         script = f"import json, ray\n{connect}\n{code}\nprint('\\n' + json.dumps(said))"
         return json.loads(self.home.run(PYTHON, "-c", script, env=self._env).strip().splitlines()[-1])
+
+    def _await(self, starts: Sequence[subprocess.Popen[str]]) -> None:
+        codes = [start.wait(180) for start in starts]
+        logs = [path.read_text()[-2000:] for path in self.work.glob("ray-*.log")] if any(codes) else []
+        assert not any(codes), "\n".join(logs)
 
     def _starting(self, host: Host, *arguments: str) -> subprocess.Popen[str]:
         common = [f"--object-store-memory={_STORE}", "--disable-usage-stats"]
@@ -114,7 +119,7 @@ class Grant:
             "socket": str(path),
             "certificate": "PEM of the pool",
             "agent": ["-P", str(HERE / "stub_agent.py"), *argv],
-            "bundles": setup.get("nodes", 2),
+            "bundles": setup.get("nodes", 2) + setup.get("rollout_nodes", 0),
         }
         (self._directory / "grant.json").write_text(json.dumps(request))
         listener = socket.socket(socket.AF_UNIX)

@@ -116,3 +116,20 @@ def test_the_next_life_is_granted_after_a_kill(cluster: Cluster) -> None:
         send(cluster.home, "lorad.grants.ray")
         with granted(cluster, "again@2") as (_, nodes):
             assert [node["node"] for node in nodes] == ["h1", "h2"]
+
+
+def test_a_servers_node_is_granted_again(cluster: Cluster) -> None:
+    with granted(cluster, "split@1", nodes=1, rollout_nodes=1) as (grant, nodes):
+        assert [node["node"] for node in nodes] == ["h1", "h2"]
+        send(cluster.nodes[1], "stub_agent")
+        assert grant.until("Lost")["node"] == "h2"
+        (again,) = grant.until("Granted")["nodes"]
+        assert again["node"] == "h2" and again["pid"] != nodes[1]["pid"]
+
+
+def test_a_node_with_ranks_is_not_replaced(cluster: Cluster) -> None:
+    with granted(cluster, "ranks@1", nodes=1, rollout_nodes=1) as (grant, _):
+        for node in cluster.nodes:
+            send(node, "stub_agent")
+            assert grant.until("Lost")["node"] == node.name
+        assert grant.line(20) == {}
