@@ -38,7 +38,9 @@ def start(as_json: AsJson = False) -> None:
 
 @app.command()
 def stop(
-    gateway: Annotated[bool, typer.Option("--gateway", help="Also end the gateway.")] = False,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Also end the gateway and the Tinker door.")
+    ] = False,
     pools: Annotated[
         bool,
         typer.Option(

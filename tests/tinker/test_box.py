@@ -24,10 +24,34 @@ def test_env_makes_a_key_and_finds_the_door() -> None:
         assert key != "tml-of-somebody-else" and env(made, key)["TINKER_API_KEY"] == key
         asker = Asker(port, key)
         assert made.client.show(RUN.format(asker.session)).spec["checkpoint"]["every"] == 7
-        (life,) = attempts_under(made.home.tinker)
-        status = read_status(life)
-        assert status is not None
-        os.kill(status["pid"], signal.SIGKILL)
+        os.kill(door(made), signal.SIGKILL)
         assert env(made, key)["TINKER_API_KEY"] == key
         shown = made.lorad("tinker", "env", TINKER_API_KEY=key)
         assert f"export TINKER_API_KEY={key}" in shown.stdout and "notebook" in shown.stderr
+
+
+def door(made: World) -> int:
+    """The pid of its newest life."""
+    status = read_status([*attempts_under(made.home.tinker)][-1])
+    assert status is not None
+    return int(status["pid"])
+
+
+def test_the_door_outlives_the_daemon_unless_asked() -> None:
+    with box() as (made, port, key):
+        Asker(port, key)
+        before = door(made)
+        made.lorad("daemon", "stop")
+        os.kill(before, 0)
+        made.lorad("daemon", "start")
+        assert env(made, key)["TINKER_API_KEY"] == key and door(made) == before
+        made.lorad("daemon", "stop", "--gateway")
+        made.until(lambda: not is_alive(before), "the door ended")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
