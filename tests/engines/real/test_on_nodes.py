@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 import pytest_asyncio
 
 from lorad.adapters.peft import WEIGHTS
@@ -27,6 +28,7 @@ async def server(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
         yield engine
 
 
+@pytest.mark.long
 class TestServersOnNodes(EngineSuite):
     """The engine suite, through an agent."""
 
