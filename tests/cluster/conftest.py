@@ -4,6 +4,7 @@
 """
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.cluster.hosts import Host, can_be_made, hosts
 from tests.cluster.measured import Measured
 from tests.cluster.ray_kit import PYTHON, Cluster
+from tests.kit.world import REPOSITORY
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +31,8 @@ def machines(work: Path) -> Iterator[list[Host]]:
         pytest.skip(
             "hosts on one machine need root, unshare, nsenter and ip, in a kernel that allows namespaces"
         )
-    with hosts(4, [work], homes=(0, 3)) as made:
+    programs = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *Path(PYTHON).parents[1:2]]
+    with hosts(4, [work], homes=(0, 3), programs=programs) as made:
         yield made
 
 

@@ -156,8 +156,15 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(number: int, sees: Sequence[Path] = (), homes: Sequence[int] = (0,)) -> Iterator[list[Host]]:
-    """Make `number` hosts on a bridge; those of `homes` see the directories `sees`."""
+def hosts(
+    number: int, sees: Sequence[Path] = (), homes: Sequence[int] = (0,), programs: Sequence[Path] = ()
+) -> Iterator[list[Host]]:
+    """Make `number` hosts on a bridge; those of `homes` see the directories `sees`.
+
+    programs: directories that every host needs; those below /tmp or /dev/shm would be hidden from it.
+    """
+    hidden = {path for path in programs if path.parts[1:2] == ("tmp",) or path.parts[1:3] == ("dev", "shm")}
+    needed = [path for path in sorted(hidden) if not hidden & {*path.parents}]
     _remove(number)
     _run("ip", "link", "add", _BRIDGE, "type", "bridge")
     made: list[Host] = []
@@ -165,7 +172,7 @@ def hosts(number: int, sees: Sequence[Path] = (), homes: Sequence[int] = (0,)) -
         _run("ip", "addr", "add", f"{_NET}.1/24", "dev", _BRIDGE)
         _run("ip", "link", "set", _BRIDGE, "up")
         for index in range(number):
-            made.append(Host(index, sees if index in homes else ()))
+            made.append(Host(index, [*needed, *(sees if index in homes else ())]))
         yield made
     finally:
         for host in made:

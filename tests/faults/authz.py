@@ -72,6 +72,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],
+    ("GET", "/v1/nodes"): [Case("/v1/nodes", EVERYBODY)],
     ("POST", "/v1/devices/{device}/reserve"): [
         Case("/v1/devices/cpu/reserve", "200 409 409 409 409", {"seconds": 60}),  # the owner has it
         Case("/v1/devices/none/reserve", "404 404 404 404 404", {}),
