@@ -21,10 +21,11 @@ from tests.nodes.kit import nodes
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
-    """One server, on the second of two nodes."""
-    own = work / "nodes"
+    """One server, on the second of two nodes; the one at home has `work`, from which its socket is named."""
+    own, there = work / "nodes", work / "there"
     own.mkdir()
-    async with nodes(own) as (_, hosts), opened(kind, work, hosts=hosts[1:]) as engine:
+    there.mkdir()
+    async with nodes(own) as (_, hosts), opened(kind, there, hosts=hosts[1:]) as engine:
         yield engine
 
 
