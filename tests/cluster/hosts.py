@@ -47,8 +47,14 @@ def can_be_made() -> bool:
     """Report whether this process may make hosts: it is root, and the kernel and the tools allow it."""
     if os.getuid() != 0 or not all(shutil.which(tool) for tool in ("unshare", "nsenter", "ip")):
         return False
-    probe = ["unshare", *_NAMESPACES, "--fork", "--mount-proc", "mount", "-t", "tmpfs", "probe", "/mnt"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    probe = ["unshare", *_NAMESPACES, "--fork", "--mount-proc"]
+    devices = (
+        "ip link add p0 type bridge",
+        "ip link add p1 type veth peer name p2",
+        "ip link set p1 master p0",
+    )
+    script = " && ".join(["mount -t tmpfs probe /mnt", *devices])
+    return subprocess.run([*probe, "sh", "-c", script], capture_output=True, check=False).returncode == 0
 
 
 def until(probe: Callable[[], T], what: str, seconds: float = 20.0) -> T:
