@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -73,15 +72,13 @@ class Agent:
         """End when the pool says nothing for too long."""
         patience = max(_FIRST_SECONDS, self.lease)
         while True:
-            self._renewed.clear()
-            last = time.monotonic()
-            while not self._renewed.is_set() and time.monotonic() < last + patience:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.01, last + patience - time.monotonic())):
-                        await self._renewed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._renewed.wait()
             if not self._renewed.is_set():
                 self.end(f"the pool has said nothing for {patience:.0f} s")
                 return
+            self._renewed.clear()
             patience = self.lease
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +95,7 @@ class Agent:
                 await self._serve(hello, pair)
             except (LoradError, OSError) as error:
                 await write(writer, Failed(error=to_wire(as_error(error))))
-        except (OSError, TimeoutError, NotAllowed) as error:
+        except (OSError, NotAllowed) as error:
             log.debug("a connection ended: %s", error)
         except asyncio.CancelledError:  # at the end of the agent; asyncio of Python 3.11 would print it
             pass

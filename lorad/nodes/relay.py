@@ -58,7 +58,7 @@ class Relay:
             try:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     pair = await self._connected(peer, hello)
-            except (OSError, TimeoutError, LoradError) as error:
+            except (OSError, LoradError) as error:
                 self.failed[peer.name] = to_wire(as_error(error))
                 continue
             self._ways.append(_Way(peer, behind, pair))
@@ -82,7 +82,7 @@ class Relay:
             way.writer.write(data)
             async with asyncio.timeout(self._lease):
                 await way.writer.drain()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             self._drop(way, error)
 
     async def _closed(self, way: _Way) -> None:
@@ -92,7 +92,7 @@ class Relay:
             async with asyncio.timeout(self._lease * depth):
                 self.failed |= (await answer(way.reader)).failed
             way.writer.transport.abort()
-        except (OSError, TimeoutError, LoradError) as error:
+        except (OSError, LoradError) as error:
             self._drop(way, error)
 
     def _drop(self, way: _Way, error: Exception) -> None:

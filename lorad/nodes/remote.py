@@ -22,9 +22,9 @@ from lorad.nodes.child import RemoteChild
 from lorad.nodes.messages import LINE, Done, Ended, Failed, Files, Hello, Logged, Request, Said, Wrote
 from lorad.nodes.relay import Relay
 from lorad.nodes.streams import (
-    Broken,
     Pair,
     answer,
+    answer_of,
     list_files,
     listening,
     never_hangs,
@@ -169,12 +169,7 @@ class Node:
         async with self._opened(hello, is_done=False) as (reader, _):
             draft = into / f".tmp-{name.rpartition('/')[2]}"
             with self._as_lost():
-                said: Said = await read(reader, Said)  # type: ignore[arg-type]
-                if isinstance(said, Failed):
-                    raise from_wire(said.error)
-                if not isinstance(said, Files):
-                    raise Broken(f"{type(said).__name__} instead of files")
-                await receive_files(reader, draft, said.files)
+                await receive_files(reader, draft, (await answer_of(reader, Files)).files)
             await asyncio.to_thread(_move, draft, into)
 
     @asynccontextmanager
@@ -280,7 +275,7 @@ class Node:
     def _as_lost(self) -> Iterator[None]:
         try:
             yield
-        except (ConnectionError, TimeoutError, OSError) as error:
+        except OSError as error:
             why = str(error) or type(error).__name__
             raise PoolLost(f"node {self.name} does not answer: {why}", hint=_HINT) from error
 

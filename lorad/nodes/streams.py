@@ -48,12 +48,17 @@ async def write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
 
 
 async def answer(reader: asyncio.StreamReader) -> Done:
-    """Return the other end's Done. Raises what it refused with, or Broken."""
+    """Return the other end's Done. Raises as `answer_of`."""
+    return await answer_of(reader, Done)
+
+
+async def answer_of(reader: asyncio.StreamReader, kind: type[T]) -> T:
+    """Return the other end's answer of this kind. Raises what it refused with, or Broken."""
     said: Said = await read(reader, Said)  # type: ignore[arg-type]
     if isinstance(said, Failed):
         raise from_wire(said.error)
-    if not isinstance(said, Done):
-        raise Broken(f"{type(said).__name__} instead of an answer")
+    if not isinstance(said, kind):
+        raise Broken(f"{type(said).__name__} instead of {kind.__name__}")
     return said
 
 
