@@ -35,8 +35,10 @@ class Places:
         directory = Path(tempfile.mkdtemp(prefix=prefix))
         memory = _memory(prefix)
         try:
-            with (directory / _LOCK).open("w") as lock:
+            draft = directory / f".{_LOCK}"
+            with draft.open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                draft.rename(directory / _LOCK)  # whoever sees it finds it locked
                 if memory is None:
                     (directory / "adapters").mkdir(mode=0o700)
                 else:
