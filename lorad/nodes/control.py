@@ -136,9 +136,10 @@ class _News:
         self._times: dict[str, int] = {}
 
     def look(self) -> Iterator[Told]:
-        for path in sorted(self._place.iterdir()):
-            if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self._patterns):
-                yield from self._changed(path)
+        with contextlib.suppress(OSError):  # the child may remove it
+            for path in sorted(self._place.iterdir()):
+                if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self._patterns):
+                    yield from self._changed(path)
         yield from self._logged(self._place / "log")
 
     def _changed(self, path: Path) -> Iterator[Told]:

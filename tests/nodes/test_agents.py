@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from lorad.box import gpu_locks
 from lorad.children.process import start_time
-from lorad.errors import Conflict, IntegrityError, LoradError, NotAllowed, PoolLost, SpecError, StorageError
+from lorad.errors import Conflict, IntegrityError, NotAllowed, PoolLost, SpecError, StorageError
 from lorad.nodes import remote
 from lorad.nodes.certificates import Identity
 from lorad.nodes.child import RemoteChild
@@ -91,6 +91,15 @@ async def test_a_character_that_is_cut_arrives(node: Node, tmp_path: Path) -> No
     await process.start()
     await process.ended()
     assert process.tail() == f"{node.name}: café"
+
+
+@shared
+async def test_a_child_may_remove_its_directory(node: Node, tmp_path: Path) -> None:
+    code = "import os, shutil, time; shutil.rmtree(os.getcwd()); time.sleep(0.6)"
+    process = child(node, tmp_path / "log", code)
+    await process.start()
+    async with asyncio.timeout(20):
+        assert await process.ended() == "exited with code 0"
 
 
 @shared
@@ -364,6 +373,5 @@ async def test_a_new_agent_clears_what_is_left(agents: Agents, tmp_path: Path) -
         assert process.pid is not None
         await ends(process.pid)
     assert is_there(told)
-    with contextlib.suppress(LoradError):
-        await agents.granted("h1", "127.0.0.2")
+    await agents.granted("h1", "127.0.0.2")
     assert not is_there(told)
