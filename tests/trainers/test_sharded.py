@@ -15,10 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.models.directory import BUILTIN
+from lorad.models.loading import load_base
+from lorad.models.packed import Packed
 from lorad.protocol.batch import Batch, Optimizer, PolicyLoss
+from lorad.protocol.pool_setup import Quantize
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.fsdp.adapter import is_adapter
 from lorad.trainers.fsdp.body import open_body
+from lorad.trainers.fsdp.weights import weights
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import cut, pack, plan, sequences, share
 from lorad.trainers.sharded.slot import Section, Slot
@@ -203,3 +207,20 @@ def test_fsdp_forgets_a_pass_without_memory(amid: str, monkeypatch: pytest.Monke
     assert torch.equal(few, many) and few.any()
     base = [tensor for name, tensor in body._model.named_parameters() if not is_adapter(name)]
     assert all(isinstance(tensor, DTensor) for tensor in base)  # none stays gathered
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("form", ["nf4", "fp8"])
+def test_fsdp_rounds_to_builtins_bits(form: Quantize) -> None:
+    model = BUILTIN["builtin:tiny"]
+    body: Any = open_body(BodySettings(model=str(model), dtype="float32", device="cpu", quantize=form))
+    found: dict[str, Any] = dict(weights(body._model))
+    for number, layer in enumerate(load_base(model, torch.float32, CPU, form).layers):
+        for names, packed in (
+            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv),
+            (("self_attn.o_proj",), layer.o),
+            (("mlp.gate_proj", "mlp.up_proj"), layer.gate_up),
+            (("mlp.down_proj",), layer.down),
+        ):
+            own = [found[f"model.layers.{number}.{name}.weight"].full_tensor() for name in names]
+            assert isinstance(packed, Packed) and torch.equal(torch.cat(own), packed.dense())
