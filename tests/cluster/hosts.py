@@ -139,10 +139,6 @@ class Host:
         """Start a command on the host."""
         return subprocess.Popen(self.argv(*command), text=True, **options)
 
-    def pids(self, mark: str) -> list[int]:
-        """List the processes of the host whose command line has `mark` in it."""
-        return [pid for pid, line in self.processes().items() if mark in line]
-
     def processes(self) -> dict[int, str]:
         """Map each living process of the host, by the pid that this machine gives it, to its command line."""
         found = {}

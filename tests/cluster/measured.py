@@ -9,12 +9,12 @@ _BEGIN, _END = "<!-- table: made by `make cluster-faults` -->\n", "<!-- end of t
 
 @dataclass
 class Measured:
-    """Rows of (fault, seconds until the pool knows, seconds until nothing is left on any node)."""
+    """Rows of (fault, seconds until the pool knows, seconds until nothing is left on any node, what is)."""
 
-    rows: list[tuple[str, float | None, float]] = field(default_factory=list)
+    rows: list[tuple[str, float | None, float, str]] = field(default_factory=list)
 
-    def add(self, fault: str, told: float | None, gone: float) -> None:
-        self.rows.append((fault, told, gone))
+    def add(self, fault: str, told: float | None, gone: float, but: str = "") -> None:
+        self.rows.append((fault, told, gone, but))
 
     def write(self) -> None:
         """Put the rows into the page that LORAD_FAULTS_PAGE names, if it does."""
@@ -23,7 +23,8 @@ class Measured:
         page = Path(name)
         before, _, rest = page.read_text().partition(_BEGIN)
         table = ["| fault | the pool knows after | nothing is left after |", "|---|---|---|"]
-        table += [f"| {fault} | {_seconds(told)} | {_seconds(gone)} |" for fault, told, gone in self.rows]
+        for fault, told, gone, but in self.rows:
+            table.append(f"| {fault} | {_seconds(told)} | {_seconds(gone)}{but} |")
         page.write_text(before + _BEGIN + "\n" + "\n".join(table) + "\n\n" + _END + rest.partition(_END)[2])
 
 

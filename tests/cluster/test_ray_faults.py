@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.faults import AGENT, ALL, FAULTS, GCS, Fault, send
+from tests.cluster.faults import AGENT, ALL, FAULTS, GCS, HEAD, Fault, send
 from tests.cluster.hosts import Host
 from tests.cluster.measured import Measured
 from tests.cluster.ray_kit import Cluster, Head, nothing_left_on
@@ -50,7 +50,8 @@ def test_nothing_is_left_after_a_fault(
     if fault.undo:
         fault.undo(cluster, cluster.nodes[1])
     nothing_left_on(machines, ALL, SECONDS)
-    measured.add(fault.name, ended(), gone)
+    but = " (but the pool, until it is killed)" if HEAD in fault.keeps else ""
+    measured.add(fault.name, ended(), gone, but)
 
 
 def test_the_pool_says_which_node_it_lost(head: Head, cluster: Cluster) -> None:
