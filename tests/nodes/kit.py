@@ -123,14 +123,16 @@ async def over_nodes(backend: str, root: Path, model: Path, **sizes: Any) -> Ove
     return trainer
 
 
-async def tiny_trainer(root: Path, hosts: Sequence[Node], hang: float = 120.0, **sizes: Any) -> RemoteTrainer:
-    """Two ranks of the tiny body, on nodes, or here without any."""
-    wanted: dict[str, Any] = {"dp": 2, "args": {"gate": str(root / "gate")}} | sizes
-    setup = RanksSetup(env={"PYTHONPATH": str(ROOT)}, **wanted)
+async def tiny_trainer(
+    root: Path, hosts: Sequence[Node] = (), *, hang: float = 120.0, model: Path = MODEL, **changes: Any
+) -> RemoteTrainer:
+    """Two ranks of the tiny body, on nodes, or here without any. changes: of their setup."""
+    args = {"gate": str(root / "gate")} | changes.pop("args", {})
+    setup = RanksSetup(**{"dp": 2, "env": {"PYTHONPATH": str(ROOT)}, "args": args} | changes)
     settings = RanksSettings(
         backend="tiny",
         body="tests.kit.fakes.rank_kit:open_body",
-        model=MODEL,
+        model=model,
         name="tiny",
         dtype="float32",
         hang=hang,

@@ -21,12 +21,11 @@ from lorad.children.process import start_time
 from lorad.children.stacks import dump, spy
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.base import Policy, SlotSpec
 from lorad.trainers.ranks.calls import Open, Refusal
 from lorad.trainers.ranks.config import beat_file
 from lorad.trainers.ranks.hang import Beats, hung
-from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
+from lorad.trainers.ranks.remote import RemoteTrainer
 from tests.kit.fakes.rank_kit import (
     FAILS,
     LOSS,
@@ -38,6 +37,7 @@ from tests.kit.fakes.rank_kit import (
     batch,
     targets,
 )
+from tests.nodes.kit import tiny_trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 POOL = """
@@ -57,19 +57,7 @@ shared = pytest.mark.asyncio(loop_scope="module")  # the trainer of several test
 
 
 async def started(root: Path, **changes: Any) -> RemoteTrainer:
-    args = {"gate": str(root / "gate")} | changes.pop("args", {})
-    env = {"PYTHONPATH": str(ROOT)}
-    hang = changes.pop("hang", 120.0)
-    setup = RanksSetup(**{"dp": 2, "env": env, "args": args} | changes)
-    settings = RanksSettings(
-        backend="tiny",
-        body="tests.kit.fakes.rank_kit:open_body",
-        model=root,
-        name="tiny",
-        dtype="float32",
-        hang=hang,
-    )
-    return await RemoteTrainer.start(setup, settings, work=root, logs=root)
+    return await tiny_trainer(root, model=root, **changes)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
