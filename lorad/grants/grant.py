@@ -22,7 +22,9 @@ from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, NotAllowed, PoolLost, SpecError
 from lorad.files import write_whole
 from lorad.nodes.certificates import Identity
+from lorad.nodes.messages import LINE
 from lorad.nodes.remote import Node
+from lorad.nodes.streams import listening
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.nodes import (
     GRANT,
@@ -39,7 +41,6 @@ from lorad.protocol.nodes import (
 )
 
 log = logging.getLogger(__name__)
-_LINE = 16 << 20  # bytes
 _END_SECONDS = 25.0  # of the process, to end its agents
 _WORDS = 4096  # characters of what is said in a status
 _HINT = "Resume the runs; a new pool asks for other nodes."
@@ -161,14 +162,12 @@ class Grant:
                 pass
             lines.put_nowait(None)
 
-        server = await asyncio.start_unix_server(called, str(self._socket), limit=_LINE)
-        os.chmod(self._socket, 0o600)
-        try:
-            yield
-        finally:
-            server.close()
-            for writer in writers:
-                writer.close()
+        async with listening(self._socket, called, LINE):
+            try:
+                yield
+            finally:
+                for writer in writers:
+                    writer.close()
 
     @staticmethod
     async def _ended(child: Child, lines: "asyncio.Queue[GrantLine | None]") -> None:

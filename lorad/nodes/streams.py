@@ -145,10 +145,12 @@ async def _receive(
 
 @contextlib.asynccontextmanager
 async def listening(
-    path: Path, called: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
+    path: Path,
+    called: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
+    limit: int = 1 << 16,
 ) -> AsyncIterator[None]:
-    """Have a Unix socket, 0600, whose callers are given to `called`."""
-    server = await asyncio.start_unix_server(called, sock=_bound(path))
+    """Have a Unix socket, 0600, whose callers are given to `called`. limit: bytes of a line."""
+    server = await asyncio.start_unix_server(called, sock=_bound(path), limit=limit)
     try:
         yield
     finally:
