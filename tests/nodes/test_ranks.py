@@ -97,6 +97,7 @@ async def test_only_home_writes_directories_of_runs(
             await trainer.open("e", msgspec.structs.replace(SPEC, source=tmp_path))
     await trainer.load("d", tmp_path)
     await trainer.close("d")
+    assert [path for host in hosts for path in host.directory.glob("trainer/in-*")] == []
 
 
 @shared

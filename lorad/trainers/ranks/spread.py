@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.children.host import Host, Process, Team, check_weights
+from lorad.children.host import Host, Process, Team, check_weights, put_on_all
 from lorad.errors import SpecError
 from lorad.models.facts import weights_sha256
 from lorad.protocol.pool_setup import RanksSetup
@@ -106,7 +106,9 @@ class Spread:
         """Have the files of a directory on all machines; yields the path that ranks read them by."""
         name = f"in-{next(self._names)}"
         try:
-            await asyncio.gather(*(host.put(f"{_NAME}/{name}", directory) for host in self._hosts))
+            failed = await put_on_all(self._hosts, f"{_NAME}/{name}", directory)
+            for error in filter(None, failed):
+                raise error
             yield name
         finally:
             await self._remove(name, self._hosts)
