@@ -9,6 +9,7 @@ from typing import Protocol
 
 from lorad.errors import SpecError
 
+_LINGER_SECONDS = 0.5  # for the others to say why one has ended
 _STAR = 8
 """So many machines are given a directory directly; more pass it on."""
 LOST = "was lost with its node"
@@ -207,6 +208,3 @@ class Team:
         await asyncio.wait(ends)
         lost = [end.result() for end in ends if end.result().startswith(LOST)]
         return lost[0] if lost else next(iter(done)).result()
-
-
-_LINGER_SECONDS = 0.5

@@ -70,10 +70,6 @@ class Grant:
     def rollout(self) -> list[Node]:
         return list(self._nodes.values())[self._setup.nodes :]
 
-    @property
-    def granted(self) -> tuple[GrantedNode, ...]:
-        return self._status.nodes
-
     def placed(self, software: Mapping[str, str]) -> tuple[PlacedNode, ...]:
         """Describe the nodes with ranks, for journals. software: versions by name, the same on all."""
         versions = {"lorad": lorad.__version__, **software}
@@ -209,7 +205,7 @@ class Grant:
             elif isinstance(line, Granted):
                 await self._again(line, connect)
             elif line is None and not self._ending:
-                self._tell("lost", "the grant process has ended", nodes=self.granted)
+                self._tell("lost", "the grant process has ended", nodes=self._status.nodes)
                 for node in self._nodes.values():
                     node.lose("the grant process has ended")
                 return
@@ -218,12 +214,12 @@ class Grant:
         """Without a rollout node the others go on."""
         if (node := self._nodes.get(line.node)) is None:
             return
-        words, left = f"{line.node}: {line.how}", tuple(n for n in self.granted if n.node != line.node)
+        words, left = f"{line.node}: {line.how}", tuple(n for n in self._status.nodes if n.node != line.node)
         if node in self.rollout:
             self._gone.append(self._nodes.pop(line.node))
             self._tell("granted", words, nodes=left)
         else:
-            self._tell("lost", words, nodes=self.granted)
+            self._tell("lost", words, nodes=self._status.nodes)
         node.lose(line.how)
 
     async def _again(self, line: Granted, connect: Callable[[GrantedNode], Awaitable[Node]]) -> None:
@@ -234,7 +230,7 @@ class Grant:
             except LoradError as error:
                 log.error("%s was granted again, but: %s", told.node, error)
                 continue
-            self._tell("granted", nodes=(*self.granted, told))
+            self._tell("granted", nodes=(*self._status.nodes, told))
             if self._gone:
                 self.returned.put_nowait((self._gone.pop(0), node))
 
