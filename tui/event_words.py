@@ -73,7 +73,8 @@ def _grant_asked(data: _Data) -> str:
 
 
 def _grant_lost(data: _Data) -> str:
-    return f"{data['pool']} has no nodes any more" + (f": {data['detail']}" if data["detail"] else "")
+    why = f": {data['detail']}" if data["detail"] else ""
+    return f"{data['pool']} does not have the nodes that it asked for{why}"
 
 
 def _reserved(data: _Data) -> str:

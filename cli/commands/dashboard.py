@@ -14,7 +14,7 @@ import typer
 
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import AlarmLimits, Config, config_of
-from lorad.cli.commands.pools import device_row, runs_in, strangers, versions_in
+from lorad.cli.commands.pools import device_row, on_nodes, runs_in, strangers, versions_in
 from lorad.cli.listing import run_row
 from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
@@ -140,7 +140,7 @@ def _pool_row(pool: Pool) -> Sequence[object]:
     return (
         pool.pool,
         pool.state,
-        (os.path.basename(pool.model) or pool.model) + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""),
+        (os.path.basename(pool.model) or pool.model) + (f" on {on_nodes(pool)}" if pool.nodes else ""),
         runs_in(pool.tenants),
         ", ".join(dict.fromkeys(phases)) or "idle",
         versions_in(pool),

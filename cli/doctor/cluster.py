@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -44,7 +43,7 @@ def _bases(home: Home) -> list[str]:
     found: dict[str, None] = {}
     for path in sorted(home.pools.glob("*/pool.json")):
         try:
-            setup = json.loads(Path(path).read_bytes())
+            setup = json.loads(path.read_bytes())
             found |= {str(setup["model_path"]): None} if setup.get("nodes") else {}
         except (OSError, ValueError, KeyError, AttributeError):
             continue

@@ -16,8 +16,8 @@ def ray_job_check(settings: Config) -> Iterator[Finding]:
         return
     known = settings.cluster is not None and settings.cluster.kind == "ray"
     hint = (
-        "Add `cluster: {kind: ray}` to config.yaml (docs/cluster-recipes.md), or unset these variables where "
-        "this machine's GPUs are yours alone."
+        "Add `cluster: {kind: ray, python: PYTHON}` (that has Ray) to config.yaml (docs/cluster-recipes.md), "
+        "or unset these variables where this machine's GPUs are yours alone."
     )
     detail = f"{' and '.join(there)} set, and config.yaml " + (
         "names a Ray cluster"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lorad.client.client import Client
+from lorad.client.columns import seconds_left
 from lorad.client.shapes import Run, RunDetails, Step
 from lorad.client.words import evals_in_words, why
 from lorad.text import duration, number, one_line
@@ -32,12 +33,6 @@ class Curves(NamedTuple):
 def share(run: Run) -> float:
     """Return how much of its steps a run has made, 0 to 1."""
     return min(run.step / max(run.steps, 1), 1.0)
-
-
-def seconds_left(run: Run) -> float | None:
-    """Estimate the time that a run's steps still take; None where nothing works on it or none was timed."""
-    seconds = run.rates.step_seconds
-    return None if seconds is None or run.state != "running" else seconds * max(run.steps - run.step, 0)
 
 
 def line(run: Run) -> str:

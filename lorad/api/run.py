@@ -12,6 +12,7 @@ from lorad.api.table import Table
 from lorad.api.waiting import is_over, pages, wait
 from lorad.client import shapes
 from lorad.client.client import Client
+from lorad.client.columns import seconds_left
 from lorad.client.conditions import condition
 from lorad.errors import DaemonUnreachable
 
@@ -72,7 +73,7 @@ class Run:
     def progress(self) -> Progress:
         """How far it is, and how long it still takes."""
         run = self.details
-        return Progress(run.state, run.step, run.steps, picture.share(run), picture.seconds_left(run))
+        return Progress(run.state, run.step, run.steps, picture.share(run), seconds_left(run))
 
     # -- what it measured and wrote --------------------------------------------------------------------------
     @property

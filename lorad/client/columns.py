@@ -37,7 +37,7 @@ def seconds_left(run: Run) -> float | None:
     """
     if run.state != "running" or run.rates.step_seconds is None or run.signals.on_request:
         return None
-    return (run.steps - run.step) * run.rates.step_seconds
+    return max(run.steps - run.step, 0) * run.rates.step_seconds
 
 
 def _left(run: Run) -> str:

@@ -91,6 +91,12 @@ def lease(store: Store, pool: str, device: str, why: str, node: str = "") -> Non
         )
 
 
+def end_leases(store: Store, pool: str, node: str) -> None:
+    """Forget what a pool held on a node."""
+    with store.write() as connection:
+        connection.execute("DELETE FROM leases WHERE pool = ? AND node = ?", (pool, node))
+
+
 def leases(store: Rows) -> list[LeaseRow]:
     return [LeaseRow(**row) for row in store.rows("SELECT * FROM leases ORDER BY device, pool")]
 

@@ -2,8 +2,10 @@
 
 from xml.etree import ElementTree
 
+from msgspec.structs import replace
+
 from lorad.api.picture import Curves, line, page, picture
-from lorad.client.shapes import Rates, RunDetails
+from lorad.client.shapes import Rates, RunDetails, Signals
 
 RUN = RunDetails("<b>&amp", "running", step=3, steps=12, reward=0.5, rates=Rates(1000.0, 2.0))
 DRAWN = Curves("reward", [(1, 0.0), (2, 1.0), (3, 0.5)], [(0, 0.25)])
@@ -11,6 +13,11 @@ DRAWN = Curves("reward", [(1, 0.0), (2, 1.0), (3, 0.5)], [(0, 0.25)])
 
 def test_a_line_says_how_far_it_is() -> None:
     assert line(RUN) == "<b>&amp running 3/12 ━━━━━━────────────────── 25% reward 0.500 ETA 18s"
+
+
+def test_when_a_client_stops_is_not_estimated() -> None:
+    """`on_request`: its steps are made when a client asks for them."""
+    assert "ETA" not in line(replace(RUN, signals=Signals(on_request=1.0)))
 
 
 def test_names_are_text_in_a_page() -> None:

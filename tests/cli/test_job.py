@@ -86,6 +86,15 @@ def test_sigterm_pauses_and_the_same_command_resumes(spec: Path, home: Path) -> 
         read_until(job, "is paused at step")
 
 
+def test_sigterm_while_it_starts_is_no_crash(spec: Path, home: Path) -> None:
+    with begun(spec) as job:
+        until(lambda: any("lorad.daemon" in command for command in of_home(home)))
+        job.send_signal(signal.SIGTERM)
+        said = job.communicate(timeout=30)[1]
+    assert job.returncode == 143 and "Traceback" not in said
+    until(lambda: of_home(home) == [])
+
+
 def test_a_killed_job_leaves_nothing_and_continues(spec: Path, home: Path) -> None:
     with begun(spec) as job:
         read_until(job, "step 4/")

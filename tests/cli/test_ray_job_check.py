@@ -28,7 +28,7 @@ def test_outside_of_ray_nothing_is_said(home: Path) -> None:
 def test_a_ray_job_without_a_cluster_fails(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "x")
     (found,) = ray_job_check(load(config(home)))
-    assert not found.ok and name in found.detail and "cluster: {kind: ray}" in found.hint
+    assert not found.ok and name in found.detail and "cluster: {kind: ray, python: PYTHON}" in found.hint
 
 
 def test_a_ray_job_with_a_cluster_is_fine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

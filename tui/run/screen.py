@@ -8,6 +8,7 @@ from textual.widget import Widget
 from textual.widgets import TabbedContent, TabPane
 
 from lorad.client.client import Client
+from lorad.client.columns import seconds_left
 from lorad.client.shapes import RunDetails
 from lorad.client.words import likelihood_in_words, why
 from lorad.text import duration, one_line
@@ -133,7 +134,7 @@ class RunScreen(Base):
 
 
 def _title(run: RunDetails) -> Text:
-    left = _time_left(run)
+    left = seconds_left(run)
     return Text.assemble(
         (one_line(run.name), "bold"),
         "  ",
@@ -159,11 +160,3 @@ def _facts(run: RunDetails) -> Text:
         run.note,
     ]
     return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
-
-
-def _time_left(run: RunDetails) -> float | None:
-    """Seconds, by the last step's; None unless it runs."""
-    pace = run.rates.step_seconds
-    if run.state != "running" or not pace or not run.steps or run.signals.on_request:
-        return None
-    return pace * (run.steps - run.step)

@@ -64,16 +64,19 @@ def job(
         )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
-    with _own_daemon(client):
-        run = _begun(client, spec, overrides or [], name)
-        try:
-            follow(client, run.name, as_json=as_json, restart=_lost)
-        except _Interrupted:
-            _paused(client, run.name, grace)
-            raise typer.Exit(128 + signal.SIGTERM) from None
-        finally:
-            with contextlib.suppress(LoradError):
-                client.shutdown(gateway=True, pools=True)
+    try:
+        with _own_daemon(client):
+            run = _begun(client, spec, overrides or [], name)
+            try:
+                follow(client, run.name, as_json=as_json, restart=_lost)
+            except _Interrupted:
+                _paused(client, run.name, grace)
+                raise
+            finally:
+                with contextlib.suppress(LoradError):
+                    client.shutdown(gateway=True, pools=True)
+    except _Interrupted:
+        raise typer.Exit(128 + signal.SIGTERM) from None
 
 
 def _interrupt(*_: object) -> NoReturn:

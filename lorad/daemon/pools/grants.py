@@ -27,16 +27,21 @@ _KINDS = {"asked": "grant_asked", "granted": "granted", "refused": "grant_lost",
 
 
 def adopt_grants(ctx: Context) -> None:
-    """Take in what lives of pools were granted that the database does not know."""
-    known = {(row.pool, row.life) for row in pools.grants(ctx.store)}
+    """Take in what lives of pools were granted that the database does not know, and that lives are over which
+    ended while no daemon was there.
+    """
+    known = {(row.pool, row.life): row.state for row in pools.grants(ctx.store)}
 
     def adopt(ctx: Context, pool: Pool) -> None:
         for life in attempts_under(pool.root):
             number = int(life.root.name)
-            if (pool.id, number) in known or (status := _read(ctx, pool, life)) is None:
+            is_over = not pool.process.is_up or number != pool.number
+            before = known.get((pool.id, number))
+            if before is not None and not (is_over and before in ("asked", "granted")):
                 continue
-            with ctx.store.write():
-                _put(ctx, pool, number, status, is_over=not pool.process.is_up or number != pool.number)
+            if (status := _read(ctx, pool, life)) is not None:
+                with ctx.store.write():
+                    _put(ctx, pool, number, status, is_over=is_over)
 
     each(ctx, adopt, _on_cluster(ctx), of_pool)
 
@@ -69,10 +74,14 @@ def _watch(ctx: Context, pool: Pool) -> None:
         return
     pool.noted, pool.grant = (number, status, is_ready), status
     with ctx.store.write():
-        known = {(row.pool, row.life): row.state for row in pools.grants(ctx.store)}
-        if known.get((pool.id, number)) != status.state:
+        known = {(row.pool, row.life): row for row in pools.grants(ctx.store)}
+        written = known.get((pool.id, number))
+        if written is None or written.state != status.state:
             _tell(ctx, pool, status)
         _put(ctx, pool, number, status, is_ready=is_ready)
+        had = written.nodes if written is not None and status.state == "granted" else []
+        for name in sorted({*had} - {node.node for node in status.nodes}):
+            _without(ctx, pool, name, status.words)
     ctx.loop.poke()
 
 
@@ -131,6 +140,15 @@ def _put(
         pools.put_node(ctx.store, _node_row(setup, node, known.get(node.node), now, base))
         for device in devices_on(node) if is_held and not gone else ():
             pools.lease(ctx.store, pool.id, device, "pool", node.node)
+
+
+def _without(ctx: Context, pool: Pool, name: str, words: str) -> None:
+    """Write down that a pool lost a node that had servers alone, and works without it."""
+    for row in pools.nodes(ctx.store):
+        if row.node == name:
+            pools.put_node(ctx.store, replace(row, state="lost"))
+    pools.end_leases(ctx.store, pool.id, name)
+    _event(ctx, pool, "node_lost", {"node": name, "how": words or f"{name}: another one is in its place"})
 
 
 def _has_others(ctx: Context, pool: Pool, node: GrantedNode) -> bool:

@@ -7,12 +7,13 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from lorad.box.config import Backend, Config, Limit, Queue
+from lorad.daemon.api.verbs.pools import list_nodes
 from lorad.daemon.context import Context
 from lorad.daemon.pools.grants import with_likely_first
 from lorad.daemon.process.sharing import OneUser
@@ -23,7 +24,7 @@ from lorad.protocol.nodes import GRANT
 from lorad.protocol.preflight import SpecFacts
 from lorad.states import RunState
 from lorad.store import events, pools, runs
-from lorad.store.pools import NodeRow
+from lorad.store.pools import GrantRow, NodeRow
 from lorad.store.rows import RunRow
 from tests.kit import daemon_world
 from tests.kit.daemon_world import behave, open_context, reconciling, submit
@@ -271,6 +272,39 @@ async def test_a_pool_may_go_on_without_a_node(home: Path) -> None:
         assert [one["node"] for one in lost] == ["h1"]
 
 
+async def test_a_lost_node_of_servers_is_told(home: Path) -> None:
+    behave(home, driver={"seconds": 0.6})
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "a")
+        await until(lambda: [node.state for node in pools.nodes(ctx.store)] == ["granted"] * 2)
+        (pool,) = ctx.pools.values()
+        path = pool.attempt().work / GRANT
+        status = json.loads(path.read_text())
+        left = {"words": "h1: its agent exited with code 1", "nodes": status["nodes"][:1]}
+        path.write_text(json.dumps(status | left))  # as a pool does that goes on without it
+        await until(lambda: [node.state for node in pools.nodes(ctx.store)] == ["granted", "lost"])
+        assert {lease.node for lease in pools.leases(ctx.store)} == {"h0"}
+        lost = [event.data for event in events.newest(ctx.store, 100, "a") if event.kind == "node_lost"]
+        assert [(one["node"], one["how"]) for one in lost] == [("h1", left["words"])]
+        path.write_text(json.dumps(status))
+        await until(lambda: [node.state for node in pools.nodes(ctx.store)] == ["granted"] * 2)
+        assert len(pools.leases(ctx.store)) == 16
+
+
+async def test_the_newest_grant_has_the_last_word(home: Path) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 1))
+    row = NodeRow(
+        node="h0", cluster="static", address="", boot_id="", uid=0, devices=[], bases=[], seen_at=0.0,
+        state="free",
+    )  # fmt: skip
+    pools.put_node(ctx.store, row)
+    for pool, since in (("b-1", 1.0), ("a-1", 2.0), ("c-1", 1.5)):
+        row_of = functools.partial(GrantRow, kind="static", external="", state="over", detail="")
+        pools.put_grant(ctx.store, row_of(pool=pool, life=1, since=since, nodes=["h0"]))
+    (node,) = await list_nodes(ctx, cast("Any", None))
+    assert node.says == "over (a-1@1)"
+
+
 async def test_nodes_nobody_asked_for_are_refused(home: Path) -> None:
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
         write_cluster(home, {"h0": 1, "h1": 1})
@@ -284,6 +318,20 @@ async def test_nodes_nobody_asked_for_are_refused(home: Path) -> None:
         await until(lambda: "names nodes that were not asked for" in "".join(ctx.loop.troubles.lines(None)))
         assert pools.nodes(ctx.store) == [] and pool.is_waiting
         os.kill(pool.process.pid or 0, signal.SIGCONT)
+
+
+async def test_pools_that_ended_unseen_have_no_nodes(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        (pool,) = ctx.pools.values()
+        await until(lambda: [row.state for row in pools.grants(ctx.store)] == ["granted"])
+    os.kill(pool.process.pid or 0, signal.SIGKILL)
+    await until(lambda: ctx.processes.inspect(pool.attempt()).is_over)
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        await until(lambda: [row.state for row in pools.grants(ctx.store)] == ["over"])
+        assert {node.state for node in pools.nodes(ctx.store)} == {"free"}
+        assert pools.leases(ctx.store) == []
 
 
 async def test_tables_are_made_anew_from_pools(home: Path) -> None:

@@ -55,7 +55,8 @@ async def list_nodes(ctx: Context, call: Call) -> list[Node]:
     """List the nodes of the cluster: those of config.yaml, and those that pools had."""
     known = {row.node: row for row in rows.nodes(ctx.store)}
     hosts = {node.host: node.devices for node in ctx.config.cluster.nodes} if ctx.config.cluster else {}
-    last = {name: grant for grant in rows.grants(ctx.store) for name in grant.nodes}
+    grants = sorted(rows.grants(ctx.store), key=lambda one: one.since)
+    last = {name: grant for grant in grants for name in grant.nodes}
     names = sorted({*known, *hosts})
     return [_node_view(ctx, name, known.get(name), hosts.get(name, 0), last.get(name)) for name in names]
 
