@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lorad.errors import SpecError
+from lorad.errors import DaemonUnreachable, SpecError
 from lorad.tinker.door.messages import M
 from lorad.tinker.door.routes import sessions
 from lorad.tinker.records import Pass, Refused
@@ -243,6 +243,53 @@ async def test_a_pause_by_others_stays(world: World) -> None:
         reason = held["queue_state_reason"]
     assert f"`lorad resume {run}` continues it" in reason
     assert world.daemon.runs[run] == "paused"
+
+
+async def test_parking_is_tried_until_the_daemon_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        session = await world.alice.session()
+        await world.alice.model(session)
+        await world.alice.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}}, status=204)
+
+        def away(_: str) -> None:
+            raise DaemonUnreachable("no daemon answers")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.daemon, "pause", away)
+            await world.door.models.park_silent(300.0)
+        assert list(world.daemon.runs.values()) == ["running"]
+        await world.door.models.park_silent(300.0)
+        assert list(world.daemon.runs.values()) == ["paused"]
+        assert session not in world.door.state.seen
+
+
+async def test_a_restarted_door_parks_finished_sessions(tmp_path: Path) -> None:
+    home = home_with_keys(tmp_path / "home")
+    async with running_door(home) as world:
+        session = await world.alice.session()
+        await world.alice.model(session)
+        await world.alice.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}}, status=204)
+        daemon = world.daemon
+    for expected in (["paused"], ["running"]):  # once: what somebody resumes then is theirs
+        async with running_door(home, daemon) as world:
+            await world.door.models.park_silent(300.0)
+            assert list(daemon.runs.values()) == expected
+        daemon.runs = dict.fromkeys(daemon.runs, "running")
+
+
+async def test_a_pause_by_others_outlives_silence(tmp_path: Path) -> None:
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        session = await world.alice.session()
+        model = await world.alice.model(session)
+        world.daemon.runs = dict.fromkeys(world.daemon.runs, "paused")
+        world.door.models.runs._seen.clear()  # what the daemon said a moment ago
+        world.door.state.seen[session] -= 301
+        await world.door.models.park_silent(300.0)
+        await world.alice.result(await world.alice.send("optim_step", model, 1, adam_params={}))
+        assert not world.door.state.models[model].parked
+        assert list(world.daemon.runs.values()) == ["paused"]
 
 
 async def test_a_run_that_was_stopped_fails_its_requests(world: World) -> None:
