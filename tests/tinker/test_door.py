@@ -1,5 +1,6 @@
 """The door over HTTP: order, repeats, errors and refusals, with lanes that only echo."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 from lorad.errors import DaemonUnreachable, SpecError
+from lorad.tinker.door import sampling
 from lorad.tinker.door.messages import M
 from lorad.tinker.door.routes import sessions
+from lorad.tinker.door.wire import Limits
 from lorad.tinker.records import Pass, Refused
 from tests.tinker.door_kit import BASE, World, a_pass, home_with_keys, put, running_door
 
@@ -310,6 +313,13 @@ async def test_a_run_that_was_stopped_fails_its_requests(world: World) -> None:
     assert answer == {"metrics": {"seq": 1.0}}
 
 
+async def a_request_for_samples(world: World) -> dict[str, Any]:
+    body = {"session_id": await world.alice.session(), "sampling_session_seq_id": 0, "base_model": BASE}
+    sampler = (await world.alice.ask("create_sampling_session", body))["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
+    return {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
+
+
 async def test_samples_that_are_not_known_are_asked_again(world: World) -> None:
     session = await world.alice.session()
     body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
@@ -331,6 +341,62 @@ async def test_copies_of_a_sampler_count_apart(tmp_path: Path) -> None:
     assert (first, second) == (1, 2)
 
 
+async def test_copies_made_at_once_count_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await world.alice.session()
+    model = await world.alice.model(session)
+    saved = await world.alice.send("save_weights_for_sampler", model, 1, sampling_session_seq_id=0)
+    asked = {"sampling_session_id": (await world.alice.result(saved))["sampling_session_id"]}
+    version_of, both, waits = world.door._version_of, asyncio.Barrier(2), iter((0.0, 0.2))
+
+    async def together(model: str, sampler: str) -> int | None:
+        await both.wait()
+        await asyncio.sleep(next(waits))
+        return await version_of(model, sampler)
+
+    monkeypatch.setattr(world.door, "_version_of", together)
+    joined = await asyncio.gather(*(world.alice.ask("join_sampling_session", asked) for _ in range(2)))
+    assert sorted(answer["client_counter"] for answer in joined) == [1, 2]
+
+
+async def test_a_request_for_samples_begins_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, begun = await a_request_for_samples(world), []
+
+    async def answer(name: str, wish: Any, waits: Any) -> bytes:
+        begun.append(name)
+        return b"samples"
+
+    limits, both = world.door.limits, asyncio.Barrier(2)
+
+    async def together(base: str) -> Limits:
+        await both.wait()
+        return await limits(base)
+
+    monkeypatch.setattr(world.door, "limits", together)
+    monkeypatch.setattr(world.door.pools, "answer", answer)
+    first, second = await asyncio.gather(*(world.alice.ask("asample", asked) for _ in range(2)))
+    assert await world.alice.result(first["request_id"]) == b"samples"
+    assert len(begun) == 1 and first == second
+
+
+async def test_samples_that_nobody_fetches_are_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(name: str, wish: Any, waits: Any) -> bytes:
+        return b"samples"
+
+    monkeypatch.setattr(world.door.pools, "answer", answer)
+    asked = await a_request_for_samples(world)
+    sampler = {"target": {"sampling_session_id": asked["sampling_session_id"]}}
+    for seq in (1, 2):
+        made = await world.alice.ask("asample", asked | {"seq_id": seq})
+        await world.alice.result(made["request_id"])
+    assert len((await world.alice.ask("retrieve_futures", sampler))["completions"]) == 2
+    monkeypatch.setattr(sampling, "_KEPT", -1.0)
+    world.door.samples.forget_old()
+    polled = await world.alice.ask("retrieve_futures", sampler)
+    assert polled == {"completions": [], "cursor": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -344,11 +410,7 @@ async def test_copies_of_a_sampler_count_apart(tmp_path: Path) -> None:
     ],
 )
 async def test_bad_requests_for_samples_are_refused(world: World, changes: Any, words: str) -> None:
-    session = await world.alice.session()
-    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
-    sampler = (await world.alice.ask("create_sampling_session", body))["sampling_session_id"]
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
-    asked = {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
+    asked = await a_request_for_samples(world)
     assert words in (await world.alice.ask("asample", asked | changes, status=400))["detail"]
 
 
