@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed
+from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed, path_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.routes import bodies
@@ -96,7 +96,7 @@ async def delete(door: Door, request: Asked) -> web.Response:
 
 async def _own(door: Door, request: Asked) -> str:
     parts = request.parts
-    path = f"tinker://{parts['id']}/{parts['kind']}/{parts['name']}"
+    path = path_of(parts["id"], parts["kind"], parts["name"])
     return (await door.checkpoints.find(request.owner, path, to_change=True)).path
 
 
