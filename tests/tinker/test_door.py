@@ -190,6 +190,21 @@ async def test_an_unknown_base_names_those_there_are(world: World) -> None:
     assert "There are: tiny/base" in refused["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        (f"{BASE}/resolve/main/config.json", 200, None),
+        (f"{BASE}/resolve/main/model.safetensors", 404, "EntryNotFound"),
+        ("x/y/resolve/main/config.json", 404, "RepoNotFound"),
+        ("api/models/x/y", 404, "RepoNotFound"),
+        ("api/models/x/y/tree/main", 404, "RepoNotFound"),
+    ],
+)
+async def test_the_hub_says_what_is_missing(world: World, path: str, status: int, code: str | None) -> None:
+    async with world.client.get(f"/{path}") as response:
+        assert (response.status, response.headers.get("X-Error-Code")) == (status, code)
+
+
 async def test_a_checkpoint_of_no_base_is_refused(world: World) -> None:
     session = await world.alice.session()
     model = await world.alice.model(session)
