@@ -205,6 +205,14 @@ async def test_the_hub_says_what_is_missing(world: World, path: str, status: int
         assert (response.status, response.headers.get("X-Error-Code")) == (status, code)
 
 
+async def test_a_run_lists_its_last_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = await world.alice.model(await world.alice.session())
+    monkeypatch.setattr("lorad.tinker.door.lane.time.time", lambda: 4e9)
+    await world.alice.send("optim_step", model, 1, adam_params={})
+    run = await world.alice.ask(f"training_runs/{model}", method="GET")
+    assert run["last_request_time"] == "2096-10-02T07:06:40Z"
+
+
 async def test_a_checkpoint_of_no_base_is_refused(world: World) -> None:
     session = await world.alice.session()
     model = await world.alice.model(session)

@@ -1,5 +1,6 @@
 """Routes that list and change what there is: training runs, checkpoints, sessions, samplers."""
 
+import contextlib
 import time
 from typing import Any, TypeVar
 
@@ -38,10 +39,9 @@ async def training_run(door: Door, request: Asked) -> web.Response:
 
 
 async def _run(door: Door, model: Model) -> dict[str, Any]:
-    made = await door.checkpoints.of(model)
+    made, used = await door.checkpoints.of(model), 0.0
     last = {one.kind: listed(one) for one in made}
-    used = 0.0
-    if made:
+    with contextlib.suppress(HttpError):  # its run was removed
         used = (await door.models.lane(model)).used
     return {
         "training_run_id": model.id,
