@@ -12,7 +12,6 @@ from lorad.errors import DaemonUnreachable, SpecError
 from lorad.tinker.door import sampling
 from lorad.tinker.door.messages import M
 from lorad.tinker.door.routes import sessions
-from lorad.tinker.door.wire import Limits
 from lorad.tinker.records import Pass, Refused
 from tests.tinker.door_kit import BASE, World, a_pass, home_with_keys, put, running_door
 
@@ -399,7 +398,7 @@ async def test_a_request_for_samples_begins_once(world: World, monkeypatch: pyte
 
     limits, both = world.door.limits, asyncio.Barrier(2)
 
-    async def together(base: str) -> Limits:
+    async def together(base: str) -> Any:
         await both.wait()
         return await limits(base)
 
