@@ -117,13 +117,14 @@ class LogWriter:
             self._open(self._number + 1)
             size = 0
         data = memoryview(_HEAD.pack(len(frame), record.seq, _crc(record.seq, frame)) + frame)
+        self._is_sound = False  # how much of the record is in the log is not known until it is cut or synced
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError:
             os.ftruncate(self._fd, size)
+            self._is_sound = True
             raise
-        self._is_sound = False  # whether the record is in the log is not known until fsync has returned
         os.fsync(self._fd)
         self._is_sound = True
 

@@ -224,7 +224,7 @@ class World:
     def __init__(
         self, door: Door, client: TestClient[Any, Any], daemon: FakeDaemon, lanes: FakeLanes
     ) -> None:
-        self.door, self.daemon, self.lanes = door, daemon, lanes
+        self.door, self.client, self.daemon, self.lanes = door, client, daemon, lanes
         self.alice, self.bob = Caller(client, ALICE), Caller(client, BOB)
         self.nobody = Caller(client, "tml-nobodynobodynobody")
 

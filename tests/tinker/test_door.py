@@ -1,5 +1,6 @@
 """The door over HTTP: order, repeats, errors and refusals, with lanes that only echo."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lorad.errors import SpecError
+from lorad.errors import DaemonUnreachable, SpecError
+from lorad.tinker.door import sampling
 from lorad.tinker.door.messages import M
 from lorad.tinker.door.routes import sessions
 from lorad.tinker.records import Pass, Refused
@@ -187,6 +189,38 @@ async def test_an_unknown_base_names_those_there_are(world: World) -> None:
     assert "There are: tiny/base" in refused["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        (f"{BASE}/resolve/main/config.json", 200, None),
+        (f"{BASE}/resolve/main/model.safetensors", 404, "EntryNotFound"),
+        ("x/y/resolve/main/config.json", 404, "RepoNotFound"),
+        ("api/models/x/y", 404, "RepoNotFound"),
+        ("api/models/x/y/tree/main", 404, "RepoNotFound"),
+    ],
+)
+async def test_the_hub_says_what_is_missing(world: World, path: str, status: int, code: str | None) -> None:
+    async with world.client.get(f"/{path}") as response:
+        assert (response.status, response.headers.get("X-Error-Code")) == (status, code)
+
+
+async def test_a_run_lists_its_last_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = await world.alice.model(await world.alice.session())
+    monkeypatch.setattr("lorad.tinker.door.lane.time.time", lambda: 4e9)
+    await world.alice.send("optim_step", model, 1, adam_params={})
+    run = await world.alice.ask(f"training_runs/{model}", method="GET")
+    assert run["last_request_time"] == "2096-10-02T07:06:40Z"
+
+
+async def test_a_checkpoint_of_no_base_is_refused(world: World) -> None:
+    session = await world.alice.session()
+    model = await world.alice.model(session)
+    saved = await world.alice.result(await world.alice.send("save_weights", model, 1, path="one"))
+    world.door.bases.clear()  # as config.yaml names it no more
+    body = {"session_id": session, "model_seq_id": 1, "path": saved["path"], "optimizer": True}
+    assert "is not served here" in (await world.alice.ask("load_weights", body, status=400))["detail"]
+
+
 async def test_unsupported_routes_are_refused_in_words(world: World) -> None:
     refused = await world.alice.ask("copy_weights", {}, status=404)
     assert "lorad copies no checkpoints" in refused["detail"]
@@ -245,6 +279,53 @@ async def test_a_pause_by_others_stays(world: World) -> None:
     assert world.daemon.runs[run] == "paused"
 
 
+async def test_parking_is_tried_until_the_daemon_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        session = await world.alice.session()
+        await world.alice.model(session)
+        await world.alice.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}}, status=204)
+
+        def away(_: str) -> None:
+            raise DaemonUnreachable("no daemon answers")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.daemon, "pause", away)
+            await world.door.models.park_silent(300.0)
+        assert list(world.daemon.runs.values()) == ["running"]
+        await world.door.models.park_silent(300.0)
+        assert list(world.daemon.runs.values()) == ["paused"]
+        assert session not in world.door.state.seen
+
+
+async def test_a_restarted_door_parks_finished_sessions(tmp_path: Path) -> None:
+    home = home_with_keys(tmp_path / "home")
+    async with running_door(home) as world:
+        session = await world.alice.session()
+        await world.alice.model(session)
+        await world.alice.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}}, status=204)
+        daemon = world.daemon
+    for expected in (["paused"], ["running"]):  # once: what somebody resumes then is theirs
+        async with running_door(home, daemon) as world:
+            await world.door.models.park_silent(300.0)
+            assert list(daemon.runs.values()) == expected
+        daemon.runs = dict.fromkeys(daemon.runs, "running")
+
+
+async def test_a_pause_by_others_outlives_silence(tmp_path: Path) -> None:
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        session = await world.alice.session()
+        model = await world.alice.model(session)
+        world.daemon.runs = dict.fromkeys(world.daemon.runs, "paused")
+        world.door.models.runs._seen.clear()  # what the daemon said a moment ago
+        world.door.state.seen[session] -= 301
+        await world.door.models.park_silent(300.0)
+        await world.alice.result(await world.alice.send("optim_step", model, 1, adam_params={}))
+        assert not world.door.state.models[model].parked
+        assert list(world.daemon.runs.values()) == ["paused"]
+
+
 async def test_a_run_that_was_stopped_fails_its_requests(world: World) -> None:
     alice = world.alice
     model = await alice.model(await alice.session())
@@ -261,6 +342,13 @@ async def test_a_run_that_was_stopped_fails_its_requests(world: World) -> None:
         if "metrics" in answer:
             break
     assert answer == {"metrics": {"seq": 1.0}}
+
+
+async def a_request_for_samples(world: World) -> dict[str, Any]:
+    body = {"session_id": await world.alice.session(), "sampling_session_seq_id": 0, "base_model": BASE}
+    sampler = (await world.alice.ask("create_sampling_session", body))["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
+    return {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
 
 
 async def test_samples_that_are_not_known_are_asked_again(world: World) -> None:
@@ -284,6 +372,62 @@ async def test_copies_of_a_sampler_count_apart(tmp_path: Path) -> None:
     assert (first, second) == (1, 2)
 
 
+async def test_copies_made_at_once_count_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await world.alice.session()
+    model = await world.alice.model(session)
+    saved = await world.alice.send("save_weights_for_sampler", model, 1, sampling_session_seq_id=0)
+    asked = {"sampling_session_id": (await world.alice.result(saved))["sampling_session_id"]}
+    version_of, both, waits = world.door._version_of, asyncio.Barrier(2), iter((0.0, 0.2))
+
+    async def together(model: str, sampler: str) -> int | None:
+        await both.wait()
+        await asyncio.sleep(next(waits))
+        return await version_of(model, sampler)
+
+    monkeypatch.setattr(world.door, "_version_of", together)
+    joined = await asyncio.gather(*(world.alice.ask("join_sampling_session", asked) for _ in range(2)))
+    assert sorted(answer["client_counter"] for answer in joined) == [1, 2]
+
+
+async def test_a_request_for_samples_begins_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, begun = await a_request_for_samples(world), []
+
+    async def answer(name: str, wish: Any, waits: Any) -> bytes:
+        begun.append(name)
+        return b"samples"
+
+    limits, both = world.door.limits, asyncio.Barrier(2)
+
+    async def together(base: str) -> Any:
+        await both.wait()
+        return await limits(base)
+
+    monkeypatch.setattr(world.door, "limits", together)
+    monkeypatch.setattr(world.door.pools, "answer", answer)
+    first, second = await asyncio.gather(*(world.alice.ask("asample", asked) for _ in range(2)))
+    assert await world.alice.result(first["request_id"]) == b"samples"
+    assert len(begun) == 1 and first == second
+
+
+async def test_samples_that_nobody_fetches_are_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(name: str, wish: Any, waits: Any) -> bytes:
+        return b"samples"
+
+    monkeypatch.setattr(world.door.pools, "answer", answer)
+    asked = await a_request_for_samples(world)
+    sampler = {"target": {"sampling_session_id": asked["sampling_session_id"]}}
+    for seq in (1, 2):
+        made = await world.alice.ask("asample", asked | {"seq_id": seq})
+        await world.alice.result(made["request_id"])
+    assert len((await world.alice.ask("retrieve_futures", sampler))["completions"]) == 2
+    monkeypatch.setattr(sampling, "_KEPT", -1.0)
+    world.door.samples.forget_old()
+    polled = await world.alice.ask("retrieve_futures", sampler)
+    assert polled == {"completions": [], "cursor": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -297,11 +441,7 @@ async def test_copies_of_a_sampler_count_apart(tmp_path: Path) -> None:
     ],
 )
 async def test_bad_requests_for_samples_are_refused(world: World, changes: Any, words: str) -> None:
-    session = await world.alice.session()
-    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
-    sampler = (await world.alice.ask("create_sampling_session", body))["sampling_session_id"]
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
-    asked = {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
+    asked = await a_request_for_samples(world)
     assert words in (await world.alice.ask("asample", asked | changes, status=400))["detail"]
 
 

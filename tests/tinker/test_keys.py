@@ -4,6 +4,7 @@ import hashlib
 import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from lorad.box.config import TinkerSettings
 from lorad.box.keys import keys_file, make_key, read_keys, revoke_key
 from lorad.box.paths import Home
-from lorad.errors import NotFound
+from lorad.cli.commands.tinker import door
+from lorad.errors import DaemonUnreachable, NotFound
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.keys import Keys
 from tests.kit.world import World
@@ -24,13 +26,13 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_key_works_until_it_is_revoked(path: Path) -> None:
     first, second = make_key(path, "alice"), make_key(path, "bob")
-    door = Keys(path)
+    keys = Keys(path)
     assert first.startswith("tml-") and len(first) > 40
-    assert (door.owner(first), door.owner(second)) == ("alice", "bob")
+    assert (keys.owner(first), keys.owner(second)) == ("alice", "bob")
     assert revoke_key(path, hashlib.sha256(first.encode()).hexdigest()[:12]) == "alice"
     with pytest.raises(HttpError):
-        door.owner(first)
-    assert door.owner(second) == "bob" and list(read_keys(path)) == ["bob"]
+        keys.owner(first)
+    assert keys.owner(second) == "bob" and list(read_keys(path)) == ["bob"]
 
 
 def test_the_file_has_digests_alone(path: Path) -> None:
@@ -52,6 +54,23 @@ def test_what_names_no_single_key_revokes_none(path: Path, beginning: str) -> No
     with pytest.raises(NotFound):
         revoke_key(path, beginning)
     assert read_keys(path) == before
+
+
+class OtherProgram(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>hello</html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_another_program_on_the_port_is_named() -> None:
+    with HTTPServer(("127.0.0.1", 0), OtherProgram) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.handle_request)
+        with pytest.raises(DaemonUnreachable, match="as no door of lorad does"):
+            door._answer(TinkerSettings(server.server_port), "tml-a-key-of-nobody")
 
 
 def test_commands_make_list_and_revoke() -> None:

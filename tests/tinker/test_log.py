@@ -124,6 +124,30 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.Mo
     assert seqs(tmp_path / "log") == [1, 2]
 
 
+def test_nothing_follows_a_record_that_stays_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LogWriter(tmp_path / "log") as log:
+        write = os.write
+
+        def half(descriptor: int, data: memoryview) -> int:
+            if len(data) < 60:
+                raise OSError(errno.EIO, "Input/output error")
+            return write(descriptor, data[: len(data) // 2])
+
+        def fail(*_: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", half)
+            patch.setattr(os, "ftruncate", fail)
+            with pytest.raises(OSError, match="Input/output"):
+                log.append(request(1))
+        with pytest.raises(OSError, match="opened again"):
+            log.append(request(2))
+    with LogWriter(tmp_path / "log") as log:
+        log.append(request(2))
+    assert seqs(tmp_path / "log") == [2]
+
+
 def test_after_a_failed_fsync_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LogWriter(tmp_path / "log") as log:
 

@@ -121,11 +121,11 @@ def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
             found = response.read()
             if response.status in (401, 403):
                 return None
-            if response.status == http.client.OK:
-                answer: dict[str, Any] = json.loads(found)
+            answer = _object(found)
+            if response.status == http.client.OK and answer is not None:
                 return answer
             raise DaemonUnreachable(
-                f"port {settings.port} answers {response.status}, as no door of lorad does",
+                f"port {settings.port} answers {response.status}, {found[:40]!r}, as no door of lorad does",
                 hint="Does another program listen there?",
             )
         except (OSError, http.client.HTTPException) as error:
@@ -138,3 +138,12 @@ def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
             time.sleep(0.1)
         finally:
             connection.close()
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    """Read a JSON object; None for anything else."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -89,9 +89,9 @@ class Door:
         for model in self.state.of_session(session):
             version = await self._version_of(model.id, id) if model.owner == owner else None
             if version is not None:
-                sampler = Sampler(id, session, owner, model.base, f"{model.run}@{version}")
-                self.state.note(sampler)
-                return sampler
+                if id not in self.state.samplers:  # two may have asked at a time
+                    self.state.note(Sampler(id, session, owner, model.base, f"{model.run}@{version}"))
+                return self.state.samplers[id]
         raise unknown("sampler", id)
 
     async def _version_of(self, model: str, sampler: str) -> int | None:

@@ -107,12 +107,14 @@ class Models:
             log.info("session %s is silent: its models are parked", session.id)
             for model in self.state.of_session(session.id):
                 try:
-                    await self._park(model)
-                except LoradError as error:
+                    await self._park(model.id)
+                except (LoradError, OSError) as error:
                     log.warning("run %s is not parked: %s", model.run, error)
+                    self.state.seen.setdefault(session.id, heard)  # so that it is tried again
 
-    async def _park(self, model: Model) -> None:
-        there = await self.runs.find(model.run)
+    async def _park(self, id: str) -> None:
+        there = await self.runs.find(self.state.models[id].run)
+        model = self.state.models[id]
         if model.failed or there is None or RunState(there.state).is_over:
             return
         self.state.note(replace(model, parked=True))  # first, so that a door after this one wakes it
@@ -156,7 +158,7 @@ class Models:
                 asked = Create(model.directory, model.optimizer)
                 digest = hashlib.sha256(repr(asked).encode()).hexdigest()
                 await lane.submit(0, digest, asked)
-                self.state.note(replace(model, made=True))
+                self.state.note(replace(self.state.models[model.id], made=True))
                 return
             except DaemonUnreachable as error:
                 log.warning("run %s waits for the daemon: %s", model.run, error)

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,6 +219,12 @@ class _Ended:
         self.dropped = cursor
         return self.requests
 
+    def forget(self, known: Collection[str]) -> None:
+        """Drop the oldest ones that are not among the known, as of clients that ask for each by itself."""
+        first = next((n for n, (id, _) in enumerate(self.requests) if id in known), len(self.requests))
+        del self.requests[:first]
+        self.dropped += first
+
 
 class Samples:
     """All requests for samples, by their ids."""
@@ -289,6 +295,8 @@ class Samples:
         for id, request in list(self._requests.items()):
             if request.done.is_set() and now - request.ended > _KEPT:
                 del self._requests[id]
+        for ended in self._ended.values():
+            ended.forget(self._requests.keys())
 
     async def ended(
         self, sampler: str, clone: int, cursor: int, seconds: float

@@ -112,7 +112,9 @@ class State:
         for note, _ in read(directory, _Note):
             state._seq = note.seq
             state._take(note.about)
-        state.seen = {id: time.monotonic() for id, session in state.sessions.items() if not session.finished}
+        waiting = {model.session for model in state.models.values() if not (model.parked or model.failed)}
+        now, sessions = time.monotonic(), state.sessions.values()
+        state.seen = {one.id: now for one in sessions if not one.finished or one.id in waiting}
         return state
 
     def note(self, about: Session | Model | Sampler | Marks) -> None:

@@ -28,29 +28,34 @@ _NAME = "{name:[^/]+/[^/]+}"
 def add_hub(app: web.Application, bases: dict[str, Path]) -> None:
     """Answer without a key: the hub's client sends none to the door."""
 
-    def there(request: web.Request) -> dict[str, Path]:
+    def there(request: web.Request) -> dict[str, Path] | None:
         directory = bases.get(request.match_info["name"])
         if directory is None:
-            raise web.HTTPNotFound(headers={"X-Error-Code": "RepoNotFound"})
+            return None
         return {name: directory / name for name in _FILES if (directory / name).is_file()}
 
     async def info(request: web.Request) -> web.Response:
-        name, files = request.match_info["name"], [{"rfilename": name} for name in there(request)]
-        sha = _COMMIT["X-Repo-Commit"]
-        return answer({"id": name, "sha": sha, "siblings": files, "private": False, "tags": []})
+        name, files = request.match_info["name"], there(request)
+        if files is None:
+            return _missing("RepoNotFound")
+        sha, siblings = _COMMIT["X-Repo-Commit"], [{"rfilename": file} for file in files]
+        return answer({"id": name, "sha": sha, "siblings": siblings, "private": False, "tags": []})
 
     async def tree(request: web.Request) -> web.Response:
+        if (files := there(request)) is None:
+            return _missing("RepoNotFound")
         return answer(
             [
                 {"type": "file", "path": name, "size": path.stat().st_size, "oid": _COMMIT["X-Repo-Commit"]}
-                for name, path in there(request).items()
+                for name, path in files.items()
             ]
         )
 
     async def resolve(request: web.Request) -> web.Response:
-        path = there(request).get(request.match_info["file"])
-        if path is None:
-            return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"} | _COMMIT)
+        if (files := there(request)) is None:
+            return _missing("RepoNotFound")
+        if (path := files.get(request.match_info["file"])) is None:
+            return _missing("EntryNotFound")
         data = await asyncio.to_thread(path.read_bytes)
         tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
         return web.Response(body=data, headers=tag | _COMMIT, content_type="application/octet-stream")
@@ -59,3 +64,7 @@ def add_hub(app: web.Application, bases: dict[str, Path]) -> None:
     app.router.add_get(f"/api/models/{_NAME}/revision/{{revision}}", info)
     app.router.add_get(f"/api/models/{_NAME}/tree/{{revision}}", tree)
     app.router.add_get(f"/{_NAME}/resolve/{{revision}}/{{file:.*}}", resolve)
+
+
+def _missing(code: str) -> web.Response:
+    return web.Response(status=404, headers={"X-Error-Code": code} | _COMMIT)

@@ -1,11 +1,12 @@
 """Routes that list and change what there is: training runs, checkpoints, sessions, samplers."""
 
+import contextlib
 import time
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed
+from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed, path_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.routes import bodies
@@ -38,10 +39,9 @@ async def training_run(door: Door, request: Asked) -> web.Response:
 
 
 async def _run(door: Door, model: Model) -> dict[str, Any]:
-    made = await door.checkpoints.of(model)
+    made, used = await door.checkpoints.of(model), 0.0
     last = {one.kind: listed(one) for one in made}
-    used = 0.0
-    if made:
+    with contextlib.suppress(HttpError):  # its run was removed
         used = (await door.models.lane(model)).used
     return {
         "training_run_id": model.id,
@@ -96,7 +96,7 @@ async def delete(door: Door, request: Asked) -> web.Response:
 
 async def _own(door: Door, request: Asked) -> str:
     parts = request.parts
-    path = f"tinker://{parts['id']}/{parts['kind']}/{parts['name']}"
+    path = path_of(parts["id"], parts["kind"], parts["name"])
     return (await door.checkpoints.find(request.owner, path, to_change=True)).path
 
 

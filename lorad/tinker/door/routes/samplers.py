@@ -82,7 +82,8 @@ async def asample(door: Door, request: Asked) -> web.Response:
         except (BadRequest, ValueError) as error:
             raise HttpError(400, str(error)) from None
         name = sampler.version or str(door.bases[sampler.base])
-        door.samples.start(id, digest, sampler.owner, name, wish)
+        if door.samples.find(id) is None:  # the same one may have come twice at a time
+            door.samples.start(id, digest, sampler.owner, name, wish)
     elif known.digest != digest:
         raise HttpError(400, f"request {body.seq_id} of this sampler was another one")
     sequences = [f"{id}:{index}" for index in range(body.num_samples)]

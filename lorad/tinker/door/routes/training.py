@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from lorad.spec.numbers import NAME
-from lorad.tinker.door.checkpoints import WEIGHTS, name_of
+from lorad.tinker.door.checkpoints import WEIGHTS, Checkpoint, name_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.routes import bodies
@@ -56,14 +56,12 @@ async def load_weights(door: Door, request: Asked) -> web.Response:
     session = door.session(request.owner, body.session_id)
     if body.weights_access_token:
         raise HttpError(400, "weights_access_token is not supported: publish the checkpoint instead")
-    source = await door.checkpoints.find(request.owner, body.path)
-    if source.kind != WEIGHTS and body.optimizer:
-        raise HttpError(400, f"{body.path} has no optimizer state: save_state makes one that has")
+    source, directory = await _source(door, request.owner, body)
+    await door.limits(source.model.base)
     _refuse_lora(source.model.lora, body.optimizer_config)
     made = _model(
         door, session.id, body.model_seq_id, source.model.base, source.model.lora, body.user_metadata
     )
-    directory = str(door.models.runs.home.run(source.model.run).root / source.made.directory)
     model = msgspec.structs.replace(made, source=body.path, directory=directory, optimizer=body.optimizer)
     return _begun(door, model)
 
@@ -81,11 +79,11 @@ async def forward_backward(door: Door, request: Asked) -> web.Response:
         raise HttpError(422, "forward_backward is taken as protobuf: install tinker 0.25 or newer")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise HttpError(415, "compressed bodies are not taken")
-    head = await _threaded(read_head, request.data)
+    head = await asyncio.to_thread(read_head, request.data)
     model = door.models.find(request.owner, head.model_id)
     arguments: Arguments
     try:
-        arguments = await _threaded(read_pass, head, await door.limits(model.base))
+        arguments = await asyncio.to_thread(read_pass, head, await door.limits(model.base))
     except BadRequest as error:
         arguments = Refused(str(error), poisons=head.backward)
     return await _submit(door, model, head.seq, head.digest, arguments)
@@ -126,16 +124,21 @@ async def _load_into(door: Door, request: Asked, data: bytes) -> web.Response:
     model = door.models.find(request.owner, body.model_id)
     arguments: Arguments
     try:
-        source = await door.checkpoints.find(request.owner, body.path)
+        _, directory = await _source(door, request.owner, body)
         if body.seq_id != 1:
             raise HttpError(400, "weights are loaded into a new model only, before anything else")
-        if source.kind != WEIGHTS and body.optimizer:
-            raise HttpError(400, f"{body.path} has no optimizer state: save_state makes one that has")
-        directory = str(door.models.runs.home.run(source.model.run).root / source.made.directory)
         arguments = Load(body.path, directory, body.optimizer)
     except HttpError as error:
         arguments = Refused(error.detail)
     return await _submit(door, model, body.seq_id, _digest(data), arguments)
+
+
+async def _source(door: Door, owner: str, body: bodies.LoadWeights) -> tuple[Checkpoint, str]:
+    """Find the checkpoint that is to be loaded, and its directory. Raises HttpError."""
+    source = await door.checkpoints.find(owner, body.path)
+    if source.kind != WEIGHTS and body.optimizer:
+        raise HttpError(400, f"{body.path} has no optimizer state: save_state makes one that has")
+    return source, str(door.models.runs.home.run(source.model.run).root / source.made.directory)
 
 
 async def _numbered(
@@ -241,7 +244,3 @@ def _digest(data: bytes) -> str:
     body = msgspec.json.decode(data)
     body.pop("sampling_session_seq_id", None)
     return hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
-
-
-async def _threaded(work: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.to_thread(work, *arguments)
