@@ -137,6 +137,21 @@ def test_what_cannot_be_done_fails_its_future(
     assert isinstance(told[7], Stepped)
 
 
+def test_a_failed_load_fails_the_step_it_leaves(running: Running, tmp_path: Path) -> None:
+    """The gradients of the pass before it are gone. Also after a death."""
+    made = LaneRun(running, tmp_path, "unloadable")
+    load = Load("tinker://x/weights/y", "/nowhere")
+    made.ask(Create(), pass_of(0), load, STEP, pass_of(2), STEP, SaveWeights("end"))
+    made.struck(2)
+    made.serve(6)
+    told = made.told()
+    assert isinstance(told[3], Failed) and "request 2 failed" in told[3].message
+    alone = LaneRun(running, tmp_path, "loadable")
+    alone.ask(Create(), load, pass_of(2), STEP, SaveWeights("end"))
+    alone.serve(4)
+    assert same(made.tensors(), alone.tensors())
+
+
 def test_a_forward_pass_has_the_numbers_without_gradients(running: Running, tmp_path: Path) -> None:
     made = LaneRun(running, tmp_path, "forward")
     made.ask(Create(), pass_of(0, "ppo", backward=False), pass_of(0, "ppo"), STEP, SaveWeights("end"))
