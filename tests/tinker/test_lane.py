@@ -1,11 +1,15 @@
 """The lane of a model in a real pool: results, failures, and deaths that change nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lorad.protocol.calls import LoadVersion, Rank
+from lorad.protocol.connection import Connection
+from lorad.protocol.nodes import PlacedNode
 from lorad.tinker.records import (
     Arguments,
     Create,
@@ -218,6 +222,23 @@ def test_weights_are_loaded_with_the_optimizer_or_without(
         assert isinstance(other.told()[len(wanted) - 4], Created | Loaded)
         assert same(other.tensors(), made.tensors()) == optimizer
         assert same(other.tensors().keys(), made.tensors().keys())
+
+
+def test_the_journal_names_the_nodes(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, node = Connection.call, PlacedNode(node="h1", boot_id="b")
+
+    def spread(self: Connection, name: str, *arguments: Any, **more: Any) -> Any:
+        found = call(self, name, *arguments, **more)
+        return replace(found, nodes=(node,)) if name == "hello" else found
+
+    monkeypatch.setattr(Connection, "call", spread)
+    made = LaneRun(running, tmp_path, "placed")
+    made.ask(Create())
+    made.serve(0)
+    (placed,) = made.facts("placed")
+    assert (placed.data["nodes"][0]["node"], placed.data["ranks"]) == ("h1", 1)
 
 
 def test_an_unloaded_model_is_completed(running: Running, tmp_path: Path) -> None:

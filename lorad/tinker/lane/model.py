@@ -20,7 +20,7 @@ from lorad.protocol.calls import Closed, Nothing, Opened, Publish, Save
 from lorad.protocol.calls import Published as PublishDone
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
-from lorad.protocol.journal import Attempt, CheckpointFact, JournalWriter, lineage, read
+from lorad.protocol.journal import Attempt, CheckpointFact, JournalWriter, Placed, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Spec
 from lorad.tinker.lane.state import WEIGHTS, State
@@ -162,6 +162,9 @@ class Model:
         opened: Opened = self._pool.call("open", replace(wanted, step=self.state.step))
         if not self._origin:
             self._journal.append("attempt", self.state.step, self._attempt(opened, resumed_from))
+            if self._info.nodes:
+                placed = Placed(self._info.nodes, self._spec.trainer.ranks)
+                self._journal.append("placed", self.state.step, placed)
         self._is_open, self._origin = True, start
 
     def _attempt(self, opened: Opened, resumed_from: int | None) -> Attempt:
