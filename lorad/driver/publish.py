@@ -2,9 +2,9 @@
 journaled.
 """
 
+from lorad.driver.attempt.versions import version_fact
 from lorad.driver.session import Session
 from lorad.protocol.calls import LoadVersion, Publish, Published
-from lorad.protocol.journal import VersionFact
 
 
 def publish(session: Session, step: int) -> Published:
@@ -19,18 +19,7 @@ def publish(session: Session, step: int) -> Published:
     with session.timed("publish"):
         session.journal.check_place()
         published: Published = session.pool.call("publish", Publish(number, step, before, str(directory)))
-        fact = VersionFact(
-            version=number,
-            sha256=published.sha256,
-            parent=parent,
-            path=str(directory.relative_to(session.run_dir.root)),
-            rank=lora.rank,
-            alpha=lora.alpha,
-            bytes=published.bytes,
-            attested=published.attestation.verdict,
-            attestation=published.attestation.detail,
-            delivered_sha256=published.attestation.delivered_sha256,
-        )
+        fact = version_fact(published, number, parent, session.run_dir, lora)
         session.journal.append("version", step, fact)
     state.version, state.next_version, state.published = number, number + 1, step
     session.current_sha256 = published.sha256

@@ -78,7 +78,12 @@ async def follow(
             yield record, behind
             position = behind
             last = time.monotonic()
-        await asyncio.sleep(min(_LONGEST, max(_SHORTEST, (time.monotonic() - last) / 10)))
+        await asyncio.sleep(pause(last))
+
+
+def pause(last: float) -> float:
+    """Return the seconds until a follower looks again. last: when something came, of `time.monotonic`."""
+    return min(_LONGEST, max(_SHORTEST, (time.monotonic() - last) / 10))
 
 
 class LogWriter:

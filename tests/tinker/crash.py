@@ -211,6 +211,7 @@ def main(steps: int = 300, kills: int = 10, lost: float = 0.03) -> None:
     calm_told, calm, _ = outcome(steps, 0, 0.0)
     started = time.monotonic()
     told, tensors, killed = outcome(steps, kills, lost)
+    assert killed or not kills, "nothing was killed"
     assert len(told) == len(calm_told) and calm, "not as many results"
     differing = [place for place, both in enumerate(zip(told, calm_told, strict=True)) if both[0] != both[1]]
     assert not differing, f"results {differing[:5]} differ"

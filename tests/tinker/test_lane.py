@@ -1,11 +1,15 @@
 """The lane of a model in a real pool: results, failures, and deaths that change nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lorad.protocol.calls import LoadVersion, Rank
+from lorad.protocol.connection import Connection
+from lorad.protocol.nodes import PlacedNode
 from lorad.tinker.records import (
     Arguments,
     Create,
@@ -137,6 +141,21 @@ def test_what_cannot_be_done_fails_its_future(
     assert isinstance(told[7], Stepped)
 
 
+def test_a_failed_load_fails_the_step_it_leaves(running: Running, tmp_path: Path) -> None:
+    """The gradients of the pass before it are gone. Also after a death."""
+    made = LaneRun(running, tmp_path, "unloadable")
+    load = Load("tinker://x/weights/y", "/nowhere")
+    made.ask(Create(), pass_of(0), load, STEP, pass_of(2), STEP, SaveWeights("end"))
+    made.struck(2)
+    made.serve(6)
+    told = made.told()
+    assert isinstance(told[3], Failed) and "request 2 failed" in told[3].message
+    alone = LaneRun(running, tmp_path, "loadable")
+    alone.ask(Create(), load, pass_of(2), STEP, SaveWeights("end"))
+    alone.serve(4)
+    assert same(made.tensors(), alone.tensors())
+
+
 def test_a_forward_pass_has_the_numbers_without_gradients(running: Running, tmp_path: Path) -> None:
     made = LaneRun(running, tmp_path, "forward")
     made.ask(Create(), pass_of(0, "ppo", backward=False), pass_of(0, "ppo"), STEP, SaveWeights("end"))
@@ -203,6 +222,23 @@ def test_weights_are_loaded_with_the_optimizer_or_without(
         assert isinstance(other.told()[len(wanted) - 4], Created | Loaded)
         assert same(other.tensors(), made.tensors()) == optimizer
         assert same(other.tensors().keys(), made.tensors().keys())
+
+
+def test_the_journal_names_the_nodes(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, node = Connection.call, PlacedNode(node="h1", boot_id="b")
+
+    def spread(self: Connection, name: str, *arguments: Any, **more: Any) -> Any:
+        found = call(self, name, *arguments, **more)
+        return replace(found, nodes=(node,)) if name == "hello" else found
+
+    monkeypatch.setattr(Connection, "call", spread)
+    made = LaneRun(running, tmp_path, "placed")
+    made.ask(Create())
+    made.serve(0)
+    (placed,) = made.facts("placed")
+    assert (placed.data["nodes"][0]["node"], placed.data["ranks"]) == ("h1", 1)
 
 
 def test_an_unloaded_model_is_completed(running: Running, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from lorad.tinker.lane.state import REQUESTS, RESULTS, Inbox, State, Told
 from lorad.tinker.lane.work import Passes, backward_of, forward_of, passed, step_of
 from lorad.tinker.log import LogWriter
 from lorad.tinker.records import (
+    Arguments,
     Category,
     Create,
     Created,
@@ -86,7 +87,7 @@ class Lane:
             outcome = self._outcome(request, steps)
             self._results.append(Result(request.seq, time.time(), outcome))
         elif failed:
-            self._fail_again(request)
+            self._note_failure(request, "it failed before")
         elif not isinstance(work, SaveWeights | SaveSampler | Pass) or (
             isinstance(work, Pass) and work.backward
         ):
@@ -112,15 +113,22 @@ class Lane:
         work = request.arguments
         if isinstance(work, Create):
             self._end = EndFact("failed", f"the model could not be made: {message}")
-        elif isinstance(work, Pass | Refused) and (work.backward if isinstance(work, Pass) else work.poisons):
+        elif self._spoils(work):
             self._passes.poisoned = f"request {request.seq} failed: {message}"
         elif isinstance(work, Step):
             self._pool.call("discard_grads", Nothing())
             self._passes = Passes.none()
             self._model.state.seq = request.seq
 
-    def _fail_again(self, request: Request) -> None:
-        self._note_failure(request, "it failed before")
+    def _spoils(self, work: Arguments) -> bool:
+        """Return whether its failure leaves other gradients than were asked for; a load leaves none."""
+        match work:
+            case Pass():
+                return work.backward
+            case Refused():
+                return work.poisons
+            case _:
+                return isinstance(work, Load) and self._passes.datums > 0
 
     def _do_again(self, request: Request, steps: int) -> None:
         """Raises LoradError for what fails now and did not before."""

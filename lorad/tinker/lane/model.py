@@ -12,6 +12,7 @@ from lorad.adapters import directory
 from lorad.box.paths import RunDir
 from lorad.driver.attempt.checkpoints import STATE, chosen_checkpoint
 from lorad.driver.attempt.pool import is_same_base, newest_version, open_of, sizes_of
+from lorad.driver.attempt.versions import version_fact
 from lorad.errors import Conflict, LoradError, StorageError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import LABELS
@@ -19,7 +20,7 @@ from lorad.protocol.calls import Closed, Nothing, Opened, Publish, Save
 from lorad.protocol.calls import Published as PublishDone
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
-from lorad.protocol.journal import Attempt, CheckpointFact, JournalWriter, VersionFact, lineage, read
+from lorad.protocol.journal import Attempt, CheckpointFact, JournalWriter, Placed, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Spec
 from lorad.tinker.lane.state import WEIGHTS, State
@@ -120,7 +121,7 @@ class Model:
 
     def publish(self, wanted: SaveSampler) -> Published:
         """Make the next version, whose files are on disk then. Raises AttestationFailed."""
-        state, number, lora = self.state, self._next_version, self._spec.lora
+        state, number = self.state, self._next_version
         path = self._run_dir.version(number)
         parent = state.version if state.version >= 0 else None
         before = (self._params.origin or None) if parent is None else f"{self._params.run}@{parent}"
@@ -128,18 +129,7 @@ class Model:
         self._next_version += 1
         done: PublishDone = self._pool.call("publish", Publish(number, state.step, before, str(path)))
         self._wait_for(path)
-        fact = VersionFact(
-            version=number,
-            sha256=done.sha256,
-            parent=parent,
-            path=self._relative(path),
-            rank=lora.rank,
-            alpha=lora.alpha,
-            bytes=done.bytes,
-            attested=done.attestation.verdict,
-            attestation=done.attestation.detail,
-            delivered_sha256=done.attestation.delivered_sha256,
-        )
+        fact = version_fact(done, number, parent, self._run_dir, self._spec.lora)
         self._journal.append("version", state.step, fact)
         state.version = number
         expires = None if wanted.ttl is None else time.time() + wanted.ttl
@@ -172,6 +162,9 @@ class Model:
         opened: Opened = self._pool.call("open", replace(wanted, step=self.state.step))
         if not self._origin:
             self._journal.append("attempt", self.state.step, self._attempt(opened, resumed_from))
+            if self._info.nodes:
+                placed = Placed(self._info.nodes, self._spec.trainer.ranks)
+                self._journal.append("placed", self.state.step, placed)
         self._is_open, self._origin = True, start
 
     def _attempt(self, opened: Opened, resumed_from: int | None) -> Attempt:

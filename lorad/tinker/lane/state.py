@@ -7,12 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.tinker.log import START, read
+from lorad.tinker.log import START, pause, read
 from lorad.tinker.records import Failed, Request, Result, Snapshot, Waiting
 
 REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
 """Below the run's directory."""
-_SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks
 
 
 class State(Struct):
@@ -49,7 +48,7 @@ class Inbox:
             self._next += 1
             self._last = time.monotonic()
             return request
-        time.sleep(min(_LONGEST, max(_SHORTEST, (time.monotonic() - self._last) / 10)))
+        time.sleep(pause(self._last))
         return None
 
     def has_next(self) -> bool:
