@@ -3,12 +3,8 @@
 import time
 from pathlib import Path
 
-import pytest
-
-from lorad.tinker.lane import state
 from lorad.tinker.lane.state import Inbox
 from lorad.tinker.log import LogWriter
-from lorad.tinker.log import read as log_read
 from lorad.tinker.records import Request, Unload
 
 
@@ -39,19 +35,3 @@ def test_dropped_segments_are_passed_over(tmp_path: Path) -> None:
         write(log, 2, 3)
         log.drop(2)
         assert taken(inbox, 2) == [2, 3]
-
-
-def test_a_segment_may_go_while_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listed, and gone when it is opened: the next look reads on."""
-    with LogWriter(tmp_path, segment=1) as log:
-        write(log, 0, 1)
-        inbox, found = Inbox(tmp_path, 0), []
-
-        def read(*arguments: object) -> object:
-            found.append(arguments)
-            if len(found) == 1:
-                raise FileNotFoundError
-            return log_read(*arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(state, "read", read)
-        assert taken(inbox, 2) == [None, 1]
