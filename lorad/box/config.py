@@ -129,6 +129,8 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             base goes.
         park_after: seconds without a sign of life of a client, after which the runs of its models are paused;
             the next request resumes them.
+        log_bytes: bytes of requests without a result that one user may have on disk; who has as many is asked
+            to come again.
     """
 
     port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
@@ -138,6 +140,7 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overrides: list[str] = []
     context: Annotated[int, msgspec.Meta(ge=8)] = 8192
     park_after: _PositiveSeconds = 300.0
+    log_bytes: Annotated[int, msgspec.Meta(gt=0)] = 8 << 30
 
 
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

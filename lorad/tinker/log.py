@@ -130,8 +130,11 @@ class LogWriter:
             self.close()
             raise
 
-    def append(self, record: _Record) -> None:
-        """Write one record and fsync it. Raises OSError; after one of fsync the log must be opened again."""
+    def append(self, record: _Record) -> int:
+        """Write one record and fsync it; returns its bytes.
+
+        Raises OSError; after one of fsync the log must be opened again.
+        """
         if not self._is_sound:
             raise OSError(
                 errno.EIO, "an earlier write failed; the log has to be opened again", str(self._directory)
@@ -152,6 +155,7 @@ class LogWriter:
         self._is_sound = False  # whether the record is in the log is not known until fsync has returned
         os.fsync(self._fd)
         self._is_sound = True
+        return _HEAD.size + len(frame)
 
     def drop(
         self, before: int, *, age: float = 0.0, kept: Callable[[Path], Iterable[_Record]] = lambda _: ()

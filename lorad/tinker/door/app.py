@@ -24,6 +24,8 @@ from lorad.tinker.door.wire import BadRequest
 log = logging.getLogger(__name__)
 
 _BODY_BYTES = 64 << 20  # the client cuts its requests at about 5 MB, and a long datum is not cut
+_SMALL_BYTES = 1 << 20
+_LARGE = (training.forward_backward, samplers.asample)
 _CHECKPOINT = "training_runs/{id}/checkpoints/{kind:weights|sampler_weights}/{name}"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -116,7 +118,7 @@ def make_app(door: Door, keys: Keys) -> web.Application:
         asked = Asked(
             owner,
             request.method,
-            await request.read(),
+            await _body(request, route),
             request.headers,
             request.match_info,
             request.query,
@@ -132,6 +134,14 @@ def make_app(door: Door, keys: Keys) -> web.Application:
         app.router.add_route("*", f"/api/v1/{path}", partial(_refuse, why))
     add_hub(app, door.bases)
     return app
+
+
+async def _body(request: web.Request, route: _Route) -> bytes:
+    """Raises HttpError 413: what is kept of small requests is kept for long."""
+    body = await request.read()
+    if len(body) > _SMALL_BYTES and route not in _LARGE:
+        raise HttpError(413, f"{request.path} takes at most {_SMALL_BYTES} bytes, not {len(body)}")
+    return body
 
 
 async def _healthz(_: web.Request) -> web.Response:

@@ -38,6 +38,7 @@ class Lane:
         self.used = 0.0
         self._log: LogWriter
         self._digests: dict[int, str] = {}
+        self._sizes: dict[int, int] = {}  # in bytes, of the requests without a result
         self._places: dict[int, Position] = {}  # of the result of each seq: behind the record before it
         self._made: dict[int, Result] = {}
         self._came = asyncio.Condition()
@@ -53,7 +54,7 @@ class Lane:
         await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
         lane._log = await asyncio.to_thread(LogWriter, lane._requests)
         try:
-            lane._digests, lane.used = await asyncio.to_thread(lane._read_requests)
+            await asyncio.to_thread(lane._read_requests)
             behind = START
             for result, position in read(lane._results, Result):
                 lane._take(result, behind)
@@ -88,6 +89,11 @@ class Lane:
         """Count the requests without a result."""
         return len(self._digests.keys() - self._places.keys())
 
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes of the log are requests without a result."""
+        return sum(self._sizes.values())
+
     def knows(self, seq: int) -> bool:
         return seq in self._digests or seq in self._places or seq <= self._snapshot
 
@@ -113,8 +119,10 @@ class Lane:
             if self.refuse_other(seq, digest):  # the same one came twice at a time
                 return
             request = Request(seq, time.time(), digest, arguments)
-            await asyncio.shield(asyncio.to_thread(self._log.append, request))
+            size = await asyncio.shield(asyncio.to_thread(self._log.append, request))
             self._digests[seq], self.used = digest, request.at
+            if seq not in self._places:
+                self._sizes[seq] = size
             self._waits_since = time.monotonic()
 
     async def result(self, seq: int, seconds: float) -> Outcome | None:
@@ -147,12 +155,13 @@ class Lane:
     def _results(self) -> Path:
         return self.directory / "results"
 
-    def _read_requests(self) -> tuple[dict[int, str], float]:
-        digests, used = dict[int, str](), 0.0
-        for request, _ in read(self._requests, Request):
-            digests.setdefault(request.seq, request.digest)
-            used = max(used, request.at)
-        return digests, used
+    def _read_requests(self) -> None:
+        before = START
+        for request, behind in read(self._requests, Request):
+            self._digests.setdefault(request.seq, request.digest)
+            is_same = behind.segment == before.segment
+            self._sizes[request.seq] = behind.offset - (before.offset if is_same else 0)
+            self.used, before = max(self.used, request.at), behind
 
     def _take(self, result: Result, place: Position) -> None:
         """Take in a record of the lane, which begins at `place`."""
@@ -165,6 +174,7 @@ class Lane:
                 if result.seq in self._places or result.seq in self._made:
                     return
                 self._places[result.seq], self._reason = place, ""
+                self._sizes.pop(result.seq, None)
                 self._waits_since = time.monotonic()
                 if isinstance(outcome, Saved | Published):
                     self._made[result.seq] = result
@@ -173,6 +183,7 @@ class Lane:
         """Drop what is known of requests that are not done again, and places in segments that are gone."""
         for seq in [seq for seq in self._digests if seq <= self._snapshot]:
             del self._digests[seq]
+            self._sizes.pop(seq, None)
         first = first_segment(self._results) - 1  # a record may begin behind the end of the segment before
         for seq in [seq for seq, place in self._places.items() if START.segment < place.segment < first]:
             del self._places[seq]
