@@ -31,7 +31,8 @@ _HEAD = struct.Struct("<QQI")
 _SEQ = struct.Struct("<Q")
 _SEGMENT = 64 << 20  # bytes after which a new segment begins
 _MOST = 1 << 30  # bytes of one record
-_SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks
+_SHORTEST, _LONGEST = 0.002, 0.2  # seconds between two looks
+_SHARE = 1 / 40  # of the time for which nothing came: that much later is what comes then seen
 
 
 class _Record(Protocol):
@@ -104,7 +105,12 @@ async def follow(
             yield record, behind
             position = behind
             last = time.monotonic()
-        await asyncio.sleep(min(_LONGEST, max(_SHORTEST, (time.monotonic() - last) / 10)))
+        await asyncio.sleep(pause(time.monotonic() - last))
+
+
+def pause(silent: float) -> float:
+    """Return the seconds until the next look at a log to which nothing came for so many seconds."""
+    return min(_LONGEST, max(_SHORTEST, _SHARE * silent))
 
 
 class LogWriter:

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from lorad.tinker.lane.state import Inbox
 from lorad.tinker.log import LogWriter
 from lorad.tinker.records import Request, Unload
@@ -35,3 +37,17 @@ def test_dropped_segments_are_passed_over(tmp_path: Path) -> None:
         write(log, 2, 3)
         log.drop(2)
         assert taken(inbox, 2) == [2, 3]
+
+
+def test_waiting_begins_when_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a long request the next one is looked for at once, and then more and more seldom."""
+    clock, pauses = [0.0], list[float]()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with LogWriter(tmp_path) as log:
+        write(log, 0)
+        inbox = Inbox(tmp_path, -1)
+        assert taken(inbox, 1) == [0]
+        for clock[0] in (60.0, 62.0, 100.0):
+            assert taken(inbox, 1) == [None]
+    assert pauses == [0.002, 0.05, 0.2]

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.tinker.log import START, LogWriter, first_seqs, read, read_segment
+from lorad.tinker.log import START, LogWriter, first_seqs, pause, read, read_segment
 from lorad.tinker.records import Failed, Published, Request, Result, Saved, Snapshot, Waiting
 
 REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
 """Below the run's directory."""
-_SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks
 _KEPT = 3600.0  # seconds for which a result that nothing else needs is there for its client
 _DISORDER = 1024  # by how many places a request may come late
 
@@ -37,7 +36,7 @@ class Inbox:
     def __init__(self, directory: Path, after: int) -> None:
         self._directory, self._next, self._position = directory, after + 1, START
         self._waiting: dict[int, Request] = {}
-        self._last = time.monotonic()
+        self._idle_since: float | None = None
 
     def next(self) -> Request | None:
         """Take the request whose turn it is; None while it has not come, after a wait that grows.
@@ -48,9 +47,11 @@ class Inbox:
         request = self._waiting.pop(self._next, None)
         if request is not None:
             self._next += 1
-            self._last = time.monotonic()
+            self._idle_since = None
             return request
-        time.sleep(min(_LONGEST, max(_SHORTEST, (time.monotonic() - self._last) / 10)))
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        time.sleep(pause(now - self._idle_since))
         return None
 
     def has_next(self) -> bool:
