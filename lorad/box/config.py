@@ -114,6 +114,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"http://127.0.0.1:{self.port}/v1" if self.port else None
 
 
+DOOR_SETTINGS = "LORAD_DOOR_SETTINGS"
+"""In the environment of a user's tinker door: what it has of `tinker`, as they cannot read config.yaml."""
+
+
 class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The door for the official `tinker` client.
 
@@ -372,6 +376,12 @@ def load(path: Path) -> Config:
         ) from None
     except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
         raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
+
+
+def door_settings() -> TinkerSettings:
+    """Return what the daemon gave to the tinker door of a user, which this process is."""
+    given = os.environ.get(DOOR_SETTINGS, "{}")
+    return msgspec.json.decode(given, type=TinkerSettings, dec_hook=_path)
 
 
 def config_of(home: Home) -> Config:

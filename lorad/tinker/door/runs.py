@@ -42,7 +42,7 @@ class Runs:
 
     def directory(self, run: str) -> Path:
         """Return where the logs of a run's model are."""
-        return self.home.run(run).root / "tinker"
+        return self.home.run(run).tinker
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """Raises LoradError."""

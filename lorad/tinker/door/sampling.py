@@ -24,9 +24,9 @@ from lorad.gateway.own.resolve import Resolver
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
 from lorad.protocol.calls import Generate, Rank
 from lorad.protocol.served import Served
-from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.errors import BadRequest, HttpError
 from lorad.tinker.door.runs import BASE, Runs
-from lorad.tinker.door.wire import BadRequest, Sample, Top, write_samples
+from lorad.tinker.door.wire import Sample, Top, write_samples
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from lorad.protocol.batch import Sampling
 from lorad.tinker.door.checkpoints import SAMPLER
 from lorad.tinker.door.door import Asked, Door
-from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.errors import BadRequest, HttpError
+from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
-from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.sampling import Wish, seeds_of
 from lorad.tinker.door.state import Sampler
-from lorad.tinker.door.wire import BadRequest, Limits, check_tokens
+from lorad.tinker.door.wire import Limits, check_tokens
 from lorad.tinker.records import Published
 
 _MOST_SAMPLES, _MOST_TOP = 1024, 20
