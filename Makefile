@@ -10,6 +10,7 @@
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
+# make bench-tinker      a step of the official tinker client's loop beside a step of `lorad run` of the same work, tiny and 100 M
 # make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
 # make cluster-demo     a Ray cluster on this machine, without root: a run over two nodes, one of which is killed; resumed, bit for bit
 # make cluster-faults   the table of what each fault on a cluster leaves, and for how long, measured again
@@ -54,7 +55,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -196,6 +197,10 @@ upgrade: $(VENV)/.ready-dev
 
 powercut enospc: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
+
+bench-tinker: $(VENV)/.ready-dev
+	@clients=$$(.ci/setup-tinker); mapfile -t clients <<<"$$clients"; \
+	env $(QUIET) "$${clients[@]}" $(BIN)/python -m tests.benchmarks.load.door $(ARGS)
 
 bench-history bench-tui bench-nodes: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.load.$(@:bench-%=%) $(ARGS)

@@ -114,6 +114,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"http://127.0.0.1:{self.port}/v1" if self.port else None
 
 
+DOOR_SETTINGS = "LORAD_DOOR_SETTINGS"
+"""In the environment of a user's tinker door: what it has of `tinker`, as they cannot read config.yaml."""
+
+
 class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The door for the official `tinker` client.
 
@@ -129,6 +133,8 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             base goes.
         park_after: seconds without a sign of life of a client, after which the runs of its models are paused;
             the next request resumes them.
+        log_bytes: bytes of requests without a result that one user may have on disk; who has as many is asked
+            to come again.
     """
 
     port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
@@ -138,6 +144,7 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overrides: list[str] = []
     context: Annotated[int, msgspec.Meta(ge=8)] = 8192
     park_after: _PositiveSeconds = 300.0
+    log_bytes: Annotated[int, msgspec.Meta(gt=0)] = 8 << 30
 
 
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -369,6 +376,12 @@ def load(path: Path) -> Config:
         ) from None
     except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
         raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
+
+
+def door_settings() -> TinkerSettings:
+    """Return what the daemon gave to the tinker door of a user, which this process is."""
+    given = os.environ.get(DOOR_SETTINGS, "{}")
+    return msgspec.json.decode(given, type=TinkerSettings, dec_hook=_path)
 
 
 def config_of(home: Home) -> Config:

@@ -203,6 +203,11 @@ class RunDir:
         return self.root / "loggers"
 
     @property
+    def tinker(self) -> Path:
+        """Return the directory of what the door and the lane of a tinker client's model write."""
+        return self.root / "tinker"
+
+    @property
     def origin(self) -> Path:
         """Return where a fork keeps the checkpoint, or the version, that it begins with."""
         return self.root / "origin"
@@ -307,6 +312,13 @@ class Home:
     @property
     def tinker_socket(self) -> Path:
         return _socket_path(self.root / "tinker.sock")
+
+    def tinker_of(self, uid: int) -> Path:
+        """Return the directory of the door that runs as this user (shared daemon only)."""
+        return self.tinker / "owners" / str(uid)
+
+    def tinker_socket_of(self, uid: int) -> Path:
+        return self.tinker_of(uid) / "work" / "tinker.sock"
 
     @property
     def loggers(self) -> Path:

@@ -118,6 +118,15 @@ class ServeRequest(Struct, frozen=True):
     overrides: list[str] = []
 
 
+class DoorRequest(Struct, frozen=True):
+    """A request of the front of the tinker doors.
+
+    owner: login name, or number, of the user whose key was given to it.
+    """
+
+    owner: str
+
+
 class ModelRequest(Struct, frozen=True):
     """A request about what is served.
 

@@ -441,6 +441,10 @@ class ServingOwner(Struct, frozen=True):
     owner_uid: int
 
 
+class DoorOwner(Struct, frozen=True):
+    owner_uid: int
+
+
 class Completion(Struct, frozen=True):
     text: str
     tokens: list[int] = []

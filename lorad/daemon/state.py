@@ -67,6 +67,7 @@ class ServingState:
     table: what `served` was when the gateway's table was written.
     tables: what the gateway of each uid was last given.
     gateways_asked: when somebody last asked for the gateway of a uid, in monotonic time.
+    doors_asked: the same of the doors for the tinker client.
     pauses: for a run that serves, the seconds between two tries to start its pool, and when the next one is
         due.
     """
@@ -77,6 +78,7 @@ class ServingState:
     table: int = 0
     tables: dict[int, bytes] = field(default_factory=dict)
     gateways_asked: dict[int, float] = field(default_factory=dict)
+    doors_asked: dict[int, float] = field(default_factory=dict)
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 

@@ -57,6 +57,14 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def uid_named(name: str) -> int | None:
+    """Find the user of a login name, or of a number as `user_name` has it; None where there is none."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return int(name) if name.isascii() and name.isdecimal() else None
+
+
 def uid_of(peer: socket.socket) -> int:
     """Find the user of the process at the other end, as the kernel saw it connect (SO_PEERCRED)."""
     uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[

@@ -16,8 +16,9 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -30,7 +31,8 @@ _HEAD = struct.Struct("<QQI")
 _SEQ = struct.Struct("<Q")
 _SEGMENT = 64 << 20  # bytes after which a new segment begins
 _MOST = 1 << 30  # bytes of one record
-_SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks
+_SHORTEST, _LONGEST = 0.002, 0.2  # seconds between two looks
+_SHARE = 1 / 40  # of the time for which nothing came: that much later is what comes then seen
 
 
 class _Record(Protocol):
@@ -52,20 +54,45 @@ START = Position()
 
 
 def read(directory: Path, kind: type[T], start: Position = START) -> Iterator[tuple[T, Position]]:
-    """Yield the whole records behind `start`, each with the place behind it; a torn tail ends it.
+    """Yield the whole records behind `start`, each with the place behind it; a torn tail ends it. A segment
+    that the writer drops meanwhile is passed over.
 
     Raises IntegrityError for a damaged record that others follow, and OSError.
     """
     segments = [number for number in _segments(directory) if number >= start.segment]
     for number in segments:
         offset = start.offset if number == start.segment else 0
-        with _path(directory, number).open("rb") as file:
+        try:
+            file = _path(directory, number).open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
             file.seek(offset)
             while (frame := _next(file, offset)) is not None:
                 offset += _HEAD.size + len(frame)
                 yield _decode(frame, kind, file.name), Position(number, offset)
             if number != segments[-1] and offset < os.fstat(file.fileno()).st_size:
                 raise IntegrityError(f"{file.name} is damaged at byte {offset}, and more follows")
+
+
+def read_segment(path: Path, kind: type[T]) -> Iterator[T]:
+    """Yield the whole records of one segment. Raises as `read`."""
+    offset = 0
+    with path.open("rb") as file:
+        while (frame := _next(file, offset)) is not None:
+            offset += _HEAD.size + len(frame)
+            yield _decode(frame, kind, file.name)
+
+
+def first_segment(directory: Path) -> int:
+    """Return the number of the oldest segment that is there; -1 for none."""
+    return min(_segments(directory), default=-1)
+
+
+def first_seqs(directory: Path, most: int) -> list[int]:
+    """Return the seqs of the oldest records, at most so many."""
+    segments = _segments(directory)
+    return list(islice(_seqs(_path(directory, segments[0])), most)) if segments else []
 
 
 async def follow(
@@ -78,12 +105,12 @@ async def follow(
             yield record, behind
             position = behind
             last = time.monotonic()
-        await asyncio.sleep(pause(last))
+        await asyncio.sleep(pause(time.monotonic() - last))
 
 
-def pause(last: float) -> float:
-    """Return the seconds until a follower looks again. last: when something came, of `time.monotonic`."""
-    return min(_LONGEST, max(_SHORTEST, (time.monotonic() - last) / 10))
+def pause(silent: float) -> float:
+    """Return the seconds until the next look at a log to which nothing came for so many seconds."""
+    return min(_LONGEST, max(_SHORTEST, _SHARE * silent))
 
 
 class LogWriter:
@@ -109,8 +136,11 @@ class LogWriter:
             self.close()
             raise
 
-    def append(self, record: _Record) -> None:
-        """Write one record and fsync it. Raises OSError; after one of fsync the log must be opened again."""
+    def append(self, record: _Record) -> int:
+        """Write one record and fsync it; returns its bytes.
+
+        Raises OSError; after one of fsync the log must be opened again.
+        """
         if not self._is_sound:
             raise OSError(
                 errno.EIO, "an earlier write failed; the log has to be opened again", str(self._directory)
@@ -132,15 +162,25 @@ class LogWriter:
             raise
         os.fsync(self._fd)
         self._is_sound = True
+        return _HEAD.size + len(frame)
 
-    def drop(self, before: int) -> None:
-        """Delete the oldest segments in which every seq is smaller than `before`; never the last one."""
+    def drop(
+        self, before: int, *, age: float = 0.0, kept: Callable[[Path], Iterable[_Record]] = lambda _: ()
+    ) -> None:
+        """Delete the oldest segments in which every seq is smaller than `before`, and to which nothing was
+        written for `age` seconds; never the last one.
+
+        kept: finds the records of a segment that are to stay: they are written once more before it goes.
+        """
         for number in _segments(self._directory)[:-1]:
+            path = _path(self._directory, number)
             if number not in self._highest:
-                self._highest[number] = max(_seqs(_path(self._directory, number)), default=-1)
-            if self._highest[number] >= before:
+                self._highest[number] = max(_seqs(path), default=-1)
+            if self._highest[number] >= before or time.time() - path.stat().st_mtime < age:
                 return
-            _path(self._directory, number).unlink()
+            for record in kept(path):
+                self.append(record)
+            path.unlink()
 
     def close(self) -> None:
         for descriptor in {self._fd, self._lock} - {-1}:

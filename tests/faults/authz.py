@@ -168,6 +168,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/serving"): [Case("/v1/serving", READERS, {"model": ALIAS})],
     ("POST", "/v1/serving/base"): [Case("/v1/serving/base", "422 422 422 422 422", REFUSED)],
     ("POST", "/v1/serving/owner"): [Case("/v1/serving/owner", ADMINS, {"model": ALIAS})],
+    ("POST", "/v1/tinker/owner"): [Case("/v1/tinker/owner", ADMINS, {"owner": "0"})],
     ("POST", "/v1/sweeps"): [
         Case("/v1/sweeps", "422 422 422 422 422", REFUSED | {"overrides": ["seed=1"]})  # nothing to sweep
     ],

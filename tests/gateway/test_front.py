@@ -122,7 +122,7 @@ async def test_only_the_model_of_a_request_is_read(home: Path) -> None:
 
 
 async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.gateway.shared.front.uid_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr("lorad.gateway.shared.owners.uid_of", lambda peer: os.getuid() + 1)
     world = Home(home)
     async with owner(world, b"") as seen, front(world) as client:
         assert ((await told(client))[0], seen) == (503, [])

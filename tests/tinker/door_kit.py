@@ -244,9 +244,9 @@ async def running_door(home: Home, daemon: FakeDaemon | None = None, **settings:
     """A door with lanes, until the block ends."""
     daemon, lanes = daemon or FakeDaemon(home), FakeLanes(home)
     chosen = TinkerSettings(bases={BASE: TINY}, **settings)
-    async with opened(home, chosen, client=cast("Client", daemon), hold=0.3) as door:
+    async with opened(home, home.tinker, chosen, client=cast("Client", daemon), hold=0.3) as door:
         watching = asyncio.create_task(lanes.watch())
-        async with TestClient(TestServer(make_app(door, Keys(home.tinker / KEYS)))) as client:
+        async with TestClient(TestServer(make_app(door, Keys(home.tinker / KEYS).owner_of))) as client:
             yield World(door, client, daemon, lanes)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -11,7 +11,6 @@ import pytest
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.tinker.door import sampling
 from lorad.tinker.door.messages import M
-from lorad.tinker.door.routes import sessions
 from lorad.tinker.records import Pass, Refused
 from tests.tinker.door_kit import BASE, World, a_pass, home_with_keys, put, running_door
 
@@ -477,14 +476,3 @@ async def test_a_model_may_name_its_run(world: World) -> None:
     await world.alice.model(session, 2, user_metadata={"name": "../x"})
     await world.alice.model(session, 0, user_metadata={"name": "sorter"})  # the same once more
     assert [*world.daemon.runs] == ["sorter", f"tinker-{session}-1", f"tinker-{session}-2"]
-
-
-async def test_one_owner_has_so_many_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 2)
-    first, _ = await world.alice.session(), await world.alice.session()
-    body = {"sdk_version": "0.38.0"}
-    assert "close some" in (await world.alice.ask("create_session", body, status=400))["detail"]
-    await world.bob.session()
-    await world.alice.ask(f"sessions/{first}/finish", {"reason": {"type": "success"}}, status=204)
-    await world.door.models.park_silent(300.0)
-    await world.alice.session()

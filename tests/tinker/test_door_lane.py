@@ -9,8 +9,21 @@ import pytest
 
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.lane import Lane
-from lorad.tinker.log import LogWriter
-from lorad.tinker.records import Created, Outcome, Result, Snapshot, Step, Stepped, Waiting
+from lorad.tinker.lane import state
+from lorad.tinker.lane.state import shorten
+from lorad.tinker.log import LogWriter, read
+from lorad.tinker.records import (
+    Created,
+    Failed,
+    Outcome,
+    Request,
+    Result,
+    Saved,
+    Snapshot,
+    Step,
+    Stepped,
+    Waiting,
+)
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
@@ -62,3 +75,94 @@ async def test_a_missing_number_is_the_reason(tmp_path: Path, monkeypatch: pytes
         await lane.result(0, 5)
         assert lane.reason() == "request 1 never came"
     await lane.close()
+
+
+def write_results(run: Path, *outcomes: Outcome, first: int = 0) -> None:
+    """Write so many results, two a segment."""
+    with LogWriter(run / "tinker" / "results", segment=130) as results:
+        for seq, outcome in enumerate(outcomes, first):
+            results.append(Result(seq, time.time(), outcome))
+
+
+def checkpoint(run: Path, seq: int) -> None:
+    """Old results up to there go."""
+    with LogWriter(run / "tinker" / "results", segment=1) as results:
+        results.append(Result(seq, time.time(), Snapshot(1)))
+        shorten(results, run, seq)
+
+
+@pytest.fixture
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a run whose results are old at once; two of its three checkpoints have files."""
+    monkeypatch.setattr(state, "_KEPT", -1.0)
+    for name in ("tinker/requests", "kept", "again"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+CHECKPOINTS = (Saved("a", "kept"), Saved("b", "gone"), Saved("c", "again"))
+
+
+async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
+    lane = await Lane.open(short / "tinker")
+    await submit(lane, 0, 1, 2, 3, 4)
+    drop_requests(short)
+    await submit(lane, 5)
+    a, b, c = CHECKPOINTS
+    write_results(short, Created(), a, b, Stepped({}), c, Stepped({"n": 5.0}))
+    await lane.result(5, 5)
+    checkpoint(short, 5)
+    await until(lambda: is_gone(lane, 3))
+    assert await lane.result(5, 5) == Stepped({"n": 5.0})
+    drop_requests(short)
+    write_results(short, Stepped({}), first=6)
+    await lane.result(6, 5)
+    checkpoint(short, 6)
+    await until(lambda: is_gone(lane, 6))
+    await until(lambda: is_result(lane, 1, CHECKPOINTS[0]))
+    await lane.close()
+    again = await Lane.open(lane.directory)
+    assert await again.result(1, 5) == CHECKPOINTS[0] and again.knows(1)
+    assert ([result.seq for result in again.made], again.last) == ([1, 4], 6)
+    await again.close()
+
+
+async def submit(lane: Lane, *seqs: int) -> None:
+    for seq in seqs:
+        await lane.submit(seq, f"digest {seq}", Step(1e-3))
+
+
+def drop_requests(run: Path) -> None:
+    """As if each were in a segment of its own, which the door dropped."""
+    for path in (run / "tinker" / "requests").iterdir():
+        path.write_bytes(b"")
+
+
+async def is_result(lane: Lane, seq: int, outcome: Outcome) -> bool:
+    return await lane.result(seq, 1) == outcome
+
+
+async def is_gone(lane: Lane, seq: int) -> bool:
+    outcome = await lane.result(seq, 1)
+    return isinstance(outcome, Failed) and f"request {seq} is gone" in outcome.message
+
+
+def test_results_stay_with_their_requests(short: Path) -> None:
+    """A lane that goes back to an older checkpoint has to know what failed."""
+    with LogWriter(short / "tinker" / "requests") as requests:
+        for seq in (3, 2):
+            requests.append(Request(seq, time.time(), "", Step(1e-3)))
+    write_results(short, *[Stepped({})] * 5)
+    checkpoint(short, 4)
+    assert seqs_of(short) == [2, 3, 4, 4]
+
+
+def seqs_of(run: Path) -> list[int]:
+    return [result.seq for result, _ in read(run / "tinker" / "results", Result)]
+
+
+def test_young_results_stay(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_KEPT", 3600.0)
+    write_results(short, *[Stepped({})] * 5)
+    checkpoint(short, 4)
+    assert seqs_of(short) == [0, 1, 2, 3, 4, 4]

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.tinker.lane import state
 from lorad.tinker.lane.state import Inbox
 from lorad.tinker.log import LogWriter
-from lorad.tinker.log import read as log_read
 from lorad.tinker.records import Request, Unload
 
 
@@ -41,17 +39,15 @@ def test_dropped_segments_are_passed_over(tmp_path: Path) -> None:
         assert taken(inbox, 2) == [2, 3]
 
 
-def test_a_segment_may_go_while_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listed, and gone when it is opened: the next look reads on."""
-    with LogWriter(tmp_path, segment=1) as log:
-        write(log, 0, 1)
-        inbox, found = Inbox(tmp_path, 0), []
-
-        def read(*arguments: object) -> object:
-            found.append(arguments)
-            if len(found) == 1:
-                raise FileNotFoundError
-            return log_read(*arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(state, "read", read)
-        assert taken(inbox, 2) == [None, 1]
+def test_waiting_begins_when_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a long request the next one is looked for at once, and then more and more seldom."""
+    clock, pauses = [0.0], list[float]()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with LogWriter(tmp_path) as log:
+        write(log, 0)
+        inbox = Inbox(tmp_path, -1)
+        assert taken(inbox, 1) == [0]
+        for clock[0] in (60.0, 62.0, 100.0):
+            assert taken(inbox, 1) == [None]
+    assert pauses == [0.002, 0.05, 0.2]

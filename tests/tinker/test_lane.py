@@ -10,6 +10,9 @@ from msgspec.structs import replace
 from lorad.protocol.calls import LoadVersion, Rank
 from lorad.protocol.connection import Connection
 from lorad.protocol.nodes import PlacedNode
+from lorad.tinker.lane import state
+from lorad.tinker.lane.state import REQUESTS
+from lorad.tinker.log import LogWriter
 from lorad.tinker.records import (
     Arguments,
     Create,
@@ -259,3 +262,20 @@ def test_requests_that_are_gone_end_the_attempt(running: Running, tmp_path: Path
         path.rename(path.with_name(f"away-{path.name}"))
     end = made.serve(99)
     assert end.reason == "failed" and "requests 0 to 12 are gone" in end.detail
+
+
+def test_a_run_of_days_fills_no_disk(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results go that are old, in a checkpoint, and whose requests the door dropped."""
+    monkeypatch.setitem(LogWriter.__init__.__kwdefaults__ or {}, "segment", 1)
+    monkeypatch.setattr(state, "_KEPT", -1.0)
+    made = LaneRun(running, tmp_path, "long")
+    made.ask(*script(3))
+    made.serve(10)
+    assert len(made.told()) == 11
+    with LogWriter(made.run.root / REQUESTS) as requests:
+        requests.drop(before=10)
+    made.ask(pass_of(9), STEP, first=11)
+    made.serve(12)
+    assert [*made.told()] == [10, 11, 12]

@@ -87,6 +87,16 @@ def test_old_segments_are_dropped(tmp_path: Path) -> None:
     assert seqs(tmp_path / "log") == [4, 5]
 
 
+def test_a_segment_may_go_while_read(tmp_path: Path) -> None:
+    with LogWriter(tmp_path / "log", segment=1) as log:
+        for seq in (1, 2, 3):
+            log.append(request(seq))
+        reading = read(tmp_path / "log", Request)
+        assert next(reading)[0].seq == 1
+        log.drop(before=3)  # 2 is listed, and gone when it is opened
+        assert [record.seq for record, _ in reading] == [3]
+
+
 async def test_a_follower_sees_what_comes(tmp_path: Path) -> None:
     with LogWriter(tmp_path / "log", segment=200) as log:
         log.append(request(1))

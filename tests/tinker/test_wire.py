@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorad.tinker.door.errors import BadRequest
 from lorad.tinker.door.messages import FLOAT32, M
-from lorad.tinker.door.wire import BadRequest, Limits, read_head, read_pass, tensor
+from lorad.tinker.door.wire import Limits, read_head, read_pass, tensor
 from lorad.tinker.records import Pass
 from tests.tinker.door_kit import a_pass, put
 

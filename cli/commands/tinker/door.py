@@ -94,7 +94,15 @@ def revoke(key: Annotated[str, typer.Argument(metavar="SHA256", help="How its sh
 
 
 def _home() -> tuple[Home, TinkerSettings]:
+    """Raises NotAllowed in a shared home of another user."""
     home = Home(default_home())
+    if home.shared_by is not None and not os.access(home.config, os.R_OK):
+        user = getpass.getuser()
+        raise NotAllowed(
+            f"{home.root} is shared: keys of its tinker door are made by who administers it",
+            hint=f"Ask them for `lorad tinker keys make {user}` and the port; then set TINKER_API_KEY, "
+            "TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_TELEMETRY=0.",
+        )
     return home, config_of(home).tinker
 
 

@@ -2,7 +2,8 @@
 can put something else in their place.
 
     runs/NAME/            0711, the daemon's: spec, request, runtime
-        journal.jsonl     0600, the owner's, as all of versions/ checkpoints/ samples/ loggers/ origin/ (0700)
+        journal.jsonl     0600, the owner's, as all of versions/ checkpoints/ samples/ loggers/ origin/
+                          tinker/ (0700)
         attempts/NNNN/    0711, the daemon's: lock, command, status, log
             work/         0700, the owner's: params, spec, heartbeat, logs of servers
     pools/ID/             0711, the daemon's: pool.json, attempts/ as above
@@ -46,6 +47,12 @@ def make_run(run: RunDir, user: User | None) -> None:
     for directory in (run.versions, run.checkpoints, run.samples, run.loggers):
         own_directory(directory, user)
     own_file(run.journal, user)
+
+
+def make_inbox(run: RunDir, user: User | None) -> None:
+    """Make the directory into which the door for the tinker client writes requests, as the run's owner."""
+    if user is not None:
+        own_directory(run.tinker, user)
 
 
 def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:

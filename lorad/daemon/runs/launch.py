@@ -13,7 +13,7 @@ from lorad.daemon.pools.threads import why_threads
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.commands import secret_files
 from lorad.daemon.process.processes import write_json
-from lorad.daemon.process.user_files import hand_over, make_attempt, make_run
+from lorad.daemon.process.user_files import hand_over, make_attempt, make_inbox, make_run
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.journal import Reference
@@ -39,6 +39,8 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
     attempt, request, user = run.attempt_dir, request_of(run), ctx.user(run.owner_uid)
     life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
     make_run(run.dir, user)
+    if spec_of(run).algorithm.kind == "tinker":
+        make_inbox(run.dir, user)
     make_attempt(attempt, user)
     params = DriverParams(
         run=run.name,

@@ -7,25 +7,22 @@ from functools import partial
 
 from aiohttp import web
 
-from lorad.bounds import Bounds
 from lorad.box.config import TinkerSettings
 from lorad.box.paths import Home
-from lorad.errors import LoradError, NotFound
-from lorad.gateway.errors import ApiError
 from lorad.gateway.server import listening
+from lorad.protocol import served
 from lorad.tinker.door.door import Asked, Door, opened
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.keys import KEYS, Keys
+from lorad.tinker.door.guard import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, answer, guarded
+from lorad.tinker.door.keys import KEYS, Keys, behind_front
 from lorad.tinker.door.routes import futures, rest, samplers, sessions, training
-from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.routes.hub import add_hub
-from lorad.tinker.door.wire import BadRequest
 
 log = logging.getLogger(__name__)
 
-_BODY_BYTES = 64 << 20  # the client cuts its requests at about 5 MB, and a long datum is not cut
+_SMALL_BYTES = 1 << 20
+_LARGE = (training.forward_backward, samplers.asample)
 _CHECKPOINT = "training_runs/{id}/checkpoints/{kind:weights|sampler_weights}/{name}"
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _Route = Callable[[Door, Asked], Awaitable[web.Response]]
 
@@ -82,41 +79,17 @@ _REFUSED = {
 """What the client may ask for and the door refuses, with the words for its user."""
 
 
-@web.middleware
-async def _guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Let nothing but the client's errors out."""
-    try:
-        return await handler(request)
-    except HttpError as error:
-        return answer({"detail": error.detail}, error.status)
-    except BadRequest as error:
-        return answer({"detail": str(error)}, 400)
-    except ApiError as error:
-        return answer({"detail": error.message}, error.status)
-    except NotFound as error:
-        return answer({"detail": error.in_full}, 404)
-    except web.HTTPRequestEntityTooLarge:
-        return answer({"detail": f"the request is larger than {_BODY_BYTES} bytes"}, 413)
-    except web.HTTPException as error:
-        text = f"{request.method} {request.path} is not supported by lorad: {error.reason}"
-        return answer({"detail": text}, error.status)
-    except (LoradError, OSError) as error:  # a full disk, a daemon away: the client asks again
-        log.exception("%s %s", request.method, request.path)
-        return answer({"detail": str(error)}, 503)
-    except Exception:
-        log.exception("%s %s", request.method, request.path)
-        return answer({"detail": "this is a defect of lorad; the log of its door has the details"}, 500)
+def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Application:
+    """Make the routes; whoever has no key gets past none but `healthz` and tokenizers of bases.
 
-
-def make_app(door: Door, keys: Keys) -> web.Application:
-    """Make the routes; whoever has no key gets past none but `healthz` and tokenizers of bases."""
+    owner_of: says who asks, or raises HttpError.
+    """
 
     async def call(route: _Route, request: web.Request) -> web.Response:
-        owner = keys.owner(request.headers.get("X-API-Key", ""))
         asked = Asked(
-            owner,
+            owner_of(request),
             request.method,
-            await request.read(),
+            await _body(request, route),
             request.headers,
             request.match_info,
             request.query,
@@ -124,7 +97,7 @@ def make_app(door: Door, keys: Keys) -> web.Application:
         )
         return await route(door, asked)
 
-    app = web.Application(client_max_size=_BODY_BYTES, middlewares=[_guarded])
+    app = web.Application(client_max_size=BODY_BYTES, middlewares=[guarded])
     app.router.add_get("/api/v1/healthz", _healthz)
     for method, path, route in _ROUTES:
         app.router.add_route(method, f"/api/v1/{path}", partial(call, route))
@@ -132,6 +105,14 @@ def make_app(door: Door, keys: Keys) -> web.Application:
         app.router.add_route("*", f"/api/v1/{path}", partial(_refuse, why))
     add_hub(app, door.bases)
     return app
+
+
+async def _body(request: web.Request, route: _Route) -> bytes:
+    """Raises HttpError 413: what is kept of small requests is kept for long."""
+    body = await request.read()
+    if len(body) > _SMALL_BYTES and route not in _LARGE:
+        raise HttpError(413, f"{request.path} takes at most {_SMALL_BYTES} bytes, not {len(body)}")
+    return body
 
 
 async def _healthz(_: web.Request) -> web.Response:
@@ -145,8 +126,18 @@ async def _refuse(why: str, _: web.Request) -> web.Response:
 @contextlib.asynccontextmanager
 async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]:
     """The door of a home within the block. Raises Conflict when another one is open."""
-    bounds = Bounds(idle=75.0, write=60.0, of_own=4096)
-    async with opened(home, settings) as door:
-        app = make_app(door, Keys(settings.keys or home.tinker / KEYS))
-        async with listening(app, home.tinker_socket, bounds, port=settings.port):
+    async with opened(home, home.tinker, settings) as door:
+        app = make_app(door, Keys(settings.keys or home.tinker / KEYS).owner_of)
+        async with listening(app, home.tinker_socket, CONNECTIONS, port=settings.port):
             yield door
+
+
+@contextlib.asynccontextmanager
+async def answering_as_owner(home: Home, settings: TinkerSettings, uid: int) -> AsyncIterator[Door]:
+    """The door of a user, this process's, behind the front of a shared home."""
+    socket, table = home.tinker_socket_of(uid), home.gateway_of(uid) / served.FILE
+    async with (
+        opened(home, socket.parent, settings, table=table) as door,
+        listening(make_app(door, behind_front), socket, BEHIND_FRONT),
+    ):
+        yield door

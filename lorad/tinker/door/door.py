@@ -125,15 +125,22 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def opened(
-    home: Home, settings: TinkerSettings, *, client: Client | None = None, hold: float = _HOLD
+    home: Home,
+    root: Path,
+    settings: TinkerSettings,
+    *,
+    table: Path | None = None,
+    client: Client | None = None,
+    hold: float = _HOLD,
 ) -> AsyncIterator[Door]:
-    """The door's state within the block. Raises Conflict when another door has this home."""
-    root = home.tinker
-    root.mkdir(mode=0o700, exist_ok=True)
+    """The door's state within the block. Raises Conflict when another door has its directory.
+
+    root: the directory of what it knows. table: of what the gateway serves.
+    """
     state = State.open(root / "notes")
     runs = Runs(home, settings, client)
     models = Models(state, runs, _bases_of(settings))
-    pools = Pools(Resolver(home, home.gateway / served.FILE), runs)
+    pools = Pools(Resolver(home, table or home.gateway / served.FILE), runs)
     checkpoints = Checkpoints(models)
     cleaning = Cleaning(models, checkpoints)
     door = Door(home, settings, state, models, Samples(pools), pools, checkpoints, cleaning, hold)

@@ -13,6 +13,10 @@ class HttpError(Exception):
         self.status, self.detail = status, detail
 
 
+class BadRequest(Exception):
+    """What the client asks for cannot be done; the text is for its user."""
+
+
 def unknown(what: str, name: str) -> HttpError:
     """Also of what is another owner's: nobody learns that it exists."""
     return HttpError(404, f"there is no {what} {name!r}")

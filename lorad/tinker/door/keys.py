@@ -5,10 +5,14 @@
 import hashlib
 import hmac
 import logging
+import os
 from pathlib import Path
+
+from aiohttp import web
 
 from lorad.box.tokens import Digests, Stamp, read_tokens, stamp_of
 from lorad.errors import SpecError
+from lorad.protocol.listener import may_call, user_name
 from lorad.tinker.door.errors import HttpError
 
 KEYS = "keys.yaml"  # in the door's directory, where config.yaml names no other file
@@ -23,6 +27,14 @@ class Keys:
         self._path = path
         self._stamp: Stamp = None
         self._digests: Digests = {}
+
+    def owner_of(self, request: web.Request) -> str:
+        """Return whose key a request has. Raises HttpError 401.
+
+        The client of the Hugging Face hub sends it as a token, where HF_TOKEN names it.
+        """
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return self.owner(request.headers.get("X-API-Key", token))
 
     def owner(self, key: str) -> str:
         """Return whose key it is. Raises HttpError 401."""
@@ -44,3 +56,14 @@ class Keys:
             except (OSError, SpecError) as error:
                 log.error("nobody is let in by a key: %s", error)
         return self._digests
+
+
+def behind_front(request: web.Request) -> str:
+    """Return this process's user, whose key the front has found in the request.
+
+    Raises HttpError 403 for who is neither the front nor that user.
+    """
+    peer = request.transport.get_extra_info("socket") if request.transport else None
+    if peer is None or not may_call(peer):
+        raise HttpError(403, "this door belongs to another user")
+    return user_name(os.geteuid())

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from lorad.errors import LoradError
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.log import START, LogWriter, Position, follow, read
+from lorad.tinker.log import START, LogWriter, Position, first_segment, follow, read
 from lorad.tinker.records import (
     Arguments,
+    Failed,
     Outcome,
     Published,
     Request,
@@ -25,22 +26,21 @@ from lorad.tinker.records import (
 log = logging.getLogger(__name__)
 
 _MOST_AHEAD = 4096  # requests of a model that wait
+_GONE = "results are kept for an hour, and longer while they may be needed to continue after a death"
 _HOLE_SECONDS = 30.0  # after which a number that did not come is named as the reason for waiting
 
 
 class Lane:
-    """All use belongs to the event loop.
-
-    made: results that are a checkpoint or a version.
-    """
+    """All use belongs to the event loop."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.made: list[Result] = []
         self.used = 0.0
         self._log: LogWriter
         self._digests: dict[int, str] = {}
+        self._sizes: dict[int, int] = {}  # in bytes, of the requests without a result
         self._places: dict[int, Position] = {}  # of the result of each seq: behind the record before it
+        self._made: dict[int, Result] = {}
         self._came = asyncio.Condition()
         self._writing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -54,12 +54,13 @@ class Lane:
         await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
         lane._log = await asyncio.to_thread(LogWriter, lane._requests)
         try:
-            lane._digests, lane.used = await asyncio.to_thread(lane._read_requests)
+            await asyncio.to_thread(lane._read_requests)
             behind = START
             for result, position in read(lane._results, Result):
                 lane._take(result, behind)
                 behind = position
                 await asyncio.sleep(0)
+            lane._forget()
         except BaseException:
             lane._log.close()
             raise
@@ -76,15 +77,25 @@ class Lane:
     @property
     def last(self) -> int:
         """Return the largest seq that came."""
-        return max([*self._digests, *self._places], default=-1)
+        return max([*self._digests, *self._places, self._snapshot])
+
+    @property
+    def made(self) -> list[Result]:
+        """List the results that are a checkpoint or a version, oldest first."""
+        return [self._made[seq] for seq in sorted(self._made)]
 
     @property
     def waiting(self) -> int:
         """Count the requests without a result."""
         return len(self._digests.keys() - self._places.keys())
 
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes of the log are requests without a result."""
+        return sum(self._sizes.values())
+
     def knows(self, seq: int) -> bool:
-        return seq in self._digests or seq in self._places
+        return seq in self._digests or seq in self._places or seq <= self._snapshot
 
     def refuse_other(self, seq: int, digest: str) -> bool:
         """Return whether the request is there already. Raises HttpError when another one has its number."""
@@ -108,25 +119,30 @@ class Lane:
             if self.refuse_other(seq, digest):  # the same one came twice at a time
                 return
             request = Request(seq, time.time(), digest, arguments)
-            await asyncio.shield(asyncio.to_thread(self._log.append, request))
+            size = await asyncio.shield(asyncio.to_thread(self._log.append, request))
             self._digests[seq], self.used = digest, request.at
+            if seq not in self._places:
+                self._sizes[seq] = size
             self._waits_since = time.monotonic()
 
     async def result(self, seq: int, seconds: float) -> Outcome | None:
         """Wait so long for the result of a request; None: it is not there yet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._came:
-                await self._came.wait_for(lambda: seq in self._places)
-        if seq not in self._places:
-            return None
-        found, _ = next(read(self._results, Result, self._places[seq]))
-        return found.outcome
+                await self._came.wait_for(lambda: seq in self._places or seq <= self._snapshot)
+        if seq in self._made:
+            return self._made[seq].outcome
+        if seq in self._places:
+            found, _ = next(read(self._results, Result, self._places[seq]), (None, None))
+            if found is not None and found.seq == seq and not isinstance(found.outcome, Snapshot | Waiting):
+                return found.outcome
+        return Failed(f"the result of request {seq} is gone: {_GONE}") if seq <= self._snapshot else None
 
     def reason(self) -> str:
         """Say why the next result takes long; "" where nothing is known to be in the way."""
         if self._trouble or self._reason:
             return self._trouble or self._reason
-        expected = max(self._places, default=-1) + 1
+        expected = max([*self._places, self._snapshot]) + 1
         ahead = [seq for seq in self._digests if seq > expected]
         late = time.monotonic() - self._waits_since > _HOLE_SECONDS
         return f"request {expected} never came" if ahead and not self.knows(expected) and late else ""
@@ -139,12 +155,13 @@ class Lane:
     def _results(self) -> Path:
         return self.directory / "results"
 
-    def _read_requests(self) -> tuple[dict[int, str], float]:
-        digests, used = dict[int, str](), 0.0
-        for request, _ in read(self._requests, Request):
-            digests.setdefault(request.seq, request.digest)
-            used = max(used, request.at)
-        return digests, used
+    def _read_requests(self) -> None:
+        before = START
+        for request, behind in read(self._requests, Request):
+            self._digests.setdefault(request.seq, request.digest)
+            is_same = behind.segment == before.segment
+            self._sizes[request.seq] = behind.offset - (before.offset if is_same else 0)
+            self.used, before = max(self.used, request.at), behind
 
     def _take(self, result: Result, place: Position) -> None:
         """Take in a record of the lane, which begins at `place`."""
@@ -154,17 +171,22 @@ class Lane:
             case Waiting():
                 self._reason = result.outcome.reason
             case outcome:
-                if result.seq in self._places:
+                if result.seq in self._places or result.seq in self._made:
                     return
                 self._places[result.seq], self._reason = place, ""
+                self._sizes.pop(result.seq, None)
                 self._waits_since = time.monotonic()
                 if isinstance(outcome, Saved | Published):
-                    self.made.append(result)
+                    self._made[result.seq] = result
 
     def _forget(self) -> None:
-        """Drop what is known of requests that have a result and are not done again."""
-        for seq in [seq for seq in self._digests if seq <= self._snapshot and seq in self._places]:
+        """Drop what is known of requests that are not done again, and places in segments that are gone."""
+        for seq in [seq for seq in self._digests if seq <= self._snapshot]:
             del self._digests[seq]
+            self._sizes.pop(seq, None)
+        first = first_segment(self._results) - 1  # a record may begin behind the end of the segment before
+        for seq in [seq for seq, place in self._places.items() if START.segment < place.segment < first]:
+            del self._places[seq]
 
     async def _follow(self, behind: Position) -> None:
         try:

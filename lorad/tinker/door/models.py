@@ -68,10 +68,23 @@ class Models:
         return lane
 
     async def submit(self, model: Model, seq: int, digest: str, arguments: Arguments) -> None:
-        """Have a request in the log of a model, and wake its run. Raises HttpError, LoradError, OSError."""
+        """Have a request in the log of a model, and wake its run.
+
+        Raises HttpError, 429 while too many bytes of this owner wait, LoradError, OSError.
+        """
         lane = await self.lane(model)
+        if not lane.knows(seq):
+            self._refuse_many(model.owner)
         await lane.submit(seq, digest, arguments)
         self._wake(model.id)
+
+    def _refuse_many(self, owner: str) -> None:
+        lanes = (lane for id, lane in self._lanes.items() if self.state.models[id].owner == owner)
+        waiting, most = sum(lane.bytes for lane in lanes), self.runs.settings.log_bytes
+        if waiting >= most:
+            raise HttpError(
+                429, f"{waiting} bytes of your requests wait already (tinker.log_bytes: {most}); ask later"
+            )
 
     async def result(self, model: Model, seq: int, seconds: float) -> tuple[Outcome | None, str]:
         """Wait so long for a result; without one, say why. Raises HttpError 404 for what was never asked."""

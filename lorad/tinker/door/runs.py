@@ -35,14 +35,14 @@ class Runs:
     """Safe to use from the event loop: each request is in a thread."""
 
     def __init__(self, home: Home, settings: TinkerSettings, client: Client | None = None) -> None:
-        self.home, self._settings = home, settings
+        self.home, self.settings = home, settings
         self.client = client or Client(home, timeout=_SECONDS)
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="daemon")
         self._seen: dict[str, tuple[float, Run | None]] = {}
 
     def directory(self, run: str) -> Path:
         """Return where the logs of a run's model are."""
-        return self.home.run(run).root / "tinker"
+        return self.home.run(run).tinker
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """Raises LoradError."""
@@ -59,7 +59,7 @@ class Runs:
                 text,
                 source=_SOURCE,
                 cwd=str(self.home.root),
-                overrides=self._settings.overrides,
+                overrides=self.settings.overrides,
                 name=model.run,
             )
 
@@ -72,7 +72,7 @@ class Runs:
 
         def start() -> Serving:
             return self.client.serving_base(
-                text, source=_SOURCE, cwd=str(self.home.root), overrides=self._settings.overrides
+                text, source=_SOURCE, cwd=str(self.home.root), overrides=self.settings.overrides
             )
 
         made = await self.ask(start)
@@ -81,7 +81,7 @@ class Runs:
     async def _positions(self, base: str) -> int:
         """Return the tokens for which there is room. Raises LoradError."""
         facts = await self.ask(read_facts, Path(base))
-        return min(facts.max_positions, self._settings.context)
+        return min(facts.max_positions, self.settings.context)
 
     async def find(self, run: str) -> Run | None:
         """See how a run is now; None where there is none. Raises LoradError."""

@@ -24,8 +24,9 @@ from lorad.gateway.own.resolve import Resolver
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
 from lorad.protocol.calls import Generate, Rank
 from lorad.protocol.served import Served
+from lorad.tinker.door.errors import BadRequest, HttpError
 from lorad.tinker.door.runs import BASE, Runs
-from lorad.tinker.door.wire import BadRequest, Sample, Top, write_samples
+from lorad.tinker.door.wire import Sample, Top, write_samples
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ _AWAY_SECONDS = 3600.0  # for a device to be free, a pool to start, the daemon t
 _KEPT = 900.0  # seconds for which a result that nobody fetched is kept
 _CLONE = 10**9  # requests of the n-th copy of a sampler begin at n times that number
 _POOL_SECONDS = 900.0  # for a pool to say anything more
+_MOST, _MOST_OF_ONE = 4096, 1024  # requests under way: of all owners, of one
+_ALWAYS = 64  # of one, however many others have
 
 
 class Wish(Struct, frozen=True):
@@ -235,13 +238,17 @@ class Samples:
         self._ended: dict[tuple[str, int], _Ended] = {}  # by sampler, and copy of it
         self._under_way: Counter[str] = Counter()  # by owner
 
-    @property
-    def under_way(self) -> int:
-        return self._under_way.total()
-
-    def of(self, owner: str) -> int:
-        """Count the requests of an owner that are under way."""
-        return self._under_way[owner]
+    def refuse_many(self, owner: str) -> None:
+        """Raise HttpError 429 when too many requests are under way. Who has few is never refused: others
+        cannot have all the places.
+        """
+        own, total = self._under_way[owner], self._under_way.total()
+        if own >= _MOST_OF_ONE or (total >= _MOST and own >= _ALWAYS):
+            raise HttpError(
+                429,
+                f"{own} of your requests for samples and {total} in all are under way; more than "
+                f"{_MOST_OF_ONE} and {_MOST} are not taken at once. Ask again when some have ended",
+            )
 
     def find(self, id: str) -> _Sampled | None:
         return self._requests.get(id)
@@ -249,13 +256,13 @@ class Samples:
     def start(self, id: str, digest: str, owner: str, name: str, wish: Wish) -> None:
         """Begin a request. name: run@number, or the directory of a base."""
         request = self._requests[id] = _Sampled(owner, digest)
+        self._under_way[owner] += 1
         request.task = asyncio.create_task(self._run(id, request, name, wish))
 
     async def _run(self, id: str, request: _Sampled, name: str, wish: Wish) -> None:
         def waits(reason: str) -> None:
             request.reason = reason
 
-        self._under_way[request.owner] += 1
         try:
             request.body = await self._pools.answer(name, wish, waits)
         except BadRequest as error:

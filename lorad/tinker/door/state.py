@@ -108,6 +108,7 @@ class State:
     @classmethod
     def open(cls, directory: Path) -> "State":
         """Raises Conflict when another door has this home."""
+        directory.parent.mkdir(mode=0o700, exist_ok=True)
         state = cls(LogWriter(directory))
         for note, _ in read(directory, _Note):
             state._seq = note.seq

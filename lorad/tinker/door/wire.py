@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
+from lorad.tinker.door.errors import BadRequest
 from lorad.tinker.door.messages import FLOAT32, INT32, INT64, M
 from lorad.tinker.losses import check
 from lorad.tinker.records import Loss, Pass, Passed
@@ -18,10 +19,6 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }
 _MOST_DATUMS = 1 << 16
 _MOST_NUMBERS = 1 << 24  # of a tensor, and tokens of a pass
-
-
-class BadRequest(Exception):
-    """What the client asks for cannot be done; the text is for its user."""
 
 
 class Limits(NamedTuple):

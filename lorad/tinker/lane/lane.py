@@ -17,7 +17,7 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EndFact, JournalWriter, StepFact
 from lorad.tinker.lane.model import Model
-from lorad.tinker.lane.state import REQUESTS, RESULTS, Inbox, State, Told
+from lorad.tinker.lane.state import REQUESTS, RESULTS, Inbox, State, Told, shorten
 from lorad.tinker.lane.work import Passes, backward_of, forward_of, passed, step_of
 from lorad.tinker.log import LogWriter
 from lorad.tinker.records import (
@@ -215,6 +215,7 @@ class Lane:
         if self._model.snapshot():
             state = self._model.state
             self._results.append(Result(state.seq, time.time(), Snapshot(state.step)))
+            shorten(self._results, self._root, state.seq)
         self._since, self._seconds = 0, 0.0
 
 

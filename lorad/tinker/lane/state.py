@@ -1,17 +1,18 @@
 """What a lane knows: of the requests that came, of the results that were written, and in its checkpoints."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.tinker.log import START, pause, read
-from lorad.tinker.records import Failed, Request, Result, Snapshot, Waiting
+from lorad.tinker.log import START, LogWriter, first_seqs, pause, read, read_segment
+from lorad.tinker.records import Failed, Published, Request, Result, Saved, Snapshot, Waiting
 
 REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
 """Below the run's directory."""
+_KEPT = 3600.0  # seconds for which a result that nothing else needs is there for its client
+_DISORDER = 1024  # by how many places a request may come late
 
 
 class State(Struct):
@@ -35,7 +36,7 @@ class Inbox:
     def __init__(self, directory: Path, after: int) -> None:
         self._directory, self._next, self._position = directory, after + 1, START
         self._waiting: dict[int, Request] = {}
-        self._last = time.monotonic()
+        self._idle_since: float | None = None
 
     def next(self) -> Request | None:
         """Take the request whose turn it is; None while it has not come, after a wait that grows.
@@ -46,9 +47,11 @@ class Inbox:
         request = self._waiting.pop(self._next, None)
         if request is not None:
             self._next += 1
-            self._last = time.monotonic()
+            self._idle_since = None
             return request
-        time.sleep(pause(self._last))
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        time.sleep(pause(now - self._idle_since))
         return None
 
     def has_next(self) -> bool:
@@ -60,13 +63,12 @@ class Inbox:
         """Read on as far as the request whose turn it is: those behind it stay on disk."""
         if self._next in self._waiting or not self._directory.is_dir():
             return
-        with contextlib.suppress(FileNotFoundError):  # the door drops a segment just now
-            for request, behind in read(self._directory, Request, self._position):
-                self._position = behind
-                if request.seq >= self._next:
-                    self._waiting.setdefault(request.seq, request)
-                if request.seq == self._next:
-                    return
+        for request, behind in read(self._directory, Request, self._position):
+            self._position = behind
+            if request.seq >= self._next:
+                self._waiting.setdefault(request.seq, request)
+            if request.seq == self._next:
+                return
 
 
 class Told(Struct, frozen=True):
@@ -89,6 +91,23 @@ class Told(Struct, frozen=True):
             elif not isinstance(result.outcome, Waiting):
                 failed.setdefault(result.seq, isinstance(result.outcome, Failed))
         return cls(failed, kept)
+
+
+def shorten(results: LogWriter, root: Path, seq: int) -> None:
+    """Drop results that are old, that a checkpoint contains, and whose requests are gone, as they could be
+    done again. Those that name files which are still there stay.
+
+    seq: the last request in the newest checkpoint. root: the run's directory.
+    """
+
+    def named(segment: Path) -> Iterator[Result]:
+        for result in read_segment(segment, Result):
+            made = result.outcome
+            if isinstance(made, Saved | Published) and (root / made.directory).is_dir():
+                yield result
+
+    oldest = min(first_seqs(root / REQUESTS, _DISORDER), default=seq + 1)
+    results.drop(min(oldest, seq + 1), age=_KEPT, kept=named)
 
 
 def _results(directory: Path) -> Iterator[Result]:

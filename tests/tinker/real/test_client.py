@@ -3,12 +3,13 @@ pool.
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -33,15 +34,17 @@ def door() -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def a_door(more: str = "") -> Iterator[World]:
-    """more: further settings of the door."""
+def a_door(more: str = "", backends: str = "{}", bases: Mapping[str, Path] = {BASE: TINY}) -> Iterator[World]:
+    """more: further settings of the door. backends: of config.yaml."""
     with world() as made:
         made.home.tinker.mkdir(parents=True)
         keys = made.home.tinker / "keys.yaml"
         keys.write_text(f"alice: {KEY}\n")
         keys.chmod(0o600)
         port = free_port()
-        made.home.config.write_text(f"tinker: {{port: {port}, bases: {{{BASE}: {TINY}}}{more}}}\n")
+        named = json.dumps({name: str(base) for name, base in bases.items()})
+        door = f"tinker: {{port: {port}, bases: {named}{more}}}"
+        made.home.config.write_text(f"{door}\nbackends: {backends}\n")
         os.environ["TINKER_BASE_URL"] = f"http://127.0.0.1:{port}"
         made.lorad("daemon", "start")
         made.until(lambda: answers(port), "the door answers")

@@ -81,6 +81,7 @@ ROUTES = (
     ("POST", "/v1/serving", serving.bring_up, _READ),
     ("POST", "/v1/serving/base", serving.bring_up_base, _ANY),
     ("POST", "/v1/serving/owner", serving.find_owner, _ADMIN),
+    ("POST", "/v1/tinker/owner", serving.find_door, _ADMIN),
     ("POST", "/v1/sweeps", sweeps.sweep, _ANY),
     ("GET", "/v1/sweeps", sweeps.list_sweeps, _ANY),
     ("POST", "/v1/try", trial.try_out, _ANY),

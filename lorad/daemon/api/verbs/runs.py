@@ -13,6 +13,7 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import removed, replaceable
 from lorad.daemon.api.views import history, listed_view, of_row, run_view, show_view, with_place
 from lorad.daemon.context import Context, Request
+from lorad.daemon.process.user_files import make_inbox
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.create import asked_for, create, make_directory, refuse_used
 from lorad.daemon.runs.preflight import preflight
@@ -57,6 +58,8 @@ async def run(ctx: Context, call: Call) -> Run:
         short = short_of_disk(footprint(spec, facts, directory)) if has_end else []
         settle(reference, directory)
         row = create(ctx, spec, directory, call.caller, [*facts.warnings, *short])
+        if not has_end:  # its door writes requests at once
+            make_inbox(row.dir, ctx.user(call.caller.uid))
     finally:
         clear(reference)
     ctx.loop.poke()

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lorad.client.requests import ModelRequest, RunRequest
-from lorad.client.shapes import Serving, ServingOwner, StoppedServing
+from lorad.client.requests import DoorRequest, ModelRequest, RunRequest
+from lorad.client.shapes import DoorOwner, Serving, ServingOwner, StoppedServing
 from lorad.daemon.access import must_own, must_see, of_run, owns
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, Request, request_of, spec_of
@@ -16,7 +16,9 @@ from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load, staged
 from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
+from lorad.daemon.serving.tinker import want_door_of
 from lorad.errors import NotFound
+from lorad.protocol.listener import uid_named
 from lorad.spec.text import load_spec
 from lorad.store import aliases, events, runs
 
@@ -79,6 +81,19 @@ async def find_owner(ctx: Context, call: Call) -> ServingOwner:
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     want_gateway_of(ctx, run.owner_uid)
     return ServingOwner(version.name, run.owner_uid)
+
+
+async def find_door(ctx: Context, call: Call) -> DoorOwner:
+    """Find the user whose key the front of the tinker doors was given, and have their door up.
+
+    Raises NotFound for a name that no user of the machine has.
+    """
+    owner = call.json(DoorRequest).owner
+    uid = uid_named(owner)
+    if uid is None:
+        raise NotFound(f"the key is {owner}'s, who is no user of this machine")
+    want_door_of(ctx, uid)
+    return DoorOwner(uid)
 
 
 async def stop_serving(ctx: Context, call: Call) -> StoppedServing:

@@ -1,11 +1,9 @@
 """What the door sends: JSON, protobuf, and results of models as the client expects them."""
 
-from typing import Any
-
-import msgspec
 from aiohttp import web
 
 from lorad.tinker.door.checkpoints import path_of
+from lorad.tinker.door.guard import answer
 from lorad.tinker.door.state import Model
 from lorad.tinker.door.wire import write_output
 from lorad.tinker.records import (
@@ -21,10 +19,6 @@ from lorad.tinker.records import (
 )
 
 PROTOBUF = "application/x-protobuf"
-
-
-def answer(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
 def protobuf(body: bytes) -> web.Response:

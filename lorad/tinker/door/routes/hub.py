@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from lorad.tinker.door.routes.answers import answer
+from lorad.tinker.door.guard import answer
 
 _FILES = (
     "tokenizer.json",

@@ -12,16 +12,14 @@ from msgspec.structs import replace
 from lorad.protocol.batch import Sampling
 from lorad.tinker.door.checkpoints import SAMPLER
 from lorad.tinker.door.door import Asked, Door
-from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.errors import BadRequest, HttpError
+from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
-from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.sampling import Wish, seeds_of
 from lorad.tinker.door.state import Sampler
-from lorad.tinker.door.wire import BadRequest, Limits, check_tokens
+from lorad.tinker.door.wire import Limits, check_tokens
 from lorad.tinker.records import Published
 
-_MOST_UNDER_WAY = 4096  # requests of all clients
-_MOST_OF_ONE = 1024
 _MOST_SAMPLES, _MOST_TOP = 1024, 20
 _UNSUPPORTED = (
     "topk_sample_logprobs",
@@ -74,8 +72,7 @@ async def asample(door: Door, request: Asked) -> web.Response:
         raise HttpError(404, f"the weights of sampler {sampler.id} were deleted, as its session is over")
     id, digest = f"{sampler.id}:{body.seq_id}", hashlib.sha256(data).hexdigest()
     if (known := door.samples.find(id)) is None:
-        if door.samples.under_way >= _MOST_UNDER_WAY or door.samples.of(sampler.owner) >= _MOST_OF_ONE:
-            raise HttpError(429, f"{_MOST_OF_ONE} of your requests for samples are under way; ask again")
+        door.samples.refuse_many(sampler.owner)
         limits = await door.limits(sampler.base)
         try:
             wish = await _wish(door, body, sampler, id, limits)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
-from lorad.tinker.door.routes.answers import answer
 from lorad.tinker.door.state import Session
 
 _TRIED = (0, 25), (0, 38)  # the oldest and the newest client that `make tinker` runs

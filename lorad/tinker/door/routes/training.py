@@ -16,11 +16,12 @@ from aiohttp import web
 from lorad.spec.numbers import NAME
 from lorad.tinker.door.checkpoints import WEIGHTS, Checkpoint, name_of
 from lorad.tinker.door.door import Asked, Door
-from lorad.tinker.door.errors import HttpError
+from lorad.tinker.door.errors import BadRequest, HttpError
+from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
-from lorad.tinker.door.routes.answers import PROTOBUF, answer
+from lorad.tinker.door.routes.answers import PROTOBUF
 from lorad.tinker.door.state import Lora, Model
-from lorad.tinker.door.wire import BadRequest, read_head, read_pass
+from lorad.tinker.door.wire import read_head, read_pass
 from lorad.tinker.records import (
     Arguments,
     Load,
