@@ -23,7 +23,8 @@ from lorad.errors import PoolLost
 from lorad.files import write_whole
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
-_STARTED = 19  # of guard.read_stat: clock ticks after boot
+_SESSION, _FLAGS, _STARTED = 3, 6, 19  # of guard.read_stat; started: clock ticks after boot
+_PF_EXITING = 0x4  # the kernel has closed a process's files, or is about to, and it is no zombie yet
 _FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
 _NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
 
@@ -228,9 +229,11 @@ def _end_guard(life: Life) -> bool:
 
 
 def _kill_writers(life: Life) -> bool:
-    """Kill what a killed guard could not: the processes of this life whose output is the child's log."""
-    found, deadline = False, time.monotonic() + KILL_SECONDS
-    while (pids := _writers(life)) and time.monotonic() < deadline:
+    """Kill what a killed guard could not: the processes of this life whose output is the child's log. Wait
+    until they are gone, and those that were ending already.
+    """
+    found, pids, deadline = False, set[int](), time.monotonic() + KILL_SECONDS
+    while (pids := _left(life, pids)) and time.monotonic() < deadline:
         found = True
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError), _closing_pidfd(pid) as pidfd:
@@ -240,8 +243,28 @@ def _kill_writers(life: Life) -> bool:
     return found
 
 
-def _writers(life: Life) -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _writes_for(int(name), life)]
+def _left(life: Life, before: set[int]) -> set[int]:
+    """Return the processes of a life that are not gone. before: those of the last look, which may have closed
+    the log since.
+    """
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    return {
+        pid
+        for pid in pids
+        if _writes_for(pid, life) or _ends_of(pid, life) or (pid in before and start_time(pid) is not None)
+    }
+
+
+def _ends_of(pid: int, life: Life) -> bool:
+    """Check whether a process that the guard had in its session is ending, and may have closed the log."""
+    stat = guard.read_stat(pid)
+    return (
+        bool(stat)
+        and int(stat[_SESSION]) == life.guard_pid
+        and bool(int(stat[_FLAGS]) & _PF_EXITING)
+        and stat[0] not in (b"Z", b"X")
+        and int(stat[_STARTED]) >= life.start_time
+    )
 
 
 def _writes_for(pid: int, life: Life) -> bool:

@@ -236,6 +236,17 @@ async def test_killed_guard_takes_the_child_and_its_sessions(tmp_path: Path) -> 
     assert not any(map(lives, pids))
 
 
+async def test_end_waits_for_a_child_that_is_ending(tmp_path: Path) -> None:
+    """One whose files the kernel has closed already, but not freed."""
+    code = "import os, time; big = os.memfd_create('big'); [os.write(big, bytes(1 << 24)) for _ in range(32)]"
+    process = child(tmp_path, f"{code}; print('up', flush=True); time.sleep(600)")
+    await process.start()
+    await asyncio.to_thread(wait_for, process.tail)
+    os.kill(guard_pid(tmp_path), signal.SIGKILL)
+    await process.ended()
+    assert process.pid is not None and not lives(process.pid)
+
+
 async def test_stopped_guard_cannot_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.children.process.KILL_SECONDS", 1.0)
     process = child(tmp_path, FAMILY.format(STUBBORN, ""))
