@@ -2,7 +2,8 @@
 
 It starts children under guards for the pool of that life, and for nobody else. The first line of stdin is
 `AgentStart`, the only line of stdout `GrantedNode`, or `Refused`. It ends everything and itself when stdin or
-the pool's connection does, and when the pool has said nothing for `--lease` seconds.
+the pool's connection does, and when the pool has said nothing for `--lease` seconds. SIGTERM asks the pool to
+let it go, after the step of its runs; a second one ends it at once.
 """
 
 import argparse
@@ -63,7 +64,13 @@ class Agent:
         self._peers: set[str] = set()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._renewed = asyncio.Event()
-        self._is_led = False
+        self._is_led = self._is_leaving = False
+
+    def leave(self) -> None:
+        """Ask the pool to let the agent go; end at the second time, and where there is no pool."""
+        if self._is_leaving or not self.control.leave():
+            self.end("it was ended by SIGTERM")
+        self._is_leaving = True
 
     def end(self, why: str) -> None:
         if not self.over.done():
@@ -218,7 +225,7 @@ async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
 
 
 def _follow_starter(agent: Agent) -> None:
-    """End with whoever holds stdin open, and at SIGTERM."""
+    """End with whoever holds stdin open, and by signals."""
     loop = asyncio.get_running_loop()
 
     def heard() -> None:
@@ -227,8 +234,8 @@ def _follow_starter(agent: Agent) -> None:
             agent.end("whoever started it is gone")
 
     loop.add_reader(0, heard)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.end, f"it was ended by {number.name}")
+    loop.add_signal_handler(signal.SIGTERM, agent.leave)
+    loop.add_signal_handler(signal.SIGINT, agent.end, "it was ended by SIGINT")
 
 
 def _print(message: msgspec.Struct) -> None:

@@ -159,7 +159,8 @@ class GrantStatus(Struct, frozen=True, kw_only=True):
     """What a pool's life was granted so far.
 
     words: what is lacking, why it was refused, or which node is lost and how. hint: what to do.
-    since: Unix time at which it came to this state. nodes: those that were granted, sorted by name.
+    since: Unix time at which it came to this state. nodes: those that were granted, sorted by name. leaving:
+    names of those with ranks that were asked to end.
     """
 
     state: Literal["asked", "granted", "refused", "lost"]
@@ -167,6 +168,7 @@ class GrantStatus(Struct, frozen=True, kw_only=True):
     hint: _Text = ""
     since: float = 0.0
     nodes: tuple[GrantedNode, ...] = ()
+    leaving: tuple[str, ...] = ()
 
 
 class PlacedNode(Struct, frozen=True, kw_only=True):

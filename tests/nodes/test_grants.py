@@ -93,10 +93,22 @@ async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None
         assert "h2: its agent exited" in words or victim == "grant"
 
 
-async def test_a_lost_rollout_node_is_given_again(tmp_path: Path) -> None:
+async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
+    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+        os.kill(grant.hosts[1].told.pid, signal.SIGTERM)
+        async with asyncio.timeout(20):
+            while not status(tmp_path).leaving:  # noqa: ASYNC110 (it is polled)
+                await asyncio.sleep(0.02)
+        found = status(tmp_path)
+        assert (found.state, found.words, found.leaving) == ("granted", "h2 was asked to end", ("h2",))
+        assert await grant.hosts[1].digest("absent") == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -> None:
     async with taken(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
         (lost,), (trains,) = grant.rollout, grant.hosts
-        os.kill(lost.told.pid, signal.SIGKILL)
+        os.kill(lost.told.pid, number)
         async with asyncio.timeout(30):
             gone, node = await grant.returned.get()
         assert gone is lost and node.name == "h2" and node.told.pid != lost.told.pid
