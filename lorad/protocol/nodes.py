@@ -38,7 +38,8 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     python: lorad's interpreter on the nodes; "" is the path of this one.
     interface: the network interface that ranks use; "" is the one that has the agent's address.
     lease: seconds without a word from the pool after which an agent ends everything on its node.
-    patience: seconds that a request for nodes waits before the next shape is tried.
+    patience: seconds that a request for nodes waits before the next shape is tried, and a pool without any
+        server for another node.
     idle_timeout: seconds without use after which the pool gives the nodes back.
     address: of the Ray cluster, as `ray.init` takes it.
     cluster_python: the interpreter that has the cluster's own version of Ray.

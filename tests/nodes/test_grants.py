@@ -154,11 +154,16 @@ def test_split_without_nodes_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_split_servers_return_on_another_node(tmp_path: Path) -> None:
-    """The pool goes on meanwhile."""
-    nodes = setup(nodes=1, rollout_nodes=2, hosts=(*TWO, StaticNode(name="h3", address="127.0.0.3")))
+@pytest.mark.parametrize("count", [1, 2])
+def test_split_servers_return_on_another_node(tmp_path: Path, count: int) -> None:
+    """The pool goes on meanwhile, also where it has no other server."""
+    mark = tmp_path / "began"
+    slow = ("sh", "-c", f'test -e {mark} && sleep 2; touch {mark}; exec "$@"', "sh")  # at the second time
+    hosts = (*TWO, StaticNode(name="h3", address="127.0.0.3"))[: 1 + count]
+    hosts = (*hosts[:-1], msgspec.structs.replace(hosts[-1], command=slow))
+    nodes = setup(nodes=1, rollout_nodes=count, hosts=hosts)
     server = ServerSetup(
-        python=sys.executable, servers=2, max_rank=16, targets=("q_proj",), context_length=64
+        python=sys.executable, servers=count, max_rank=16, targets=("q_proj",), context_length=64
     )
     changes = {
         "mode": "split",
@@ -169,9 +174,10 @@ def test_split_servers_return_on_another_node(tmp_path: Path) -> None:
     }
     with running_pool(tmp_path, nodes=nodes, **changes) as running:
         servers = running.pool.engine._fleet.servers  # type: ignore[attr-defined]
-        assert [each.host.name for each in servers] == ["h2", "h3"]
-        lost = status(tmp_path).nodes[2].pid
+        assert [each.host.name for each in servers] == ["h2", "h3"][:count]
+        lost = status(tmp_path).nodes[-1].pid
         os.kill(lost, signal.SIGKILL)
-        until(lambda: servers[1].state != "up")
-        until(lambda: servers[1].state == "up")
-        assert servers[1].host.told.pid != lost and len(status(tmp_path).nodes) == 3
+        until(lambda: servers[-1].state == "failed")
+        assert not running.pool.engine._fleet.is_over  # type: ignore[attr-defined]
+        until(lambda: servers[-1].state == "up")
+        assert servers[-1].host.told.pid != lost and len(status(tmp_path).nodes) == 1 + count
