@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import msgspec
 
 import lorad
 from lorad.children.process import boot_id
-from lorad.errors import Conflict, LoradError, NotAllowed, to_wire
+from lorad.errors import Conflict, LoradError, NotAllowed, StorageError, to_wire
 from lorad.nodes.certificates import Identity, check_peer, is_peer
 from lorad.nodes.control import Control
 from lorad.nodes.devices import interface_of, take_devices
@@ -58,6 +58,7 @@ class Agent:
 
     def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
         self.life, self.lease, self.start, self.places = life, lease, start, places
+        self._name = name
         self.identity = Identity(f"lorad node {name}", places.directory)
         self.context = self.identity.server(start.certificate)
         self.control = Control(places.directory, self._trust)
@@ -141,11 +142,20 @@ class Agent:
         await write(pair[1], Done())
         try:
             await relay.open(hello.name, hello.files)
-            await receive_files(pair[0], path, hello.files, relay.send)
+            with self._named():
+                await receive_files(pair[0], path, hello.files, relay.send)
             failed = await relay.close()
         finally:
             relay.abort()
         await write(pair[1], Done(value=str(path), failed=failed))
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say which node has no room."""
+        try:
+            yield
+        except StorageError as error:
+            raise StorageError(f"{self._name}: {error.message}", hint=error.hint) from error
 
     async def _led(self, pair: Pair) -> None:
         if self._is_led:
