@@ -13,7 +13,7 @@ from tests.kit.world import World
 
 NAME = "spread"
 _NODES = [{"host": f"h{number}", "address": f"127.0.0.{number}"} for number in (1, 2)]
-_SPEC = """
+SPEC = """
 seed: 3
 lora: {{rank: 4, alpha: 8, dropout: 0.1}}
 algorithm: {{group_size: 4}}
@@ -31,14 +31,14 @@ def alone(made: World, steps: int) -> dict[str, Any]:
     """Make the run on this machine alone; returns its facts. The world has the nodes afterwards."""
     made.home.root.mkdir(mode=0o700)
     made.home.config.write_text(json.dumps({"cluster": {"kind": "static", "lease": 10, "nodes": _NODES}}))
-    run = made.run("alone", text=_SPEC.format(steps=steps))
+    run = made.run("alone", text=SPEC.format(steps=steps))
     made.lorad("pools", "stop", run.pool)
     return made.facts("alone")
 
 
 def start(made: World, steps: int) -> None:
     """Start the run over the nodes."""
-    spec = _SPEC.format(steps=steps)
+    spec = SPEC.format(steps=steps)
     made.client.run(spec, source="a", cwd=str(made.root), overrides=["resources.nodes=2"], name=NAME)
 
 

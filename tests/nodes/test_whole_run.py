@@ -41,11 +41,11 @@ def test_kills_of_a_spread_run_change_nothing() -> None:
 def test_a_run_leaves_a_node_after_its_step() -> None:
     """An agent gets SIGTERM: no step is made twice, and the run resumes in another life of the pool."""
     with world() as made:
-        expected = alone(made, 7)
-        start(made, 7)
+        expected = alone(made, 20)
+        start(made, 20)
         reached(made, 1, 3)
         os.kill(granted(made).nodes[1].pid, signal.SIGTERM)
         over = made.completed(NAME, seconds=240)
-        assert (over.attempt, over.attempts[0].reason) == (2, "paused")
-        assert [*steps_of(made, 1), *steps_of(made, 2)] == [*range(1, 8)]
+        assert (over.attempt, over.attempts[0].reason) == (2, "stopped")
+        assert [*steps_of(made, 1), *steps_of(made, 2)] == [*range(1, 21)]
         assert made.facts(NAME) == expected
