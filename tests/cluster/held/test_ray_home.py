@@ -1,0 +1,111 @@
+"""Runs of a real home over a Ray cluster: its daemon dies, it loses its power, it is a job of the cluster."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.paths import Home
+from lorad.client.client import Client
+from tests.cluster.faults import ALL, RANK, pids, send
+from tests.cluster.hosts import Host
+from tests.cluster.ray_kit import PYTHON, Cluster, nothing_left_on
+from tests.kit.world import REPOSITORY, World, world
+from tests.nodes.spread import NAME, SPEC, reached, start
+
+STEPS, SECONDS = 10, 300.0
+DAEMON, POOL = "-m lorad.daemon", "-m lorad.pool"
+pytestmark = pytest.mark.long
+
+
+class RayWorld(World):
+    """A world whose `lorad` runs on the home host of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.root = Path(tempfile.mkdtemp(prefix="w", dir=cluster.work))
+        self.home = Home(self.root / "home")
+        self.client = Client(self.home)
+        self.home.root.mkdir(mode=0o700)
+        own = {"kind": "ray", "address": cluster.address, "python": PYTHON, "device": "cpu", "lease": 5}
+        own |= {"token_file": str(cluster.token_file), "node_python": sys.executable}
+        self.home.config.write_text(json.dumps({"cluster": own}))
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"LORAD_HOME": str(self.home.root), "PYTHONPATH": str(REPOSITORY)}
+
+    def command(self, *arguments: object) -> str:
+        return self._cluster.home.run(sys.executable, "-m", "lorad", *map(str, arguments), env=self.env)
+
+
+@contextmanager
+def ray_world(cluster: Cluster) -> Iterator[RayWorld]:
+    made = RayWorld(cluster)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """The facts of the run on one machine, undisturbed."""
+    with world() as made:
+        made.run(NAME, text=SPEC.format(steps=STEPS))
+        return made.facts(NAME)
+
+
+def begun(made: RayWorld) -> None:
+    made.command("daemon", "start")
+    start(made, STEPS)
+    reached(made, 1, 3)
+
+
+def test_a_daemon_may_die_under_a_run(cluster: Cluster, expected: dict[str, Any]) -> None:
+    """Nothing else does; the next daemon finds the run where it is."""
+    with ray_world(cluster) as made:
+        begun(made)
+        ranks = [pid for node in cluster.nodes for pid in pids(node, RANK)]
+        send(cluster.home, DAEMON)
+        reached(made, 1, 6)
+        assert [pid for node in cluster.nodes for pid in pids(node, RANK)] == ranks and len(ranks) == 2
+        made.command("daemon", "start")
+        assert made.completed(NAME, SECONDS).attempt == 1 and made.facts(NAME) == expected
+
+
+def test_home_may_lose_its_power(cluster: Cluster, machines: list[Host], expected: dict[str, Any]) -> None:
+    """It comes back with another boot id, and a new Ray cluster; the run resumes by itself."""
+    with ray_world(cluster) as made:
+        begun(made)
+        began = time.monotonic()
+        cluster.home.cut()
+        nothing_left_on(machines, ALL)
+        print(f"home lost: nothing is left after {time.monotonic() - began:.1f} s")
+        for node in cluster.nodes:
+            cluster.stop(node, force=True)
+        cluster.home.boot()
+        cluster.start()
+        made.command("daemon", "start")
+        over = made.completed(NAME, SECONDS)
+        assert over.attempt == 2 and made.facts(NAME) == expected
+
+
+def test_a_run_may_be_a_ray_job(cluster: Cluster, machines: list[Host]) -> None:
+    """Its exit code is the job's, and nothing is left."""
+    with cluster.anew(dashboard=True), ray_world(cluster) as made:
+        spec = made.spec(SPEC.format(steps=2) + f"name: {NAME}\n")
+        runs = [sys.executable, "-m", "lorad", "job", str(spec)]
+        env = [f"{name}={value}" for name, value in made.env.items()]
+        submit = ["job", "submit", "--address", cluster.dashboard, "--", "env", *env, *runs]
+        code, said = cluster.ray(*submit, "resources.nodes=2")
+        assert code == 0 and "ended (completed) at step 2" in said, said
+        code, said = cluster.ray(*submit, "name=other", "resources.nodes=2", "trainer.dp=3")
+        assert code == 1 and "resources.nodes" in said, said
+        nothing_left_on(machines, [*ALL, DAEMON, POOL])
