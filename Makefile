@@ -1,6 +1,7 @@
 # make demo    a first LoRA RL run on this machine's CPU        make test    every test
 # make check   linters, types, import contracts                make bench   lorad against TRL
 # make kill9   kill everything under running jobs, N times     make clean   removes .venv and caches
+# make kill9-nodes    kill -9 of what a run over two nodes consists of, at random; it ends as if nobody had
 # make upgrade             restart the daemon under running jobs as one with another schema, and go back
 # make powercut, enospc    the power goes at any byte; the disk fills up under a run (needs root); ARGS='--steps 60', '--rounds 2'
 # make bench-load          200 clients beside 8 running jobs, and a daemon that has nothing to do
@@ -55,7 +56,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -210,6 +211,9 @@ authz: $(VENV)/.ready-dev
 
 headline: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9_many $(ARGS)
+
+kill9-nodes: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9_nodes $(ARGS)
 
 slowloris fuzz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)

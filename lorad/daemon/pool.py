@@ -122,6 +122,12 @@ class Pool:
         return self.setup.nodes is not None and (self.grant is None or self.grant.state == "asked")
 
     @property
+    def leaves(self) -> str:
+        """Say which of its nodes were asked to end; "" where none was."""
+        names = self.grant.leaving if self.grant is not None and self.process.is_up else ()
+        return f"{', '.join(names)} of the cluster: asked to end" if names else ""
+
+    @property
     def where(self) -> str:
         """Name what it is on: devices of this machine, nodes, or what it asks a cluster for."""
         if self.setup.nodes is None:

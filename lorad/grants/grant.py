@@ -102,8 +102,9 @@ class Grant:
             async def connect(told: GrantedNode) -> Node:
                 self._check(told)
                 node = Node.connected(told, identity, self._life, self._setup)
-                self._nodes[told.node] = await stack.enter_async_context(node)
-                return self._nodes[told.node]
+                made = self._nodes[told.node] = await stack.enter_async_context(node)
+                made.leaving.add_done_callback(lambda _: self._leave(made))
+                return made
 
             for told in granted.nodes:
                 await connect(told)
@@ -210,6 +211,13 @@ class Grant:
                     node.lose("the grant process has ended")
                 return
 
+    def _leave(self, node: Node) -> None:
+        """Let a rollout node go that was asked to end; of one with ranks the daemon takes the runs first."""
+        if node in self.rollout:
+            self._lose(Lost(node.name, "it was asked to end"))
+        elif node in self.hosts:
+            self._tell("granted", f"{node.name} was asked to end", nodes=self.granted)
+
     def _lose(self, line: Lost) -> None:
         """Without a rollout node the others go on."""
         if (node := self._nodes.get(line.node)) is None:
@@ -243,6 +251,7 @@ class Grant:
                 "hint": hint[:_WORDS],
                 "since": time.time(),
                 "nodes": nodes,
+                "leaving": [node.name for node in self.hosts if node.leaving.done()],
             },
             GrantStatus,
         )

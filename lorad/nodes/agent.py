@@ -2,7 +2,8 @@
 
 It starts children under guards for the pool of that life, and for nobody else. The first line of stdin is
 `AgentStart`, the only line of stdout `GrantedNode`, or `Refused`. It ends everything and itself when stdin or
-the pool's connection does, and when the pool has said nothing for `--lease` seconds.
+the pool's connection does, and when the pool has said nothing for `--lease` seconds. SIGTERM asks the pool to
+let it go, after the step of its runs; a second one ends it at once.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import msgspec
 
 import lorad
 from lorad.children.process import boot_id
-from lorad.errors import Conflict, LoradError, NotAllowed, to_wire
+from lorad.errors import Conflict, LoradError, NotAllowed, StorageError, to_wire
 from lorad.nodes.certificates import Identity, check_peer, is_peer
 from lorad.nodes.control import Control
 from lorad.nodes.devices import interface_of, take_devices
@@ -56,13 +57,20 @@ class Agent:
 
     def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
         self.life, self.lease, self.start, self.places = life, lease, start, places
+        self._name = name
         self.identity = Identity(f"lorad node {name}", places.directory)
         self.context = self.identity.server(start.certificate)
         self.control = Control(places.directory, self._trust)
         self._peers: set[str] = set()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._renewed = asyncio.Event()
-        self._is_led = False
+        self._is_led = self._is_leaving = False
+
+    def leave(self) -> None:
+        """Ask the pool to let the agent go; end at the second time, and where there is no pool."""
+        if self._is_leaving or not self.control.leave():
+            self.end("it was ended by SIGTERM")
+        self._is_leaving = True
 
     def end(self, why: str) -> None:
         if not self.over.done():
@@ -131,11 +139,20 @@ class Agent:
         await write(pair[1], Done())
         try:
             await relay.open(hello.name, hello.files)
-            await receive_files(pair[0], path, hello.files, relay.send)
+            with self._named():
+                await receive_files(pair[0], path, hello.files, relay.send)
             failed = await relay.close()
         finally:
             relay.abort()
         await write(pair[1], Done(value=str(path), failed=failed))
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say which node has no room."""
+        try:
+            yield
+        except StorageError as error:
+            raise StorageError(f"{self._name}: {error.message}", hint=error.hint) from error
 
     async def _led(self, pair: Pair) -> None:
         if self._is_led:
@@ -215,7 +232,7 @@ async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
 
 
 def _follow_starter(agent: Agent) -> None:
-    """End with whoever holds stdin open, and at SIGTERM."""
+    """End with whoever holds stdin open, and by signals."""
     loop = asyncio.get_running_loop()
 
     def heard() -> None:
@@ -224,8 +241,8 @@ def _follow_starter(agent: Agent) -> None:
             agent.end("whoever started it is gone")
 
     loop.add_reader(0, heard)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.end, f"it was ended by {number.name}")
+    loop.add_signal_handler(signal.SIGTERM, agent.leave)
+    loop.add_signal_handler(signal.SIGINT, agent.end, "it was ended by SIGINT")
 
 
 def _print(message: msgspec.Struct) -> None:

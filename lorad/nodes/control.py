@@ -15,7 +15,7 @@ from lorad.errors import Conflict, NotFound, to_wire
 from lorad.files import write_whole
 from lorad.models.facts import weights_sha256
 from lorad.nodes import messages
-from lorad.nodes.messages import Asked, Done, Ended, Failed, Logged, Told, Wrote
+from lorad.nodes.messages import Asked, Done, Ended, Failed, Leaving, Logged, Told, Wrote
 from lorad.nodes.streams import Pair, as_error, inside, read, write
 
 _LOOK_SECONDS = 0.2  # between two looks at what a child wrote
@@ -32,6 +32,7 @@ class Control:
         self.children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saying = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
         self._sha256: dict[tuple[object, ...], str] = {}
 
     async def serve(self, pair: Pair, renew: asyncio.Event) -> None:
@@ -41,6 +42,13 @@ class Control:
             asked: Asked = await read(reader, Asked)  # type: ignore[arg-type]
             renew.set()
             self._spawn(self._answer(asked))
+
+    def leave(self) -> bool:
+        """Tell the pool that the agent was asked to end. Returns False when no pool has led it yet."""
+        if self._writer is None:
+            return False
+        self._spawn(self._say(Leaving()))
+        return True
 
     async def stop(self, grace: float) -> None:
         """End all children; returns when nothing of them is left."""
@@ -52,6 +60,7 @@ class Control:
         task.add_done_callback(self._tasks.discard)
 
     async def _say(self, message: Told) -> None:
+        assert self._writer is not None
         with contextlib.suppress(OSError):  # the pool is gone: the agent ends
             async with self._saying:
                 await write(self._writer, message)

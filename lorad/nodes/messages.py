@@ -169,4 +169,8 @@ class Ended(Told, frozen=True):
     how: str
 
 
-Said = Done | Failed | Files | Logged | Wrote | Ended
+class Leaving(Told, frozen=True):
+    """The agent was asked to end. It lives until the pool lets it go: runs may stop after their step."""
+
+
+Said = Done | Failed | Files | Logged | Wrote | Ended | Leaving

@@ -19,7 +19,19 @@ from lorad.errors import Conflict, PoolLost, SpecError, from_wire
 from lorad.nodes import messages
 from lorad.nodes.certificates import Identity, check_peer
 from lorad.nodes.child import RemoteChild
-from lorad.nodes.messages import LINE, Done, Ended, Failed, Files, Hello, Logged, Request, Said, Wrote
+from lorad.nodes.messages import (
+    LINE,
+    Done,
+    Ended,
+    Failed,
+    Files,
+    Hello,
+    Leaving,
+    Logged,
+    Request,
+    Said,
+    Wrote,
+)
 from lorad.nodes.relay import Relay
 from lorad.nodes.streams import (
     Pair,
@@ -45,7 +57,9 @@ _HINT = "Resume the runs; a new pool starts, on other nodes if need be."
 
 
 class Node:
-    """Made by `connected`. lost: why, once the node is given up."""
+    """Made by `connected`. lost: why, once the node is given up. leaving: done once its agent was asked to
+    end, which it does when the node is given up.
+    """
 
     @classmethod
     @asynccontextmanager
@@ -79,6 +93,7 @@ class Node:
         self.python = setup.python or sys.executable
         self.directory, self.devices = Path(told.directory), told.devices
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context, self._life, self._lease = identity.client(told.certificate), life, setup.lease
         self._identity = identity
         self._trusts: frozenset[str] = frozenset()
@@ -307,6 +322,9 @@ class Node:
                 future.set_result(said.value)
             else:
                 future.set_exception(from_wire(said.error))
+        elif isinstance(said, Leaving):
+            if not self.leaving.done():
+                self.leaving.set_result(None)
         elif isinstance(said, Logged | Wrote | Ended) and (child := self._children.get(said.name)):
             child.take(said)
 

@@ -82,8 +82,8 @@ async def _started(
     returns = None
     try:
         _check_mode(config, engine)
-        if grant is not None and grant.rollout:
-            returns = asyncio.create_task(_replace_lost(grant, engine))
+        if grant is not None and grant.rollout and config.nodes is not None:
+            returns = asyncio.create_task(_replace_lost(grant, engine, config.nodes.patience))
         yield training, engine
     finally:
         if returns is not None:
@@ -94,8 +94,11 @@ async def _started(
             await training.trainer.shut_down()
 
 
-async def _replace_lost(grant: "Grant", engine: Any) -> None:
-    """Have the servers of lost nodes on those that are granted in their places. engine: of servers."""
+async def _replace_lost(grant: "Grant", engine: Any, patience: float) -> None:
+    """Have the servers of lost nodes on those that are granted in their places. engine: of servers. patience:
+    seconds without any server.
+    """
+    engine.expect_nodes(patience)
     while True:
         engine.replace_node(*await grant.returned.get())
 

@@ -38,7 +38,8 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     python: lorad's interpreter on the nodes; "" is the path of this one.
     interface: the network interface that ranks use; "" is the one that has the agent's address.
     lease: seconds without a word from the pool after which an agent ends everything on its node.
-    patience: seconds that a request for nodes waits before the next shape is tried.
+    patience: seconds that a request for nodes waits before the next shape is tried, and a pool without any
+        server for another node.
     idle_timeout: seconds without use after which the pool gives the nodes back.
     address: of the Ray cluster, as `ray.init` takes it.
     cluster_python: the interpreter that has the cluster's own version of Ray.
@@ -159,7 +160,8 @@ class GrantStatus(Struct, frozen=True, kw_only=True):
     """What a pool's life was granted so far.
 
     words: what is lacking, why it was refused, or which node is lost and how. hint: what to do.
-    since: Unix time at which it came to this state. nodes: those that were granted, sorted by name.
+    since: Unix time at which it came to this state. nodes: those that were granted, sorted by name. leaving:
+    names of those with ranks that were asked to end.
     """
 
     state: Literal["asked", "granted", "refused", "lost"]
@@ -167,6 +169,7 @@ class GrantStatus(Struct, frozen=True, kw_only=True):
     hint: _Text = ""
     since: float = 0.0
     nodes: tuple[GrantedNode, ...] = ()
+    leaving: tuple[str, ...] = ()
 
 
 class PlacedNode(Struct, frozen=True, kw_only=True):

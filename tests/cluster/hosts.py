@@ -119,6 +119,19 @@ class Host:
     def heal(self) -> None:
         _run("ip", "link", "set", self._link, "up")
 
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Have no room left on the host's disk, which is also its /tmp and /dev/shm."""
+        places, sizes = [str(self._root), f"{self._root}/shm"], ["2g", "1500m"]
+        for place in places:
+            used = int(self.run("df", "--output=used", "-B4096", place).split()[-1])
+            self.run("mount", "-o", f"remount,size={max(1, used) * 4096}", place)
+        try:
+            yield
+        finally:
+            for place, size in zip(places, sizes, strict=True):
+                self.run("mount", "-o", f"remount,size={size}", place)
+
     def argv(self, *command: str) -> list[str]:
         """Return a command that runs `command` on the host."""
         return ["nsenter", "-t", str(self.pid), *_NAMESPACES, "--", *command]

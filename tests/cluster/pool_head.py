@@ -1,19 +1,23 @@
 """A pool that asks Ray for nodes and trains over them, for tests of what ends when something dies.
 
-`pool_head.py SETUP DIRECTORY`: a `NodesSetup` as JSON. It prints JSON: `ready`, then `ended` with why.
+`pool_head.py SETUP DIRECTORY`: a `NodesSetup` as JSON. It prints JSON: `ready`, then `ended` with why. While
+there is a file `files` in the directory, each step is followed by the loading of a checkpoint: `loaded`, or
+`refused`.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
 import msgspec
 
-from lorad.errors import LoradError
+from lorad.errors import LoradError, StorageError
 from lorad.grants.grant import taken
 from lorad.protocol.nodes import NodesSetup
+from lorad.trainers.ranks.remote import RemoteTrainer
 from tests.kit.fakes.rank_kit import LOSS, SPEC, batch, targets
 from tests.nodes.kit import tiny_trainer
 
@@ -24,8 +28,21 @@ def _say(kind: str, **fields: object) -> None:
     print(json.dumps({"kind": kind, **fields}), flush=True)
 
 
+async def _load(trainer: RemoteTrainer, place: Path) -> None:
+    """Have a checkpoint put on both nodes, and say how that went."""
+    if "adapter_model.safetensors" not in os.listdir(place):
+        await trainer.save("a", place)
+    try:
+        await trainer.load("a", place)
+        _say("loaded")
+    except StorageError as error:
+        _say("refused", why=str(error))
+
+
 async def main(setup: NodesSetup, directory: Path) -> None:
     began = time.monotonic()
+    saved = directory / "saved"
+    saved.mkdir()
     try:
         async with taken(setup, directory.name, directory, directory) as grant:
             granted = time.monotonic() - began
@@ -36,6 +53,8 @@ async def main(setup: NodesSetup, directory: Path) -> None:
             while True:
                 await trainer.forward_backward("a", batch(), targets(batch()), LOSS, 16)
                 await trainer.optim_step("a", 0.1, 1.0)
+                if (directory / "files").exists():
+                    await _load(trainer, saved)
                 await asyncio.sleep(0.05)
     except LoradError as error:
         _say("ended", why=str(error))

@@ -161,19 +161,20 @@ class Grant:
 
 
 class Head:
-    """A pool on the home host that trains over two nodes (`pool_head.py`), in a life of its own."""
+    """A pool on the home host over two nodes, in a life of its own. script: what it does, and says."""
 
     _lives = itertools.count(1)
 
-    def __init__(self, cluster: Cluster, lease: float = 5.0) -> None:
-        directory = cluster.work / f"pool{next(self._lives)}"
+    def __init__(self, cluster: Cluster, script: str = "pool_head.py", **more: Any) -> None:
+        self._home, self._script = cluster.home, script
+        self.directory = directory = cluster.work / f"pool{next(self._lives)}"
         directory.mkdir()
-        setup = {"kind": "ray", "nodes": 2, "lease": lease, "address": cluster.address}
+        setup = {"kind": "ray", "nodes": 2, "lease": 5.0, "address": cluster.address} | more
         setup |= {"python": str(_LORAD), "cluster_python": PYTHON, "token_file": str(cluster.token_file)}
         self.log = directory / "head.log"
         with self.log.open("w") as log:
             self._process = cluster.home.start(
-                *(str(_LORAD), str(HERE / "pool_head.py"), json.dumps(setup), str(directory)),
+                *(str(_LORAD), str(HERE / script), json.dumps(setup), str(directory)),
                 env={**os.environ, **_QUIET, "TMPDIR": str(directory)},
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -186,6 +187,15 @@ class Head:
         """Return the next line; {} at the end."""
         return self._lines.get(timeout=seconds)[1]
 
+    def until(self, kind: str, seconds: float, **fields: object) -> Line:
+        """Return the next line of a kind that has these values."""
+        end = time.monotonic() + seconds
+        while True:
+            said = self.line(max(0.1, end - time.monotonic()))
+            assert said, f"the pool ended before it said {kind} {fields}: {self.log.read_text()[-2000:]}"
+            if said["kind"] == kind and fields.items() <= said.items():
+                return said
+
     def ended_after(self, began: float) -> Callable[[], float | None]:
         """Return a function that says how long after `began` the pool knew; None: it never did."""
 
@@ -197,9 +207,10 @@ class Head:
         return seconds
 
     def end(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.terminate()
-            self._process.wait(20)
+        for pid, line in self._home.processes().items():
+            if self._script in line and str(self.directory) in line:  # nsenter passes no signal on
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         self._reader.join()

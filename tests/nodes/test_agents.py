@@ -165,7 +165,7 @@ async def test_a_cut_put_leaves_nothing(node: Node) -> None:
 @shared
 async def test_a_full_place_is_named(node: Node, tmp_path: Path) -> None:
     tmp_path.joinpath("a").write_bytes(b"x")
-    with pytest.raises(StorageError, match="absent/x could not be written: No such file"):
+    with pytest.raises(StorageError, match=r"^h1: /.*absent/x could not be written: No such file"):
         await node.put("absent/x", tmp_path)
 
 
@@ -245,7 +245,7 @@ async def test_another_version_is_refused(agents: Agents) -> None:
             pass
 
 
-@pytest.mark.parametrize("link", ["silence", "connection", "starter", "SIGTERM"])
+@pytest.mark.parametrize("link", ["silence", "connection", "starter", "SIGTERM twice"])
 async def test_an_agent_ends_with_its_pool(agents: Agents, tmp_path: Path, link: str) -> None:
     agents.lease = 1.0 if link == "silence" else 60.0
     told = await agents.granted("h1")
@@ -263,9 +263,32 @@ async def test_an_agent_ends_with_its_pool(agents: Agents, tmp_path: Path, link:
             process.stdin.close()
         else:
             process.send_signal(signal.SIGTERM)
+            await node.leaving
+            process.send_signal(signal.SIGTERM)
         await ends(stubborn.pid, told.pid)
         await stubborn.ended()
         assert process.wait(10) == 0 and not is_there(told)
+
+
+async def test_an_agent_asks_to_be_let_go(agents: Agents, tmp_path: Path) -> None:
+    """At SIGTERM; what runs there runs on until then."""
+    agents.lease = 60.0
+    told = await agents.granted("h1")
+    async with Node.connected(told, agents.identity, LIFE, setup(lease=60.0)) as node:
+        stubborn = child(node, tmp_path / "log", STUBBORN)
+        await stubborn.start()
+        agents.processes["h1"].send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await node.leaving
+        assert await node.digest("absent") == "" and stubborn.is_alive and stubborn.pid is not None
+    await ends(stubborn.pid, told.pid)
+    assert agents.processes["h1"].wait(10) == 0
+
+
+async def test_an_agent_without_a_pool_ends_at_once(agents: Agents) -> None:
+    told = await agents.granted("h1")
+    agents.processes["h1"].send_signal(signal.SIGTERM)
+    await ends(told.pid)
 
 
 async def test_a_busy_pool_keeps_its_lease(agents: Agents, tmp_path: Path) -> None:

@@ -93,10 +93,22 @@ async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None
         assert "h2: its agent exited" in words or victim == "grant"
 
 
-async def test_a_lost_rollout_node_is_given_again(tmp_path: Path) -> None:
+async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
+    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+        os.kill(grant.hosts[1].told.pid, signal.SIGTERM)
+        async with asyncio.timeout(20):
+            while not status(tmp_path).leaving:  # noqa: ASYNC110 (it is polled)
+                await asyncio.sleep(0.02)
+        found = status(tmp_path)
+        assert (found.state, found.words, found.leaving) == ("granted", "h2 was asked to end", ("h2",))
+        assert await grant.hosts[1].digest("absent") == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -> None:
     async with taken(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
         (lost,), (trains,) = grant.rollout, grant.hosts
-        os.kill(lost.told.pid, signal.SIGKILL)
+        os.kill(lost.told.pid, number)
         async with asyncio.timeout(30):
             gone, node = await grant.returned.get()
         assert gone is lost and node.name == "h2" and node.told.pid != lost.told.pid
@@ -142,11 +154,16 @@ def test_split_without_nodes_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_split_servers_return_on_another_node(tmp_path: Path) -> None:
-    """The pool goes on meanwhile."""
-    nodes = setup(nodes=1, rollout_nodes=2, hosts=(*TWO, StaticNode(name="h3", address="127.0.0.3")))
+@pytest.mark.parametrize("count", [1, 2])
+def test_split_servers_return_on_another_node(tmp_path: Path, count: int) -> None:
+    """The pool goes on meanwhile, also where it has no other server."""
+    mark = tmp_path / "began"
+    slow = ("sh", "-c", f'test -e {mark} && sleep 2; touch {mark}; exec "$@"', "sh")  # at the second time
+    hosts = (*TWO, StaticNode(name="h3", address="127.0.0.3"))[: 1 + count]
+    hosts = (*hosts[:-1], msgspec.structs.replace(hosts[-1], command=slow))
+    nodes = setup(nodes=1, rollout_nodes=count, hosts=hosts)
     server = ServerSetup(
-        python=sys.executable, servers=2, max_rank=16, targets=("q_proj",), context_length=64
+        python=sys.executable, servers=count, max_rank=16, targets=("q_proj",), context_length=64
     )
     changes = {
         "mode": "split",
@@ -157,9 +174,10 @@ def test_split_servers_return_on_another_node(tmp_path: Path) -> None:
     }
     with running_pool(tmp_path, nodes=nodes, **changes) as running:
         servers = running.pool.engine._fleet.servers  # type: ignore[attr-defined]
-        assert [each.host.name for each in servers] == ["h2", "h3"]
-        lost = status(tmp_path).nodes[2].pid
+        assert [each.host.name for each in servers] == ["h2", "h3"][:count]
+        lost = status(tmp_path).nodes[-1].pid
         os.kill(lost, signal.SIGKILL)
-        until(lambda: servers[1].state != "up")
-        until(lambda: servers[1].state == "up")
-        assert servers[1].host.told.pid != lost and len(status(tmp_path).nodes) == 3
+        until(lambda: servers[-1].state == "failed")
+        assert not running.pool.engine._fleet.is_over  # type: ignore[attr-defined]
+        until(lambda: servers[-1].state == "up")
+        assert servers[-1].host.told.pid != lost and len(status(tmp_path).nodes) == 1 + count

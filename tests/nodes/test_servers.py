@@ -21,7 +21,7 @@ from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.settings import settings_of
 from lorad.engines.remote.starts import Directories
-from lorad.errors import AdapterRefused, SpecError, StorageError
+from lorad.errors import AdapterRefused, PoolLost, SpecError, StorageError
 from lorad.models.directory import linear_shapes, read_config
 from lorad.nodes import remote
 from lorad.nodes.remote import Node
@@ -248,6 +248,20 @@ async def test_a_lost_node_costs_its_servers_alone(own: World) -> None:
         assert await h3.digest(f"adapters/run@2/{WEIGHTS}") == second
         assert len({float(part[0]) for part in await own.engine.scores("run@2", CANARY)}) == 1
         await own.engine.close()
+
+
+async def test_the_last_node_is_waited_for(own: World) -> None:
+    """As long as patience lasts; then the engine is over."""
+    own.engine.expect_nodes(600.0)
+    for name in ("h1", "h2"):
+        own.agents.processes[name].kill()
+    await until(lambda: all(server.state == "failed" for server in own.servers))
+    asked = asyncio.create_task(own.engine.loaded())
+    assert (await own.engine.health()).alive and not asked.done()
+    own.engine.expect_nodes(0.0)
+    assert not (await own.engine.health()).alive
+    with pytest.raises(PoolLost, match=r"node h\d was lost"):
+        await asked
 
 
 async def test_a_load_goes_on_without_a_lost_node(own: World) -> None:

@@ -106,9 +106,10 @@ def _refuse_strange(pool: Pool, status: GrantStatus) -> None:
     setup, names = pool.setup.nodes, [node.node for node in status.nodes]
     assert setup is not None
     known = {host.name for host in setup.hosts} or {*names}
-    if len(names) > setup.bundles or len({*names}) < len(names) or not known.issuperset(names):
+    named = [*names, *status.leaving]
+    if len(names) > setup.bundles or len({*names}) < len(names) or not known.issuperset(named):
         raise ValueError("it names nodes that were not asked for")
-    if any(len(name) > _NAME or not name.isprintable() for name in names):
+    if any(len(name) > _NAME or not name.isprintable() for name in named):
         raise ValueError("it names nodes as nobody does")
     if any(len(node.devices) > _DEVICES for node in status.nodes):
         raise ValueError("it names more devices than a node has")

@@ -4,6 +4,8 @@ them.
 While it waits, nobody behind it joins another pool there, idle pools give their nodes back, and then runs of
 lower priority stop for it where preemption is on. When `cluster.patience` is over, it is queued again, and
 the runs behind it have their turn.
+
+Where a node with ranks was asked to end, the runs there stop after their step, and are queued again.
 """
 
 import logging
@@ -37,6 +39,7 @@ def keep_cluster(ctx: Context) -> None:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and pool.setup.nodes is not None]
     each(ctx, _say, up, of_pool)
     each(ctx, _help, waiting, of_pool)
+    each(ctx, _leave, [pool for pool in up if pool.leaves], of_pool)
     if ctx.users.shared:
         each(ctx, _refuse_strangers, [pool for pool in up if pool.nodes], of_pool)
 
@@ -109,6 +112,22 @@ def _let_others_pass(ctx: Context, pool: Pool, tenants: Sequence[RunRow]) -> Non
     ctx.loop.poke()
 
 
+def _leave(ctx: Context, pool: Pool) -> None:
+    """Take the runs off nodes that were asked to end, and then give the nodes back."""
+    _take_off(ctx, pool, pool.leaves)
+
+
+def _take_off(ctx: Context, pool: Pool, why: str) -> None:
+    """Have the runs of a pool stop after their step, and be queued again; without any stop the pool."""
+    tenants = tenants_of(ctx, pool)
+    for run in tenants:
+        if run.state != RunState.STOPPING:
+            wish = {"wanted": "pause", "yielded": why}
+            runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
+    if not tenants:
+        stop_pool(ctx, pool)
+
+
 def _refuse_strangers(ctx: Context, pool: Pool) -> None:
     """Take a run off nodes whose agents are another user's: it would work with the rights of that one.
 
@@ -118,11 +137,4 @@ def _refuse_strangers(ctx: Context, pool: Pool) -> None:
     if not theirs:
         return
     ctx.queue.strangers[owner] = min(theirs)
-    why = f"the agents of the cluster are {user_name(min(theirs))}'s"
-    tenants = tenants_of(ctx, pool)
-    for run in tenants:
-        if run.state != RunState.STOPPING:
-            wish = {"wanted": "pause", "yielded": why}
-            runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
-    if not tenants:
-        stop_pool(ctx, pool)
+    _take_off(ctx, pool, f"the agents of the cluster are {user_name(min(theirs))}'s")

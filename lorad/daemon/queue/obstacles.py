@@ -145,6 +145,8 @@ def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRo
         where = f"pool {pool.id} on {pool.where}"
         if pool.stop_asked is not None:
             return Obstacle(f"{where} is stopping", soon=True)
+        if pool.leaves:
+            return Obstacle(f"pool {pool.id} stops: {pool.leaves}", soon=True)
         if pool.setup.key == setup.key:
             return None if run is None else _crowding(now, pool, run)
         if tenants := now.tenants_of(pool):

@@ -64,7 +64,7 @@ class _Meter:
             self._note_prompts()
         since = time.monotonic() - _RATE_SECONDS
         return base.EngineHealth(
-            alive=any(server.state not in ("failed", "closed") for server in fleet.servers),
+            alive=not fleet.is_over,
             asleep=fleet.asleep,
             running=sum(call.running for call in calls),
             waiting=sum(call.waiting for call in calls),
@@ -182,6 +182,10 @@ class RemoteEngine(base.Engine):
         scores them as before.
         """
         self._fleet.replace(lost, host)
+
+    def expect_nodes(self, seconds: float) -> None:
+        """Wait so long for a node in the place of the last one that was lost, before the engine is over."""
+        self._fleet.patience = seconds
 
     def on_return(self, check: Callable[[base.Scorer], Awaitable[None]]) -> None:
         self._check = check

@@ -3,6 +3,7 @@ prompt where its keys and values are.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -40,6 +41,7 @@ _SILENT = (
 _DIED = "The server is started again; its log may say why it died. Then resume the run."
 _LOGPROBS = "Start it with the --logprobs-mode that the preflight asks for, or let lorad start it."
 _NO_LORA = "Start it with LoRA enabled, or let lorad start it (leave rollout.url out)."
+_LOOK_SECONDS = 1.0  # between two looks whether a lost node is still waited for
 SURPLUS = 1.25  # times the average load
 
 
@@ -62,6 +64,8 @@ class Fleet:
     ) -> None:
         self.dialect, self.settings = dialect, settings
         self.is_attached = bool(setup.urls)
+        self.patience = 0.0  # seconds for another node to take the place of the last one
+        self._lost_at: dict[int, float] = {}  # by server, whose node was lost
         self.asleep = False
         self._is_closing = False
         self._starts = Starts(dialect, settings, setup, places, () if setup.urls else hosts)
@@ -172,10 +176,21 @@ class Fleet:
                 raise PoolLost(
                     "the engine is being closed", hint="Resume the run; the daemon starts another pool."
                 )
-            if all(server.state in ("failed", "closed") for server in self.servers):
+            if self.is_over:
                 raise self.servers[0].error or PoolLost("the engine is closed", hint="Resume the run.")
-            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS if self._lost_at else None):
+                    await self._news.wait()
         return self.serving
+
+    @property
+    def is_over(self) -> bool:
+        """Check whether no server will ever serve again."""
+        since = time.monotonic() - self.patience
+        return all(
+            server.state in ("failed", "closed") and self._lost_at.get(server.index, -math.inf) <= since
+            for server in self.servers
+        )
 
     def stop_waiting(self) -> None:
         """Make everybody who waits for a server to return give up, because the engine is being closed."""
@@ -292,6 +307,7 @@ class Fleet:
         while server.state != "failed":
             await self._news.wait()
         server.host = host
+        self._lost_at.pop(server.index, None)
         await self._lead_to(server)
         await self._again(server, deque(maxlen=_DEATHS))
         await self._keep(server)
@@ -307,6 +323,7 @@ class Fleet:
     async def _again(self, server: Server, deaths: deque[float]) -> None:
         while True:
             if server.host is not None and server.host.lost.done():
+                self._lost_at[server.index] = time.monotonic()
                 server.become("failed", _lost(server.host))
                 return
             server.become("down")

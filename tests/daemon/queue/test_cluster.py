@@ -305,6 +305,20 @@ async def test_the_newest_grant_has_the_last_word(home: Path) -> None:
     assert node.says == "over (a-1@1)"
 
 
+async def test_runs_leave_nodes_asked_to_end(home: Path) -> None:
+    behave(home, **SLOW)
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "running")
+        (pool,) = ctx.pools.values()
+        path, first = pool.attempt().work / GRANT, pool.number
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"leaving": ["h1"]}))
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+        assert runs.get(ctx.store, "a").attempt == 2 and pool.number == first + 1
+        moves = [event.data.get("detail") for event in events.newest(ctx.store, 100, "a")]
+        assert moves.count("h1 of the cluster: asked to end") == 2  # it stops, and is queued again
+
+
 async def test_nodes_nobody_asked_for_are_refused(home: Path) -> None:
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
         write_cluster(home, {"h0": 1, "h1": 1})

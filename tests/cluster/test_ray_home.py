@@ -1,0 +1,78 @@
+"""A run of a real home over a Ray cluster, whose daemon dies."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.paths import Home
+from lorad.client.client import Client
+from tests.cluster.faults import RANK, pids, send
+from tests.cluster.ray_kit import PYTHON, Cluster
+from tests.kit.world import REPOSITORY, World, world
+from tests.nodes.spread import NAME, SPEC, reached, start
+
+STEPS, SECONDS = 10, 300.0
+DAEMON = "-m lorad.daemon"
+pytestmark = pytest.mark.long
+
+
+class RayWorld(World):
+    """A world whose `lorad` runs on the home host of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.root = Path(tempfile.mkdtemp(prefix="w", dir=cluster.work))
+        self.home = Home(self.root / "home")
+        self.client = Client(self.home)
+        self.home.root.mkdir(mode=0o700)
+        own = {"kind": "ray", "address": cluster.address, "python": PYTHON, "device": "cpu", "lease": 5}
+        own |= {"token_file": str(cluster.token_file), "node_python": sys.executable}
+        self.home.config.write_text(json.dumps({"cluster": own}))
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"LORAD_HOME": str(self.home.root), "PYTHONPATH": str(REPOSITORY)}
+
+    def command(self, *arguments: object) -> str:
+        return self._cluster.home.run(sys.executable, "-m", "lorad", *map(str, arguments), env=self.env)
+
+
+@contextmanager
+def ray_world(cluster: Cluster) -> Iterator[RayWorld]:
+    made = RayWorld(cluster)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """The facts of the run on one machine, undisturbed."""
+    with world() as made:
+        made.run(NAME, text=SPEC.format(steps=STEPS))
+        return made.facts(NAME)
+
+
+def begun(made: RayWorld) -> None:
+    made.command("daemon", "start")
+    start(made, STEPS)
+    reached(made, 1, 3)
+
+
+def test_a_daemon_may_die_under_a_run(cluster: Cluster, expected: dict[str, Any]) -> None:
+    """Nothing else does; the next daemon finds the run where it is."""
+    with ray_world(cluster) as made:
+        begun(made)
+        ranks = [pid for node in cluster.nodes for pid in pids(node, RANK)]
+        send(cluster.home, DAEMON)
+        reached(made, 1, 6)
+        assert [pid for node in cluster.nodes for pid in pids(node, RANK)] == ranks and len(ranks) == 2
+        made.command("daemon", "start")
+        assert made.completed(NAME, SECONDS).attempt == 1 and made.facts(NAME) == expected

@@ -1,0 +1,61 @@
+"""What a pool over nodes of a Ray cluster lives through: no room on a node, the loss of a node of servers."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.faults import AGENT, ALL, RAYLET, send
+from tests.cluster.hosts import Host
+from tests.cluster.ray_kit import Cluster, Head, nothing_left_on
+
+SPLIT = "split_head.py"
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def split(cluster: Cluster, machines: list[Host]) -> Iterator[Head]:
+    """A pool with a rank on one node and a server on another."""
+    head = Head(cluster, SPLIT, nodes=1, rollout_nodes=1)
+    try:
+        yield head
+    finally:
+        head.end()
+        nothing_left_on(machines, [*ALL, SPLIT, "stub_server.py"])
+
+
+def test_a_full_node_is_named(cluster: Cluster) -> None:
+    """What cannot be put there is refused; the pool works on, and it is put once there is room."""
+    head = Head(cluster)
+    try:
+        assert head.line(60)["kind"] == "ready"
+        (head.directory / "files").touch()
+        head.until("loaded", 30)
+        with cluster.nodes[1].full():
+            why = head.until("refused", 30)["why"]
+        assert why.startswith("h2: ") and "No space left on device" in why
+        head.until("loaded", 30)
+    finally:
+        head.end()
+
+
+@pytest.mark.parametrize("victim", [AGENT, RAYLET])
+def test_a_lost_server_node_returns(split: Head, cluster: Cluster, victim: str) -> None:
+    """The trainer's node is not touched; the server is started in its bundle again, which Ray has to place
+    anew where the node was lost with its raylet.
+    """
+    first = split.until("server", 90, state="up")
+    assert first["node"] == "h2"
+    rank = cluster.nodes[0].pids("lorad.trainers.ranks.worker")
+    began = time.monotonic()
+    send(cluster.nodes[1], victim)
+    split.until("server", 30, state="failed")
+    lost = time.monotonic() - began
+    if victim == RAYLET:
+        cluster.stop(cluster.nodes[1], force=True)
+        cluster.join([cluster.nodes[1]])
+        began = time.monotonic()
+    back = split.until("server", 120, state="up", node="h2")
+    print(f"{victim}: lost after {lost:.1f} s, serves again {time.monotonic() - began:.1f} s later")
+    assert back["agent"] != first["agent"]
+    assert rank and cluster.nodes[0].pids("lorad.trainers.ranks.worker") == rank
