@@ -216,7 +216,7 @@ class Grant:
         if node in self.rollout:
             self._lose(Lost(node.name, "it was asked to end"))
         elif node in self.hosts:
-            self._tell("granted", f"{node.name} was asked to end", nodes=self.granted)
+            self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
 
     def _lose(self, line: Lost) -> None:
         """Without a rollout node the others go on."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.faults import AGENT, ALL, RAYLET, send
+from tests.cluster.faults import AGENT, ALL, RANK, RAYLET, pids, send
 from tests.cluster.hosts import Host
 from tests.cluster.ray_kit import Cluster, Head, nothing_left_on
 
@@ -46,7 +46,7 @@ def test_a_lost_server_node_returns(split: Head, cluster: Cluster, victim: str) 
     """
     first = split.until("server", 90, state="up")
     assert first["node"] == "h2"
-    rank = cluster.nodes[0].pids("lorad.trainers.ranks.worker")
+    rank = pids(cluster.nodes[0], RANK)
     began = time.monotonic()
     send(cluster.nodes[1], victim)
     split.until("server", 30, state="failed")
@@ -58,4 +58,4 @@ def test_a_lost_server_node_returns(split: Head, cluster: Cluster, victim: str) 
     back = split.until("server", 120, state="up", node="h2")
     print(f"{victim}: lost after {lost:.1f} s, serves again {time.monotonic() - began:.1f} s later")
     assert back["agent"] != first["agent"]
-    assert rank and cluster.nodes[0].pids("lorad.trainers.ranks.worker") == rank
+    assert rank and pids(cluster.nodes[0], RANK) == rank
