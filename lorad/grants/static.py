@@ -102,7 +102,9 @@ async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
 
 
 async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> list[_Started] | str:
-    """Take as many nodes as are asked for, by name; else none, and say what is lacking."""
+    """Take as many nodes as are asked for, those named first before others; returns them sorted by name. Else
+    take none, and say what is lacking.
+    """
     taken: list[_Started] = []
     lacking: list[str] = []
     try:
@@ -115,7 +117,7 @@ async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> li
             else:
                 taken.append(found)
         if len(taken) == request.bundles:
-            return taken
+            return sorted(taken, key=lambda started: started.node.name)
     except BaseException:
         await _end(taken)
         raise
@@ -128,7 +130,7 @@ async def _end(taken: Sequence[_Started]) -> None:
 
 
 class _Holding:
-    """The nodes of one grant. hosts: those that may be taken, by name."""
+    """The nodes of one grant. hosts: those that may be taken, in the order in which they are tried."""
 
     def __init__(self, request: GrantRequest, pool: Pool, hosts: Sequence[StaticNode]) -> None:
         self._request, self._pool, self._hosts = request, pool, hosts
@@ -177,7 +179,7 @@ class _Holding:
 
 async def _hold(request: GrantRequest, pool: Pool) -> None:
     wanted = request.setup.devices
-    hosts = sorted((h for h in request.setup.hosts if h.devices >= wanted), key=lambda host: host.name)
+    hosts = [host for host in request.setup.hosts if host.devices >= wanted]
     if len(hosts) >= request.bundles:
         await _Holding(request, pool, hosts).hold()
         return

@@ -47,7 +47,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     labels: what a node must have.
     insecure: a cluster without tokens is accepted.
     group: the name of the placement group, without the life.
-    hosts: the nodes of `static`.
+    hosts: the nodes of `static`, in the order in which they are tried.
     """
 
     kind: NodesKind = "static"

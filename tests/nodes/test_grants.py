@@ -51,6 +51,12 @@ async def test_all_nodes_are_granted_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "granter.json").exists()
 
 
+async def test_nodes_named_first_are_taken(tmp_path: Path) -> None:
+    third = StaticNode(name="h3", address="127.0.0.3")
+    async with taken(setup(hosts=(third, *TWO)), "p", tmp_path, tmp_path) as grant:
+        assert [node.name for node in grant.hosts] == ["h1", "h3"]
+
+
 async def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"3 nodes are asked for, but cluster\.nodes has 2") as refused:
         async with taken(setup(nodes=3), "p", tmp_path, tmp_path):
