@@ -4,10 +4,9 @@ import contextlib
 import fcntl
 import os
 import stat
-import tempfile
 from pathlib import Path
 
-DIRECTORY = Path(tempfile.gettempdir()) / "lorad-devices"
+DIRECTORY = Path("/tmp/lorad-devices")  # whatever TMPDIR a process has: all must find the same locks
 
 
 def make_directory(directory: Path) -> Path:

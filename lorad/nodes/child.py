@@ -12,6 +12,8 @@ from lorad.files import write_whole
 from lorad.nodes import messages
 from lorad.nodes.messages import Logged, Wrote
 
+_LINE = 1 << 16  # characters of a line in the log; what is longer is cut into several
+
 
 class _Node(Protocol):
     """What a child needs of its `Node`."""
@@ -35,11 +37,17 @@ class RemoteChild:
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Call it once. Raises what the agent refuses with, or PoolLost."""
+        """Call it once. Raises what the agent refuses with, or PoolLost. Ends what it started when it is
+        cancelled.
+        """
         self._node.begins(self._asked.name, self)
         self._log.path.touch(mode=0o600)
         self._log.began = self._log.size()
-        self.pid = int(await self._node.ask(self._asked))
+        try:
+            self.pid = int(await self._node.ask(self._asked))
+        except asyncio.CancelledError:
+            await self._end_there(grace=0.0)
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -50,8 +58,7 @@ class RemoteChild:
 
     async def stop(self, grace: float = 30.0) -> None:
         if self.is_alive:
-            with contextlib.suppress(LoradError):
-                await self._node.ask(messages.Stop(name=self._asked.name, grace=grace))
+            await self._end_there(grace)
             await self.ended()
 
     async def dump(self) -> None:
@@ -67,8 +74,12 @@ class RemoteChild:
     def take(self, said: messages.Said) -> None:
         """Take what the agent tells of this child."""
         if isinstance(said, Logged):
-            whole, newline, self._rest = (self._rest + said.text).rpartition("\n")
-            self._append(whole + newline)
+            text = self._rest + said.text
+            end = text.rfind("\n") + 1
+            if len(text) - end > _LINE:
+                end = len(text)
+            self._rest = text[end:]
+            self._append(text[:end])
         elif isinstance(said, Wrote):
             self._shadow(said.file, said.text)
         elif isinstance(said, messages.Ended):
@@ -79,6 +90,10 @@ class RemoteChild:
             self._append(self._rest)
             self._rest = ""
             self._end.set_result(how)
+
+    async def _end_there(self, grace: float) -> None:
+        with contextlib.suppress(LoradError):
+            await self._node.ask(messages.Stop(name=self._asked.name, grace=grace))
 
     def _append(self, text: str) -> None:
         lines = [f"{self._node.name}: {line}\n" for line in text.splitlines()]

@@ -7,10 +7,12 @@ import os
 import signal
 import ssl
 import sys
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -91,6 +93,39 @@ async def test_a_character_that_is_cut_arrives(node: Node, tmp_path: Path) -> No
     await process.start()
     await process.ended()
     assert process.tail() == f"{node.name}: café"
+
+
+@shared
+async def test_an_endless_line_is_not_kept(node: Node, tmp_path: Path) -> None:
+    """It shows while it grows, in pieces."""
+    code = "import time; print('x' * 200_000, end='', flush=True); time.sleep(600)"
+    process = child(node, tmp_path / "log", code)
+    await process.start()
+    await logged(tmp_path / "log", "x" * 60_000)
+    await process.stop()
+    assert (tmp_path / "log").read_text().count("x") == 200_000
+
+
+@shared
+async def test_a_start_that_is_cancelled_ends_it(node: Node, tmp_path: Path) -> None:
+    os.kill(node.told.pid, signal.SIGSTOP)
+    mark = f"cancelled {uuid.uuid4()}"
+    starting = asyncio.create_task(child(node, tmp_path / "log", STUBBORN, mark).start())
+    await asyncio.sleep(0.05)
+    starting.cancel()
+    await asyncio.sleep(0.05)
+    os.kill(node.told.pid, signal.SIGCONT)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await node.digest("absent")  # the agent has taken up what was asked before
+    assert not [p for p in psutil.process_iter() if mark in " ".join(_command(p))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @shared
@@ -363,19 +398,19 @@ async def wire(told: GrantedNode) -> AsyncIterator[tuple[GrantedNode, asyncio.Ev
 
 
 async def test_a_held_gpu_is_not_granted_twice(agents: Agents) -> None:
-    """Whatever is left of a killed agent's children holds it too."""
-    locks = agents.short / "h1" / "lorad-devices"
-    locks.parent.mkdir()
-    held = gpu_locks.take_lock(locks, "GPU-1")
-    said = await agents.said(agents.begin("h1", "127.0.0.1", ["GPU-1"]))
-    assert said["kind"] == "Refused" and "GPU-1 is held by another process" in said["words"]
-    os.close(held)
-    agents.end()
-    agents.short.mkdir()
-    told = await agents.said(agents.begin("h1", "127.0.0.1", ["GPU-1"]))
-    assert told["devices"] == ["GPU-1"]
-    with pytest.raises(BlockingIOError):
-        gpu_locks.take_lock(locks, "GPU-1")
+    """Whatever is left of a killed agent's children holds it too; and each of these has another TMPDIR."""
+    gpu, locks = f"GPU-{uuid.uuid4()}", gpu_locks.DIRECTORY
+    held = gpu_locks.take_lock(locks, gpu)
+    try:
+        said = await agents.said(agents.begin("h1", "127.0.0.1", [gpu]))
+        assert said["kind"] == "Refused" and f"{gpu} is held by another process" in said["words"]
+        os.close(held)
+        told = await agents.said(agents.begin("h1", "127.0.0.1", [gpu]))
+        assert told["devices"] == [gpu]
+        said = await agents.said(agents.begin("h2", "127.0.0.2", [gpu]))
+        assert said["kind"] == "Refused" and f"{gpu} is held by another process" in said["words"]
+    finally:
+        gpu_locks.make_lock(locks, gpu).unlink()
 
 
 async def test_odd_devices_are_refused(agents: Agents) -> None:
