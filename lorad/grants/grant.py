@@ -131,7 +131,6 @@ class Grant:
             socket=str(self._socket),
             certificate=identity.pem,
             agent=("-P", "-m", "lorad.nodes.agent", "--life", self._life, "--lease", str(setup.lease)),
-            bundles=setup.bundles,
         )
         path = self._private / "request.json"
         write_whole(path, msgspec.json.encode(request), durable=False)

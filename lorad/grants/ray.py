@@ -1,7 +1,7 @@
 """The nodes of one life of a pool, from Ray: `python -P -m lorad.grants.ray GRANT_JSON`.
 
 The only module that imports Ray. It runs in an interpreter that has the cluster's own version of Ray, and of
-lorad needs nothing but this file: standard library and Ray. It speaks the JSON lines of
+lorad needs nothing but this file and `ray_token`: standard library and Ray. It speaks the JSON lines of
 `lorad.protocol.nodes`: it reads a `GrantRequest`, connects to the pool's socket and says `Waiting`,
 `Granted`, `Refused`, `Lost`.
 
@@ -20,7 +20,6 @@ import os
 import queue
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -28,42 +27,17 @@ import time
 from collections import deque
 from typing import Any, TypeAlias
 
+from lorad.grants.ray_token import RefusedError, reach
+
 ray: Any = None  # see `_connect`: Ray reads its settings from the environment when it is imported
 _Json: TypeAlias = dict[str, Any]
 _LOOK_SECONDS = 1.0  # between two looks at a group that waits
-_PROBE_SECONDS = 30.0  # for a first word with the cluster
 _START_SECONDS = 120.0  # for actors and agents, once there is room
 _AGAIN_SECONDS = 5.0  # between two tries
 _agents = itertools.count(1)
 _ENDED = 3  # exit code: all agents ended
 _REFUSED = 4
 _LINGER_SECONDS = 2.0  # of an actor whose agent ended, for its last answer
-# the client of the cluster's head answers in half a second, where ray.init tries a wrong token for 20 s
-_PROBE = """
-import socket, sys
-from ray._private.services import canonicalize_bootstrap_address
-from ray._raylet import GcsClient
-from ray.exceptions import AuthenticationError
-address = canonicalize_bootstrap_address(sys.argv[1])
-if not address:
-    sys.exit(12)
-print(address, flush=True)
-host, _, port = address.rpartition(":")
-socket.create_connection((host.strip("[]"), int(port)), 3.0).close()
-try:
-    GcsClient(address=address)
-except AuthenticationError:
-    sys.exit(11)
-"""
-_IS_OPEN, _NO_TOKEN = 0, 11  # exit codes of _PROBE; others: no answer
-
-
-class _RefusedError(Exception):
-    """Nothing will be granted. words: why. hint: what to do."""
-
-    def __init__(self, words: str, hint: str) -> None:
-        super().__init__(words)
-        self.words, self.hint = words, hint
 
 
 class _Over(Exception):
@@ -176,16 +150,16 @@ def main() -> int:
         request = json.load(file)
     pool = _Pool(request["socket"])
     try:
-        address = _reach(pool, request["setup"])
+        address = reach(pool, request["setup"])
         _connect(address, _group_name(request))
         signal.signal(signal.SIGTERM, lambda *_: pool.is_over.set())  # in place of Ray's
         group = _placed(pool, request)
-        nodes = _begun(request, group, list(range(request["bundles"])), _START_SECONDS)
+        nodes = _begun(request, group, list(range(_count(request["setup"]))), _START_SECONDS)
         pool.say("Granted", nodes=[node["granted"] for node in nodes])
         _follow(pool, request, group, nodes)
     except _Over:
         return 0
-    except _RefusedError as error:
+    except RefusedError as error:
         try:
             pool.say("Refused", words=error.words, hint=error.hint)
         except _Over:
@@ -204,92 +178,8 @@ def _group_name(request: _Json) -> str:
     return f"{request['setup'].get('group') or f'lorad/{pool}'}@{life}"
 
 
-def _reach(pool: _Pool, setup: _Json) -> str:
-    """Return the cluster's address once it answers there.
-
-    Raises _RefusedError where it refuses the token, or is open to everybody.
-    """
-    address, environment = setup.get("address") or "auto", _with_token(setup.get("token_file", ""))
-    if address.startswith("ray://"):
-        raise _RefusedError(
-            f"{address} is the address of a Ray Client server",
-            "Give cluster.address as host:port (6379 by default) or auto.",
-        )
-    os.environ.update(environment)
-    while True:
-        code, found = _probe(address, environment)
-        if code == _NO_TOKEN:
-            where = setup.get("token_file") or os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
-            has_token = environment["RAY_AUTH_MODE"] == "token"
-            raise _RefusedError(
-                f"Ray at {found} refuses the token of {where}"
-                if has_token
-                else f"Ray at {found} asks for a token",
-                "Copy the cluster's token into a file of yours with mode 0600, and name that in config.yaml: "
-                "cluster.token_file.",
-            )
-        if code == _IS_OPEN and found:
-            break
-        pool.say("Waiting", words=f"Ray does not answer at {address}")
-        pool.pause(_LOOK_SECONDS)
-    without = {"RAY_AUTH_MODE": "disabled"}
-    asks = _probe(found, without)[0] == _NO_TOKEN
-    if not asks and not setup.get("insecure"):
-        raise _RefusedError(
-            f"the Ray cluster at {found} asks for no token: whoever reaches its ports runs programs on it",
-            "Start it with RAY_AUTH_MODE=token and a token (`ray get-auth-token --generate`), or insist: "
-            "cluster.insecure: true.",
-        )
-    if not asks:
-        os.environ.update(without)  # in token mode this process would refuse what the cluster's workers say
-    return found
-
-
-def _with_token(path: str) -> dict[str, str]:
-    """Return the variables by which Ray finds the token.
-
-    Raises _RefusedError for a file that others can read.
-    """
-    if not path:
-        named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & {*os.environ}
-        there = named or os.path.exists(os.path.expanduser("~/.ray/auth_token"))
-        return {"RAY_AUTH_MODE": "token" if there else "disabled"}
-    path = os.path.expanduser(path)
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise _RefusedError(
-            f"cluster.token_file: {path}: {error.strerror}", "Copy the cluster's token there, with mode 0600."
-        ) from None
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise _RefusedError(
-            f"cluster.token_file: others may read {path}, or it is not yours", f"chmod 600 {path}"
-        )
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
-
-
-def _probe(address: str, environment: dict[str, str]) -> tuple[int, str]:
-    """Ask the cluster's head for a word; returns an exit code of _PROBE and the address as host:port."""
-    secrets = () if environment["RAY_AUTH_MODE"] == "token" else ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    inherited = {key: value for key, value in os.environ.items() if key not in secrets}
-    quickly = {"RAY_py_gcs_connect_timeout_s": "5"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _PROBE, address],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            env={**inherited, **quickly, **environment},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, ""
-    return done.returncode, done.stdout.strip()
-
-
 def _connect(address: str, namespace: str) -> None:
-    """Become the driver of a job of the cluster. Raises _RefusedError."""
+    """Become the driver of a job of the cluster. Raises RefusedError."""
     global ray
     try:
         import ray as imported
@@ -297,39 +187,88 @@ def _connect(address: str, namespace: str) -> None:
         ray = imported
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
-        raise _RefusedError(
+        raise RefusedError(
             f"Ray at {address} does not take this process: {_first_line(error)}",
             "This machine must be a node of the cluster (`ray start --address=… --num-gpus=0`), and "
             "cluster.python have the cluster's versions of Ray and Python.",
         ) from None
 
 
+def _count(setup: _Json) -> int:
+    """Count the nodes that are asked for."""
+    nodes: int = setup["nodes"] + setup.get("rollout_nodes", 0)
+    return nodes
+
+
 def _placed(pool: _Pool, request: _Json) -> Any:
-    """Wait for room, saying what is lacking; returns the group. The daemon decides for how long."""
-    setup, number = request["setup"], request["bundles"]
-    bundle = {"CPU": 1.0, **({"GPU": float(setup["devices"])} if setup["devices"] else {})}
-    labels = setup.get("labels") or {}
-    selectors = {"bundle_label_selector": [labels] * number} if labels else {}
-    group = ray.util.placement_group(
-        [bundle] * number, strategy="STRICT_SPREAD", name=_group_name(request), **selectors
-    )
+    """Wait for room, saying what is lacking; returns the group. The daemon decides for how long.
+
+    Nodes that had the base are tried first, for as long as a group takes that has room.
+    """
+    if warm := _warm(request["setup"]):
+        group = _group(request, warm)
+        if group.wait(_LOOK_SECONDS):
+            return group
+        ray.util.remove_placement_group(group)
+    group = _group(request, [])
     while not group.wait(_LOOK_SECONDS):
-        pool.say("Waiting", words=_lacking(setup, number))
+        pool.say("Waiting", words=_lacking(request["setup"]))
         pool.pause(0)
     return group
 
 
-def _lacking(setup: _Json, number: int) -> str:
-    """Put into words what is asked for and what there is: "2 x 8 GPUs: 3 nodes alive, 0 GPUs free"."""
-    devices, labels = setup["devices"], setup.get("labels") or {}
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    fitting = [
+def _group(request: _Json, ids: list[str]) -> Any:
+    """Ask for a bundle a node. ids: Ray's, of nodes that the first bundles must be on."""
+    setup = request["setup"]
+    number, labels = _count(setup), setup.get("labels") or {}
+    asked = [{**labels, "ray.io/node-id": one} for one in ids] + [labels] * (number - len(ids))
+    return ray.util.placement_group(
+        [_bundle(setup)] * number,
+        strategy="STRICT_SPREAD",
+        name=_group_name(request),
+        **({"bundle_label_selector": asked} if any(asked) else {}),
+    )
+
+
+def _bundle(setup: _Json) -> dict[str, float]:
+    return {"CPU": 1.0, **({"GPU": float(setup["devices"])} if setup["devices"] else {})}
+
+
+def _warm(setup: _Json) -> list[str]:
+    """List Ray's ids of nodes that had the base and have room now, not more than are asked for.
+
+    None where servers have nodes of their own: a bundle that is bound to a node is on no other when that one
+    dies.
+    """
+    if setup.get("rollout_nodes"):
+        return []
+    free, bundle = ray._private.state.available_resources_per_node(), _bundle(setup)
+    found = [
+        node["NodeID"]
+        for node in _fitting(setup)
+        if node["NodeManagerAddress"] in setup.get("warm", ())
+        and all(free.get(node["NodeID"], {}).get(kind, 0) >= size for kind, size in bundle.items())
+    ]
+    return found[: _count(setup)]
+
+
+def _fitting(setup: _Json) -> list[_Json]:
+    """List the nodes that would do if nobody used them."""
+    labels = setup.get("labels") or {}
+    return [
         node
-        for node in alive
-        if node["Resources"].get("GPU", 0) >= devices
-        and node["Resources"].get("CPU", 0) >= 1
+        for node in ray.nodes()
+        if node["Alive"]
+        and all(node["Resources"].get(kind, 0) >= size for kind, size in _bundle(setup).items())
         and all(node.get("Labels", {}).get(key) == value for key, value in labels.items())
     ]
+
+
+def _lacking(setup: _Json) -> str:
+    """Put into words what is asked for and what there is: "2 x 8 GPUs: 3 nodes alive, 0 GPUs free"."""
+    devices, labels, number = setup["devices"], setup.get("labels") or {}, _count(setup)
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    fitting = _fitting(setup)
     kind = "GPU" if devices else "CPU"
     free = int(ray.available_resources().get(kind, 0))
     each = f"{devices} GPU{'s' * (devices != 1)}" if devices else "1 CPU"
@@ -342,7 +281,7 @@ def _lacking(setup: _Json, number: int) -> str:
 def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None) -> list[_Json]:
     """Start an agent in each of these bundles; returns their nodes, sorted by name.
 
-    seconds: that they may take; None waits for bundles that Ray has to place again. Raises _RefusedError.
+    seconds: that they may take; None waits for bundles that Ray has to place again. Raises RefusedError.
     """
     setup = request["setup"]
     actors = [_actor(setup, group, index) for index in bundles]
@@ -350,7 +289,7 @@ def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None
     for actor, index, node in zip(actors, bundles, nodes, strict=True):
         node.update(actor=actor, index=index)
         if node["uid"] != os.getuid():
-            raise _RefusedError(
+            raise RefusedError(
                 f"the cluster is user {node['uid']}'s on {node['host']}, and this pool user {os.getuid()}'s",
                 "A Ray cluster is one user's: start one as that user, or use cluster.kind: static.",
             )
@@ -366,9 +305,9 @@ def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None
     ]
     for node, said in zip(nodes, _gathered(starts, _START_SECONDS), strict=True):
         if said.get("kind") == "Refused":
-            raise _RefusedError(str(said.get("words")), str(said.get("hint", "")))
+            raise RefusedError(str(said.get("words")), str(said.get("hint", "")))
         if "error" in said:
-            raise _RefusedError(
+            raise RefusedError(
                 f"no agent starts on {node['node']}: {said['error']}",
                 f"Is lorad of this version there, at {python} (cluster.node_python)?",
             )
@@ -390,11 +329,11 @@ def _actor(setup: _Json, group: Any, index: int) -> Any:
 
 
 def _gathered(calls: list[Any], seconds: float | None) -> list[_Json]:
-    """Wait for the answers of actors. Raises _RefusedError."""
+    """Wait for the answers of actors. Raises RefusedError."""
     try:
         answers: list[_Json] = ray.get(calls, timeout=seconds)
     except Exception as error:
-        raise _RefusedError(
+        raise RefusedError(
             f"a node did not start its agent: {_first_line(error)}",
             "See Ray's logs on the node, and try again.",
         ) from None
@@ -460,7 +399,7 @@ def _again(request: _Json, group: Any, index: int) -> _Json:
     while True:
         try:
             return _begun(request, group, [index], None)[0]
-        except _RefusedError as error:
+        except RefusedError as error:
             print(f"lorad: {error.words}", file=sys.stderr, flush=True)
             time.sleep(_AGAIN_SECONDS)
 

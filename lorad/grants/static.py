@@ -109,20 +109,20 @@ async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> li
     lacking: list[str] = []
     try:
         for node in hosts:
-            if len(taken) == request.bundles:
+            if len(taken) == request.setup.bundles:
                 break
             found = await _try(node, request)
             if isinstance(found, str):
                 lacking.append(found)
             else:
                 taken.append(found)
-        if len(taken) == request.bundles:
+        if len(taken) == request.setup.bundles:
             return sorted(taken, key=lambda started: started.node.name)
     except BaseException:
         await _end(taken)
         raise
     await _end(taken)
-    return f"{len(taken)} of {request.bundles} nodes are free; " + "; ".join(lacking)
+    return f"{len(taken)} of {request.setup.bundles} nodes are free; " + "; ".join(lacking)
 
 
 async def _end(taken: Sequence[_Started]) -> None:
@@ -180,11 +180,11 @@ class _Holding:
 async def _hold(request: GrantRequest, pool: Pool) -> None:
     wanted = request.setup.devices
     hosts = [host for host in request.setup.hosts if host.devices >= wanted]
-    if len(hosts) >= request.bundles:
+    if len(hosts) >= request.setup.bundles:
         await _Holding(request, pool, hosts).hold()
         return
     each = f" with {wanted} GPUs each" if wanted else ""
-    words = f"{request.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
+    words = f"{request.setup.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
     await pool.say(Refused(words, "Name more nodes there, or ask for fewer: resources.nodes."))
 
 

@@ -48,6 +48,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     insecure: a cluster without tokens is accepted.
     group: the name of the placement group, without the life.
     hosts: the nodes of `static`, in the order in which they are tried.
+    warm: addresses of nodes of a Ray cluster that are taken before others where they have room.
     """
 
     kind: NodesKind = "static"
@@ -66,6 +67,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     insecure: bool = False
     group: str = ""
     hosts: tuple[StaticNode, ...] = ()
+    warm: tuple[str, ...] = ()
 
     @property
     def bundles(self) -> int:
@@ -80,7 +82,6 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
     socket: of the pool; the grant process connects to it.
     certificate: of the pool, PEM; agents accept no other.
     agent: arguments of the node's interpreter that start an agent, without `--address`.
-    bundles: how many nodes.
     """
 
     setup: NodesSetup
@@ -88,7 +89,6 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
     socket: str
     certificate: str
     agent: tuple[str, ...]
-    bundles: int
 
 
 class AgentStart(Struct, frozen=True, kw_only=True):

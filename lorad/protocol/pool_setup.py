@@ -228,7 +228,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
 def _alike(nodes: NodesSetup) -> NodesSetup:
     """Leave out what differs between interchangeable pools: a name, and which nodes are tried first."""
     hosts = tuple(sorted(nodes.hosts, key=lambda host: host.name))
-    return msgspec.structs.replace(nodes, group="", hosts=hosts)
+    return msgspec.structs.replace(nodes, group="", hosts=hosts, warm=())
 
 
 def _part_key(part: ServerSetup | RanksSetup) -> str:

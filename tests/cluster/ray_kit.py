@@ -63,7 +63,13 @@ class Cluster:
         """Start Ray on these nodes, side by side."""
         own = ["--num-cpus=4", "--num-gpus=2", *more]
         starts = [
-            self._starting(node, f"--address={self.address}", f"--node-ip-address={node.ip}", *own)
+            self._starting(
+                node,
+                f"--address={self.address}",
+                f"--node-ip-address={node.ip}",
+                f"--labels=host={node.name}",
+                *own,
+            )
             for node in nodes
         ]
         self._await(starts)
@@ -119,7 +125,6 @@ class Grant:
             "socket": str(path),
             "certificate": "PEM of the pool",
             "agent": ["-P", str(HERE / "stub_agent.py"), *argv],
-            "bundles": setup.get("nodes", 2) + setup.get("rollout_nodes", 0),
         }
         (self._directory / "grant.json").write_text(json.dumps(request))
         listener = socket.socket(socket.AF_UNIX)

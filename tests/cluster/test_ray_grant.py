@@ -54,6 +54,24 @@ def test_a_label_that_no_node_has_waits(cluster: Cluster) -> None:
         assert grant.line()["words"].startswith("2 x 2 GPUs (kind: H100): 3 nodes alive, 0 large enough")
 
 
+def test_a_labelled_node_is_granted(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        life = f"labelled-{node.name}@1"
+        with granted(cluster, life, nodes=1, labels={"host": node.name}) as (_, (found,)):
+            assert found["node"] == node.name
+
+
+def test_nodes_that_had_the_base_come_first(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    for node in (first, second):
+        with granted(cluster, f"warm-{node.name}@1", nodes=1, warm=[node.ip]) as (_, (found,)):
+            assert found["node"] == node.name
+    with granted(cluster, "busy@1", nodes=1, warm=[second.ip]):
+        with asked(cluster, "beside@1", nodes=1, warm=[second.ip]) as grant:
+            (found,) = grant.until("Granted")["nodes"]
+        assert found["node"] == first.name  # the other one has no room, and is not waited for
+
+
 def test_a_wrong_token_is_refused(cluster: Cluster) -> None:
     wrong = cluster.written_token("wrong", "cd" * 32)
     with asked(cluster, "token@1", token_file=str(wrong)) as grant:

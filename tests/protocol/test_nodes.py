@@ -67,7 +67,7 @@ def test_each_side_reads_what_the_other_wrote() -> None:
         uid=0,
     )
     request = GrantRequest(
-        setup=NODES, life="p@1", socket="/s", certificate="PEM", agent=("-m", "lorad.nodes.agent"), bundles=2
+        setup=NODES, life="p@1", socket="/s", certificate="PEM", agent=("-m", "lorad.nodes.agent")
     )
     for said in (start, request, Granted((told,)), Refused("no room", "wait"), Lost("h1", "is gone")):
         kind = type(said)

@@ -189,12 +189,15 @@ def _event(ctx: Context, pool: Pool, kind: str, facts: dict[str, object]) -> Non
 
 def with_likely_first(ctx: Context, pool: Pool) -> NodesSetup | None:
     """Put those nodes first that are free and were used with the pool's base: they have it in memory or at
-    hand. None for a pool of this machine.
+    hand. Which are free is known to Ray on a cluster of that. None for a pool of this machine.
     """
     setup = pool.setup.nodes
-    if setup is None or not setup.hosts:
-        return setup
-    warm = {row.node for row in pools.nodes(ctx.store) if pool.setup.model_path in row.bases}
+    if setup is None:
+        return None
+    had = [row for row in pools.nodes(ctx.store) if pool.setup.model_path in row.bases]
+    if setup.kind == "ray":
+        return replace(setup, warm=tuple(row.address for row in had if row.cluster == setup.address))
+    warm = {row.node for row in had}
     held = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
     hosts = sorted(setup.hosts, key=lambda host: (host.name in held, host.name not in warm))
     return replace(setup, hosts=tuple(hosts))

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from lorad.box.cluster import Cluster
 from lorad.box.config import Backend, Config, Limit, Queue
 from lorad.daemon.api.verbs.pools import list_nodes
 from lorad.daemon.context import Context
@@ -33,6 +34,7 @@ from tests.kit.fakes.gpu_kit import gpus
 
 until = functools.partial(daemon_world.until, seconds=20.0)
 SGLANG = {"sglang": Backend(python=Path("/opt/sglang/bin/python"))}
+RAY = Cluster(kind="ray", address="10.0.0.9:6379", python=Path("/opt/ray/bin/python"))
 FACTS = SpecFacts(max_positions=2048)
 SLOW = {"driver": {"seconds": 0.3}}
 
@@ -240,6 +242,23 @@ def test_free_nodes_with_the_base_are_tried_first(home: Path) -> None:
     assert found is not None and [host.name for host in found.hosts] == ["h2", "h0", "h1", "h3"]
     changed = replace(pool.setup, nodes=found)
     assert changed.key == pool.setup.key
+
+
+def test_nodes_of_ray_with_the_base_are_named(home: Path) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=RAY)
+    spread(ctx, "a")
+    place_runs(ctx)
+    (pool,) = ctx.pools.values()
+    had = [("h1", "/models/one", "10.0.0.9:6379"), ("h2", "/models/two", "10.0.0.9:6379")]
+    for name, base, where in (*had, ("h3", "/models/one", "static")):
+        row = NodeRow(
+            node=name, cluster=where, address=f"{name}'s", boot_id="", uid=0, devices=[], bases=[base],
+            seen_at=0.0, state="free",
+        )  # fmt: skip
+        pools.put_node(ctx.store, row)
+    found = with_likely_first(ctx, pool)
+    assert found is not None and found.warm == ("h1's",)
+    assert replace(pool.setup, nodes=found).key == pool.setup.key
 
 
 async def test_an_exclusive_run_holds_up_no_others(home: Path) -> None:
