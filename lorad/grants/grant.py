@@ -39,6 +39,7 @@ from lorad.protocol.nodes import (
     Refused,
     Waiting,
 )
+from lorad.text import size as in_units
 
 log = logging.getLogger(__name__)
 _END_SECONDS = 25.0  # of the process, to end its agents
@@ -188,11 +189,21 @@ class Grant:
                     raise PoolLost(words, hint="`lorad doctor --cluster` tries it alone.")
 
     def _check(self, told: GrantedNode) -> None:
+        """Raises NotAllowed for the agent of another user, SpecError for a GPU that is too small."""
         if told.uid != os.getuid():
             raise NotAllowed(
                 f"{told.node} runs lorad as user {told.uid}, and this pool is of user {os.getuid()}",
                 hint="A cluster has one user: ask its administrator for one of your own.",
             )
+        least, device = min(zip(told.memory, told.devices, strict=False), default=(self._setup.memory, ""))
+        if least < self._setup.memory:
+            words = (
+                f"{told.node}: GPU {device} has {in_units(least)}, and the pool needs "
+                f"{in_units(self._setup.memory)} of each"
+            )
+            hint = "Ask for more devices, keep the node out (cluster.nodes, cluster.labels), or train less."
+            self._tell("refused", words, hint)
+            raise SpecError(words, key="resources.devices", hint=hint)
 
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]

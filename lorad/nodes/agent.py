@@ -25,7 +25,7 @@ from lorad.children.process import boot_id
 from lorad.errors import Conflict, LoradError, NotAllowed, StorageError, to_wire
 from lorad.nodes.certificates import Identity, check_peer, is_peer
 from lorad.nodes.control import Control
-from lorad.nodes.devices import interface_of, take_devices
+from lorad.nodes.devices import interface_of, memory_of, take_devices
 from lorad.nodes.messages import LINE, Done, Failed, Files, Hello
 from lorad.nodes.places import Places
 from lorad.nodes.relay import Relay
@@ -220,6 +220,7 @@ async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
                 lorad=lorad.__version__,
                 uid=os.getuid(),
                 interface=interface_of(arguments.address),
+                memory=memory_of(start.devices),
             )
         )
         _follow_starter(agent)

@@ -31,6 +31,20 @@ def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+def memory_of(uuids: Sequence[str]) -> tuple[int, ...]:
+    """Return the bytes of each GPU; () where the driver does not say."""
+    if not uuids:
+        return ()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+    except pynvml.NVMLError:
+        return ()
+
+
 def _uuid(device: str) -> str:
     if not device.isdigit():
         if not _UUID.fullmatch(device):

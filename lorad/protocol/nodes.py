@@ -48,6 +48,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     insecure: a cluster without tokens is accepted.
     group: the name of the placement group, without the life.
     hosts: the nodes of `static`, in the order in which they are tried.
+    memory: bytes that each GPU must have; 0: whatever it has.
     warm: addresses of nodes of a Ray cluster that are taken before others where they have room.
     """
 
@@ -67,6 +68,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     insecure: bool = False
     group: str = ""
     hosts: tuple[StaticNode, ...] = ()
+    memory: _Count = 0
     warm: tuple[str, ...] = ()
 
     @property
@@ -106,7 +108,8 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
 
     certificate: of the agent, PEM. boot_id: of the node. directory: the agent's own, 0700. devices: UUIDs or
     indices of the GPUs that were granted. pid: of the agent. lorad: its version. uid: whose agent it is.
-    interface: of the network, that has the address; "" when it is not known.
+    interface: of the network, that has the address; "" when it is not known. memory: bytes of each device; ()
+    when it is not known.
     """
 
     node: str
@@ -120,6 +123,7 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
     lorad: str
     uid: int
     interface: str = ""
+    memory: tuple[_Count, ...] = ()
 
 
 class Waiting(Struct, frozen=True, tag="Waiting", tag_field="kind"):

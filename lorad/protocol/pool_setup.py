@@ -226,9 +226,11 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
 
 
 def _alike(nodes: NodesSetup) -> NodesSetup:
-    """Leave out what differs between interchangeable pools: a name, and which nodes are tried first."""
+    """Leave out what differs between interchangeable pools: a name, which nodes are tried first, and what the
+    first run needs of them.
+    """
     hosts = tuple(sorted(nodes.hosts, key=lambda host: host.name))
-    return msgspec.structs.replace(nodes, group="", hosts=hosts, warm=())
+    return msgspec.structs.replace(nodes, group="", hosts=hosts, warm=(), memory=0)
 
 
 def _part_key(part: ServerSetup | RanksSetup) -> str:

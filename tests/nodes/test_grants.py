@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import msgspec
 import psutil
 import pytest
 
+from lorad.box import gpu_locks
 from lorad.children.process import start_time
 from lorad.errors import PoolLost, SpecError
+from lorad.files import write_whole
+from lorad.grants import grant as grants
 from lorad.grants.fits import checked_nodes
 from lorad.grants.grant import taken
 from lorad.protocol.calls import Nothing
@@ -49,6 +53,22 @@ async def test_all_nodes_are_granted_by_name(tmp_path: Path) -> None:
         while any(start_time(pid) is not None for pid in pids):  # noqa: ASYNC110 (it is polled)
             await asyncio.sleep(0.02)
     assert not (tmp_path / "granter.json").exists()
+
+
+async def test_a_grant_is_given_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its process reads, and all that may go to a scheduler from there, has no key of the pool."""
+    written: list[bytes] = []
+
+    def kept(path: Path, data: bytes, **how: Any) -> None:
+        written.append(data)
+        write_whole(path, data, **how)
+
+    monkeypatch.setattr(grants, "write_whole", kept)
+    with pytest.raises(SpecError, match="are asked for"):
+        await _take(setup(nodes=3), tmp_path)
+    request, *_ = (data for data in written if b"BEGIN CERTIFICATE" in data)
+    assert not [data for data in written if b"PRIVATE KEY" in data]
+    assert {*json.loads(request)} == {"setup", "life", "socket", "certificate", "agent"}
 
 
 async def test_nodes_named_first_are_taken(tmp_path: Path) -> None:
@@ -97,6 +117,33 @@ async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None
                 await asyncio.sleep(0.02)
         words = status(tmp_path).words
         assert "h2: its agent exited" in words or victim == "grant"
+
+
+_NVML = """
+class NVMLError(Exception): pass
+class Memory: total = 24 << 30
+def nvmlInit(): pass
+def nvmlDeviceGetHandleByIndex(index): return "GPU-{uuid}"
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetUUID(handle): return handle
+def nvmlDeviceGetMemoryInfo(handle): return Memory
+"""
+
+
+async def test_a_gpu_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = uuid.uuid4()
+    (tmp_path / "pynvml.py").write_text(_NVML.replace("{uuid}", str(gpu)))  # no GPU is here
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    asked = setup(nodes=1, devices=1, hosts=(msgspec.structs.replace(TWO[0], devices=1),))
+    try:
+        async with taken(msgspec.structs.replace(asked, memory=24 << 30), "p", tmp_path, tmp_path) as grant:
+            assert grant.hosts[0].told.memory == (24 << 30,)
+        words = f"h1: GPU GPU-{gpu} has 24.0 GiB, and the pool needs 32.0 GiB of each"
+        with pytest.raises(SpecError, match=words):
+            await _take(msgspec.structs.replace(asked, memory=32 << 30), tmp_path)
+        assert (status(tmp_path).state, status(tmp_path).words) == ("refused", words)
+    finally:
+        (gpu_locks.DIRECTORY / f"GPU-{gpu}.lock").unlink()
 
 
 async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lorad.daemon.gpu.devices import Device, Shape, shape_of
 from lorad.daemon.pool import names_of, setup_for
 from lorad.daemon.pools.threads import threads_of
 from lorad.errors import LoradError, SpecError
+from lorad.protocol.nodes import NodesSetup
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.spec.model import Spec
 from lorad.store.rows import RunRow
@@ -72,7 +73,18 @@ def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: R
         facts=request.facts,
         cwd=request.cwd,
     )
-    return replace(setup, owner=owner)
+    nodes = setup.nodes and replace(setup.nodes, memory=_memory_of_each(spec, setup.nodes, request))
+    return replace(setup, owner=owner, nodes=nodes)
+
+
+def _memory_of_each(spec: Spec, nodes: NodesSetup, request: Request) -> int:
+    """Return the bytes that each GPU of the nodes must have; 0 where that is not known: those of nodes for
+    servers alone hold something else, and a run that may be on this machine was measured for that.
+    """
+    needed, count = request.facts.memory_needed, nodes.nodes * nodes.devices
+    if not (needed and count) or nodes.rollout_nodes or spec.resources.where == "any":
+        return 0
+    return int(needed / spec.pool.memory_fraction / count)
 
 
 def _places(ctx: Context, spec: Spec) -> list[Devices]:

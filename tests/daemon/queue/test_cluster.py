@@ -21,6 +21,7 @@ from lorad.daemon.process.sharing import OneUser
 from lorad.daemon.queue import cluster as room
 from lorad.daemon.queue.forecast import forecast
 from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.setups import setup_of
 from lorad.protocol.nodes import GRANT
 from lorad.protocol.preflight import SpecFacts
 from lorad.states import RunState
@@ -48,9 +49,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def spread(ctx: Context, name: str, nodes: int = 2, model: str = "/models/one", **sections: Any) -> None:
     """Submit a run over so many nodes with 8 GPUs each."""
     asked = {"nodes": nodes, "devices": 8 * nodes, "where": "cluster"} | sections.pop("resources", {})
-    trainer = {"backend": "fsdp", "dp": 8 * nodes, "steps": 6}
-    rollout = {"backend": "sglang", "servers": nodes, "tp": 8}
-    submit(ctx, name, model, facts=FACTS, trainer=trainer, rollout=rollout, resources=asked, **sections)
+    trainer = {"backend": "fsdp", "dp": 8 * nodes, "steps": 6} | sections.pop("trainer", {})
+    rollout = {"backend": "sglang", "servers": nodes, "tp": 8} | sections.pop("rollout", {})
+    facts = sections.pop("facts", FACTS)
+    submit(ctx, name, model, facts=facts, trainer=trainer, rollout=rollout, resources=asked, **sections)
 
 
 async def until_state(ctx: Context, name: str, state: str) -> RunRow:
@@ -242,6 +244,18 @@ def test_free_nodes_with_the_base_are_tried_first(home: Path) -> None:
     assert found is not None and [host.name for host in found.hosts] == ["h2", "h0", "h1", "h3"]
     changed = replace(pool.setup, nodes=found)
     assert changed.key == pool.setup.key
+
+
+def test_what_gpus_of_nodes_must_have(home: Path) -> None:
+    ctx = open_context(home, backends=SGLANG, cluster=cluster(home, 4))
+    facts = replace(FACTS, memory_needed=272 << 30)
+    spread(ctx, "a", facts=facts, pool={"memory_fraction": 0.85})
+    spread(
+        ctx, "apart", facts=facts, resources={"rollout_nodes": 1}, trainer={"dp": 8}, rollout={"servers": 1}
+    )
+    for name, gib in (("a", 20), ("apart", 0)):
+        asked = setup_of(ctx, runs.get(ctx.store, name)).nodes
+        assert asked is not None and asked.memory == gib << 30
 
 
 def test_nodes_of_ray_with_the_base_are_named(home: Path) -> None:
