@@ -8,7 +8,7 @@ from tests.nodes.kit import ROOT
 CODE = """
 import sys
 import lorad.cli.app, lorad.daemon.daemon, lorad.driver.driver, lorad.pool.host, lorad.engines.remote.engine
-import lorad.trainers.ranks.worker
+import lorad.preflight.__main__, lorad.gateway.__main__, lorad.tui.app, lorad.api, lorad.trainers.ranks.worker
 THEIRS = ("lorad.nodes", "lorad.grants", "cryptography", "ray")
 print(*(name for name in sys.modules if name.startswith(THEIRS)))
 """
