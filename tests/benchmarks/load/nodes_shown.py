@@ -9,6 +9,7 @@ is the real one, in processes of its own and a pseudo-terminal of 120x36. No key
 import argparse
 import asyncio
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -54,14 +55,23 @@ async def _measure(home: Path, nodes: int, seconds: float) -> None:
 
 def _commands(home: Path) -> None:
     for command in _COMMANDS:
-        taken, size = [], 0
+        taken, cpu, size = list[float](), list[float](), 0
         for _ in range(_ROUNDS):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), _cpu_of_children()
             argv, env = [*_LORAD, *command], os.environ | {"LORAD_HOME": str(home)}
             done = subprocess.run(argv, env=env, capture_output=True, check=True)
             taken.append(time.perf_counter() - began)
+            cpu.append(_cpu_of_children() - before)
             size = len(done.stdout)
-        print(f"lorad {' '.join(command)}: {statistics.median(taken):.2f} s, {size / 1024:.0f} KiB")
+        print(
+            f"lorad {' '.join(command)}: {statistics.median(taken):.2f} s, {statistics.median(cpu):.2f} s of "
+            f"processor, {size / 1024:.0f} KiB"
+        )
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _dashboard(home: Path, seconds: float) -> None:
@@ -70,8 +80,11 @@ def _dashboard(home: Path, seconds: float) -> None:
         process = psutil.Process(terminal.process.pid)
         assert terminal.shown(b"lorad show ") is not None, "the dashboard does not stand"
         print(f"the dashboard: {_watched(process, seconds)}")
-        terminal.press("N")
-        assert terminal.shown(b"lorad nodes") is not None, "the nodes are not shown"
+        before, pressed = _cpu(process), terminal.press("N")
+        answered = terminal.shown(b"lorad nodes")
+        assert answered is not None, "the nodes are not shown"
+        used = _cpu(process) - before
+        print(f"the screen of nodes stands: {answered - pressed:.2f} s, {used:.2f} s of processor")
         print(f"the screen of nodes: {_watched(process, seconds)}")
     finally:
         terminal.close()
@@ -79,10 +92,14 @@ def _dashboard(home: Path, seconds: float) -> None:
 
 def _watched(process: psutil.Process, seconds: float) -> str:
     time.sleep(3.0)
-    before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+    before, began = _cpu(process), time.perf_counter()
     time.sleep(seconds)
-    share = (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+    share = (_cpu(process) - before) / (time.perf_counter() - began)
     return f"{share:.1%} of a core, {process.memory_info().rss >> 20} MiB"
+
+
+def _cpu(process: psutil.Process) -> float:
+    return float(sum(process.cpu_times()[:2]))
 
 
 def main() -> int:
