@@ -5,12 +5,23 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.protocol.nodes import GrantLine, GrantRequest
+from lorad.protocol.nodes import GrantedNode, GrantLine, GrantRequest
+from lorad.text import size as in_units
+
+LARGER = "Ask for more devices, keep such nodes out (cluster.nodes, cluster.labels), or train less."
 
 
 def read_request(path: Path) -> GrantRequest:
     """Raises OSError, and ValueError for what is no request."""
     return msgspec.json.decode(path.read_bytes(), type=GrantRequest)
+
+
+def too_small(told: GrantedNode, wanted: int) -> str:
+    """Say which GPU of a node has the least memory, where that is less than wanted, in bytes; "" else."""
+    least, device = min(zip(told.memory, told.devices, strict=False), default=(wanted, ""))
+    if least >= wanted:
+        return ""
+    return f"{told.node}: GPU {device} has {in_units(least)}, and the pool needs {in_units(wanted)} of each"
 
 
 class Pool:

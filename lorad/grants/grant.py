@@ -21,6 +21,7 @@ from lorad.box.paths import private_directory
 from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, NotAllowed, PoolLost, SpecError
 from lorad.files import write_whole
+from lorad.grants.base import LARGER, too_small
 from lorad.nodes.certificates import Identity
 from lorad.nodes.messages import LINE
 from lorad.nodes.remote import Node
@@ -39,7 +40,6 @@ from lorad.protocol.nodes import (
     Refused,
     Waiting,
 )
-from lorad.text import size as in_units
 
 log = logging.getLogger(__name__)
 _END_SECONDS = 25.0  # of the process, to end its agents
@@ -195,15 +195,9 @@ class Grant:
                 f"{told.node} runs lorad as user {told.uid}, and this pool is of user {os.getuid()}",
                 hint="A cluster has one user: ask its administrator for one of your own.",
             )
-        least, device = min(zip(told.memory, told.devices, strict=False), default=(self._setup.memory, ""))
-        if least < self._setup.memory:
-            words = (
-                f"{told.node}: GPU {device} has {in_units(least)}, and the pool needs "
-                f"{in_units(self._setup.memory)} of each"
-            )
-            hint = "Ask for more devices, keep the node out (cluster.nodes, cluster.labels), or train less."
-            self._tell("refused", words, hint)
-            raise SpecError(words, key="resources.devices", hint=hint)
+        if words := too_small(told, self._setup.memory):
+            self._tell("refused", words, LARGER)
+            raise SpecError(words, key="resources.devices", hint=LARGER)
 
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.grants.base import Pool, read_request
+from lorad.grants.base import LARGER, Pool, read_request, too_small
 from lorad.protocol.nodes import (
     AgentStart,
     Granted,
@@ -30,6 +30,10 @@ _START_SECONDS = 60.0  # for an agent to say where it listens
 _AGAIN_SECONDS = 5.0  # between two tries
 _END_SECONDS = 20.0  # for an agent to end its children
 _LINE = 1 << 20
+
+
+class _Never(str):
+    """Why a node, or a grant, will never do."""
 
 
 class _Started:
@@ -95,6 +99,8 @@ async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
     except BaseException:
         await started.end()
         raise
+    if started.told is not None and (small := too_small(started.told, request.setup.memory)):
+        why = _Never(small)
     if not why:
         return started
     await started.end()
@@ -122,7 +128,9 @@ async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> li
         await _end(taken)
         raise
     await _end(taken)
-    return f"{len(taken)} of {request.setup.bundles} nodes are free; " + "; ".join(lacking)
+    words = f"{len(taken)} of {request.setup.bundles} nodes are free; " + "; ".join(lacking)
+    possible = len(taken) + sum(not isinstance(why, _Never) for why in lacking)
+    return words if possible >= request.setup.bundles else _Never(words)
 
 
 async def _end(taken: Sequence[_Started]) -> None:
@@ -138,8 +146,11 @@ class _Holding:
         self._choosing = asyncio.Lock()
 
     async def hold(self) -> None:
-        """Take nodes, and hold them for ever."""
+        """Take nodes, and hold them for ever; returns at once where too few of them are large enough."""
         while isinstance(taken := await _all_or_none(self._request, self._hosts), str):
+            if isinstance(taken, _Never):
+                await self._pool.say(Refused(str(taken), LARGER))
+                return
             await self._pool.say(Waiting(taken))
             await asyncio.sleep(_AGAIN_SECONDS)
         self._taken = taken

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from lorad.errors import PoolLost, SpecError
 from lorad.files import write_whole
 from lorad.grants import grant as grants
 from lorad.grants.fits import checked_nodes
-from lorad.grants.grant import taken
+from lorad.grants.grant import Grant, taken
 from lorad.protocol.calls import Nothing
-from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup, StaticNode
+from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus, NodesSetup, StaticNode
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool, until
@@ -120,30 +121,53 @@ async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None
 
 
 _NVML = """
+import os
 class NVMLError(Exception): pass
-class Memory: total = 24 << 30
+class Memory: total = int(os.environ["GIB"]) << 30
 def nvmlInit(): pass
-def nvmlDeviceGetHandleByIndex(index): return "GPU-{uuid}"
+def nvmlDeviceGetHandleByIndex(index): return os.environ["GPU"]
 def nvmlDeviceGetHandleByUUID(uuid): return uuid
 def nvmlDeviceGetUUID(handle): return handle
 def nvmlDeviceGetMemoryInfo(handle): return Memory
 """
 
 
-async def test_a_gpu_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = uuid.uuid4()
-    (tmp_path / "pynvml.py").write_text(_NVML.replace("{uuid}", str(gpu)))  # no GPU is here
+@pytest.fixture
+def unlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StaticNode, ...]]:
+    """Nodes with stand-ins for GPUs, of 24 and of 80 GiB; the UUIDs of these end so."""
+    (tmp_path / "pynvml.py").write_text(_NVML)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    asked = setup(nodes=1, devices=1, hosts=(msgspec.structs.replace(TWO[0], devices=1),))
-    try:
-        async with taken(msgspec.structs.replace(asked, memory=24 << 30), "p", tmp_path, tmp_path) as grant:
-            assert grant.hosts[0].told.memory == (24 << 30,)
-        words = f"h1: GPU GPU-{gpu} has 24.0 GiB, and the pool needs 32.0 GiB of each"
-        with pytest.raises(SpecError, match=words):
-            await _take(msgspec.structs.replace(asked, memory=32 << 30), tmp_path)
-        assert (status(tmp_path).state, status(tmp_path).words) == ("refused", words)
-    finally:
-        (gpu_locks.DIRECTORY / f"GPU-{gpu}.lock").unlink()
+    gpus = {gib: f"GPU-{uuid.uuid4()}-{gib}" for gib in (24, 80)}
+    yield tuple(
+        msgspec.structs.replace(node, devices=1, command=("env", f"GIB={gib}", f"GPU={gpu}"))
+        for node, (gib, gpu) in zip(TWO, gpus.items(), strict=True)
+    )
+    for gpu in gpus.values():
+        (gpu_locks.DIRECTORY / f"{gpu}.lock").unlink(missing_ok=True)
+
+
+async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
+    asked = setup(nodes=1, devices=1, hosts=unlike, memory=32 << 30)
+    async with taken(asked, "p", tmp_path, tmp_path) as grant:
+        (node,) = grant.hosts
+        assert node.name == "h2" and node.told.memory == (80 << 30,)
+
+
+async def test_too_few_large_nodes_are_refused(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
+    words = r"1 of 2 nodes are free; h1: GPU .*-24 has 24\.0 GiB, and the pool needs 32\.0 GiB of each"
+    with pytest.raises(SpecError, match=words):
+        await _take(setup(devices=1, hosts=unlike, memory=32 << 30), tmp_path)
+    assert status(tmp_path).state == "refused"
+
+
+def test_what_ray_grants_is_large_enough(tmp_path: Path) -> None:
+    told = GrantedNode(
+        node="h1", ip="", port=1, certificate="", boot_id="", directory="", devices=("GPU-1", "GPU-2"),
+        pid=1, lorad="", uid=os.getuid(), memory=(80 << 30, 24 << 30),
+    )  # fmt: skip
+    Grant(setup(kind="ray", memory=24 << 30), "p@1", tmp_path, tmp_path)._check(told)
+    with pytest.raises(SpecError, match=r"h1: GPU GPU-2 has 24\.0 GiB, and the pool needs 32\.0 GiB"):
+        Grant(setup(kind="ray", memory=32 << 30), "p@1", tmp_path, tmp_path)._check(told)
 
 
 async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
