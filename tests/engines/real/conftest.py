@@ -22,10 +22,11 @@ HERE = Path(__file__).parent
 TAIL = 40  # lines of a server's log under a test that failed
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An engine belongs to one event loop: its tests share the session's.
 
-    Of several workers, each has one server.
+    Of several workers, each has one kind of server: comes before xdist's own hook, which reads the groups.
     """
     for item in items:
         if not item.path.is_relative_to(HERE):

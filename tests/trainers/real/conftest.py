@@ -15,9 +15,10 @@ WIDTH = 30
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each worker the ranks of one class or file at a time, and begin with whole runs,
-    which are long.
+    which are long. Comes before xdist's own hook, which reads the groups.
     """
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.stem != "test_matrix":

@@ -236,3 +236,10 @@ async def test_models_are_not_cut_wrongly(
     with pytest.raises(SpecError, match=says) as refused:
         await started("fsdp", tmp_path / "base", tmp_path / "work", cp=2)
     assert refused.value.key == "trainer.cp" and refused.value.hint
+
+
+def test_a_class_of_ranks_has_one_worker(request: pytest.FixtureRequest) -> None:
+    """Each worker would start its ranks else."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("all tests run in one process, or not by --dist loadgroup")
+    assert request.node.nodeid.endswith("@tests/trainers/real/test_conformance.py")
