@@ -24,7 +24,8 @@ TOKENS = np.random.default_rng(0).integers(0, 55, 40).astype(np.int32)
 BATCH = Batch.of([(TOKENS[:4], [TOKENS[4:20], TOKENS[20:]])])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+# in float32 CI replays routes on Megatron: test_matrix
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_ranks_send_tokens_where_the_engine_did(dtype: str) -> None:
     with world() as made:
         how = ("trainer.backend=fsdp", "trainer.dp=2", f"model.dtype={dtype}", "rollout.routes=record")
@@ -60,7 +61,7 @@ async def of_builtin(model: str, quantize: Quantize | None) -> np.ndarray:
         compute.close()
 
 
-@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("dp", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(("model", "form"), [("builtin:tiny", "nf4"), ("builtin:tiny-moe", "fp8")])
 async def test_ranks_round_as_builtin(model: str, form: Quantize, dp: int, tmp_path: Path) -> None:
     wanted, plain = await of_builtin(model, form), await of_builtin(model, None)

@@ -12,14 +12,22 @@ from lorad.errors import SpecError
 from lorad.protocol.batch import VALUE_LOSS
 from lorad.trainers.base import Trainer
 from tests.conformance.reference import VOCAB, with_biases, write_random_model
+from tests.conformance.trainer_checkpoints import Checkpoints
+from tests.conformance.trainer_critics import Critics
 from tests.conformance.trainer_dora import Dora
 from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
+from tests.conformance.trainer_gradients import Gradients
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
+from tests.conformance.trainer_losses import Losses
+from tests.conformance.trainer_many import Many
+from tests.conformance.trainer_masks import Masks
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_routes import ReplayedRoutes
+from tests.conformance.trainer_slots import Slots
 from tests.conformance.trainer_suite import PolicySuite, TrainerSuite
 from tests.models.test_families import make_model
+from tests.tinker.trainer_labels import Labels
 from tests.trainers.real.lent import Lender
 from tests.trainers.real.start import VARIABLE, python_of, started
 
@@ -95,7 +103,16 @@ class TestDoraContextParallel(Ranks, Dora):
     backend, sizes = "fsdp", {"cp": 2}
 
 
-class TestFsdpContextParallel(Ranks, TrainerSuite):
+class TestFsdpContextParallel(Ranks, Numbers, Losses, Labels, Masks, Critics):
+    """All that reads sequences, of which each rank has a part."""
+
+    backend, sizes = "fsdp", {"cp": 2}
+
+
+@pytest.mark.long
+class TestSlotsContextParallel(Ranks, Slots, Many, Checkpoints):
+    """What slots hold lies on these ranks as on data-parallel ones: `TestFsdpTwoRanks`."""
+
     backend, sizes = "fsdp", {"cp": 2}
 
 
@@ -158,20 +175,39 @@ class TestQwen2OnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "qwen2"
 
 
+@pytest.mark.long
 class TestQwen2ContextParallel(OtherFamily):
     backend, sizes, family = "fsdp", {"cp": 2}, "qwen2"
 
 
+@pytest.mark.long
 class TestLlamaOnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "llama"
 
 
+class Mixture(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, Numbers, Gradients, Checkpoints):
+    """What experts change: numbers, gradients and checkpoints. The other rules know nothing of the model
+    behind a head, and CI tries them on dense ones.
+    """
+
+
+class WholeMixture(Mixture, TrainerSuite):
+    """Every rule."""
+
+
 @pytest.mark.long
-class TestMixtureOnMegatron(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
+class TestMixtureOnMegatron(WholeMixture):
     backend, sizes = "megatron", {}
 
 
-class TestMixtureOnMegatronExpertParallel(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
+class TestMixtureOnMegatronExpertParallel(Mixture, Slots):
+    """Ranks share the state of slots otherwise than on dense models: experts' among fewer."""
+
+    backend, sizes = "megatron", {"dp": 2, "ep": 2}
+
+
+@pytest.mark.long
+class TestEveryRuleExpertParallel(WholeMixture):
     backend, sizes = "megatron", {"dp": 2, "ep": 2}
 
 
@@ -186,16 +222,21 @@ class TestMixtureOnMegatronPipeline(MixtureOfExperts, ReplayedRoutes, Ranks):
 
 
 @pytest.mark.long
-class TestMixtureOnOneRank(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
+class TestMixtureOnOneRank(WholeMixture):
     backend, sizes = "fsdp", {}
 
 
-class TestMixtureOnTwoRanks(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
+class TestMixtureOnTwoRanks(Mixture):
     backend, sizes = "fsdp", {"dp": 2}
 
 
 @pytest.mark.long
-class TestMixtureContextParallel(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, TrainerSuite):
+class TestEveryRuleOnTwoRanks(WholeMixture):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestMixtureContextParallel(WholeMixture):
     backend, sizes = "fsdp", {"cp": 2}
 
 

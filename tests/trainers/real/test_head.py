@@ -18,6 +18,10 @@ SIZES = {"hidden_size": 16, "intermediate_size": 24, "head_dim": 8, "tie_word_em
 WHOLE, CHUNKS = "1000000", ("64", "7", "1")
 FSDP = [("fsdp", 1, "float32"), ("fsdp", 2, "float32"), ("fsdp", 2, "bfloat16")]
 MEGATRON = [("megatron", 1, "float32"), ("megatron", 2, "float32"), ("megatron", 2, "bfloat16")]
+EACH = [
+    pytest.param(case, id="-".join(map(str, case)), marks=pytest.mark.long if case[1] == 1 else [])
+    for case in [*FSDP, *MEGATRON]
+]
 ROUNDING = {"float32": 2e-6, "bfloat16": 8e-3}
 """A product of other shapes rounds otherwise; in bfloat16 sums of a row keep 8 bits."""
 
@@ -47,7 +51,7 @@ def told(directory: Path, case: Case, python: str) -> list[dict[str, Any]]:
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-@pytest.fixture(scope="module", params=[*FSDP, *MEGATRON], ids=lambda case: "-".join(map(str, case)))
+@pytest.fixture(scope="module", params=EACH)
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
