@@ -17,7 +17,7 @@ from lorad.box.quiet import parse
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.spec.notify import Notify
-from lorad.spec.numbers import Loggers
+from lorad.spec.numbers import BUILTIN_MODELS, HUB_ID, Loggers
 from lorad.text import seconds_of
 
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
@@ -125,7 +125,9 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         port: port on 127.0.0.1; null is no door.
         keys: YAML file, readable by its owner only, of `owner: key` or a list of keys, which begin with
             `tml-`; a key may stand there as `sha256:` and its digest. null is tinker/keys.yaml in the home.
-        bases: directory of each base by the name that clients give, such as `Qwen/Qwen3-8B`.
+        bases: each base by the name that clients give, such as `Qwen/Qwen3-8B`: an absolute directory, or
+            what else `model.path` of a spec may be. A hub id that is not in the cache is downloaded when the
+            door starts.
         ranks: ranks that a model may have; empty is any that the engine takes.
         overrides: `key=value` of the spec that all models have, such as `trainer.backend=fsdp` and
             `rollout.backend=vllm`.
@@ -139,12 +141,21 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
     keys: Path | None = None
-    bases: dict[str, Path] = {}
+    bases: dict[str, str] = {}
     ranks: list[Annotated[int, msgspec.Meta(gt=0)]] = []
     overrides: list[str] = []
     context: Annotated[int, msgspec.Meta(ge=8)] = 8192
     park_after: _PositiveSeconds = 300.0
     log_bytes: Annotated[int, msgspec.Meta(gt=0)] = 8 << 30
+
+    def __post_init__(self) -> None:
+        for name, base in self.bases.items():
+            is_hub_id = re.fullmatch(HUB_ID, base) is not None
+            if base not in BUILTIN_MODELS and not is_hub_id and not Path(base).expanduser().is_absolute():
+                known = ", ".join(BUILTIN_MODELS)
+                raise ValueError(
+                    f"bases: {name}: expected an absolute directory, a hub id or one of {known}, got {base!r}"
+                )
 
 
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,15 +11,14 @@ from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.models.config import ModelConfig, groups_of, modules_in, parse_config, shapes_in
+from lorad.spec.numbers import BUILTIN_MODELS, HUB_ID
 
 BUILTIN = {
-    "builtin:tiny": Path(__file__).parent / "tiny",
-    "builtin:tiny-moe": Path(__file__).parent / "tiny_moe",
+    name: Path(__file__).parent / name.removeprefix("builtin:").replace("-", "_") for name in BUILTIN_MODELS
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
 _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other forms of the same weights
 _ANSWER_WITHIN = 10  # seconds
@@ -44,7 +43,7 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
     local = Path(path).expanduser()
     if local.is_dir():
         return local.resolve()
-    if not _HUB_ID.fullmatch(path) or local.exists():
+    if not re.fullmatch(HUB_ID, path) or local.exists():
         raise SpecError(
             f"{path} is not a directory", key="model.path", hint="give a Hugging Face model directory"
         )

@@ -243,7 +243,7 @@ def home_with_keys(root: Path) -> Home:
 async def running_door(home: Home, daemon: FakeDaemon | None = None, **settings: Any) -> AsyncIterator[World]:
     """A door with lanes, until the block ends."""
     daemon, lanes = daemon or FakeDaemon(home), FakeLanes(home)
-    chosen = TinkerSettings(bases={BASE: TINY}, **settings)
+    chosen = TinkerSettings(bases={BASE: str(TINY)}, **settings)
     async with opened(home, home.tinker, chosen, client=cast("Client", daemon), hold=0.3) as door:
         watching = asyncio.create_task(lanes.watch())
         async with TestClient(TestServer(make_app(door, Keys(home.tinker / KEYS).owner_of))) as client:

@@ -137,7 +137,7 @@ async def test_a_users_door_stands_behind_the_front(home: Path) -> None:
     """What it has is its user's; tokenizers of bases are for who has a key."""
     world, token = home_with_keys(home), {"Authorization": f"Bearer {ALICE}"}
     world.tinker_socket_of(os.getuid()).parent.mkdir(parents=True)
-    settings = TinkerSettings(bases={BASE: TINY})
+    settings = TinkerSettings(bases={BASE: str(TINY)})
     async with answering_as_owner(world, settings, os.getuid()) as door, before(world) as client:
         assert await status(client, "telemetry") == 200
         async with client.post("create_session", json={"sdk_version": "0.38.0"}, headers=KEY) as answer:

@@ -56,6 +56,11 @@ def env(as_json: AsJson = False) -> None:
         print(f"export {name}={shlex.quote(value)}")
     made = "A new key; `lorad tinker keys` lists them." if is_new else "The key of TINKER_API_KEY works."
     output.note(f"# {made} Bases: {', '.join(bases) or 'none; name some in tinker.bases of config.yaml'}.")
+    if missing := [name for name in settings.bases if name not in bases]:
+        output.note(
+            f"# Not served: {', '.join(missing)}; the log under {home.tinker}/attempts says why. A daemon "
+            "from before the change of config.yaml has to be started again."
+        )
     output.note(
         "# A notebook needs the same: set them in os.environ before `import tinker`. From another machine: "
         f"ssh -L {settings.port}:127.0.0.1:{settings.port}."

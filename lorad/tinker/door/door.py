@@ -13,6 +13,7 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.gateway.own.resolve import Resolver
+from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.protocol import served
 from lorad.tinker.door.checkpoints import Checkpoints
@@ -139,7 +140,7 @@ async def opened(
     """
     state = State.open(root / "notes")
     runs = Runs(home, settings, client)
-    models = Models(state, runs, _bases_of(settings))
+    models = Models(state, runs, await asyncio.to_thread(_bases_of, settings))
     pools = Pools(Resolver(home, table or home.gateway / served.FILE), runs)
     checkpoints = Checkpoints(models)
     cleaning = Cleaning(models, checkpoints)
@@ -160,10 +161,11 @@ async def opened(
 def _bases_of(settings: TinkerSettings) -> dict[str, Path]:
     """Return the directory of each base; those that cannot be read are left out, and logged."""
     found = {}
-    for name, directory in settings.bases.items():
+    for name, base in settings.bases.items():
         try:
+            directory = resolve(base, any_architecture=True)
             read_facts(directory)
             found[name] = directory
         except (LoradError, OSError) as error:
-            log.error("base %s is not served: %s", name, error)
+            log.error("tinker.bases of config.yaml: %s is not served: %s", name, error)
     return found
