@@ -1,10 +1,12 @@
-"""The file of tokens by which a gateway knows who asks it over TCP.
+"""The file of tokens by which a gateway, or the door for Tinker's client, knows who asks it over TCP.
 
 YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` and the digest in hex. The
 file must be readable by its owner only, and is read again when it changes.
 """
 
 import hashlib
+import hmac
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -16,8 +18,40 @@ from lorad.errors import SpecError
 
 _DIGEST = "sha256:"
 _SHORTEST = 16  # characters of a token; shorter ones can be guessed
-Digests = dict[str, list[bytes]]
-Stamp = tuple[int, ...] | None
+_Digests = dict[str, list[bytes]]
+
+log = logging.getLogger(__name__)
+
+
+class Tokens:
+    """Owners by their tokens. The file is read again when it changes; one that cannot be used lets nobody
+    in, and neither does None.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._stamp: tuple[int, ...] | None = None
+        self._digests: _Digests = {}
+
+    def owner(self, token: str) -> str | None:
+        """Return whose token it is; None for nobody's."""
+        digest, found = hashlib.sha256(token.encode()).digest(), None
+        for owner, digests in self._known().items():
+            for known in digests:
+                if hmac.compare_digest(digest, known):
+                    found = owner  # all are compared, whichever fits
+        return found
+
+    def _known(self) -> _Digests:
+        if self._path is None:
+            return {}
+        if (stamp := _stamp_of(self._path)) != self._stamp:
+            self._digests, self._stamp = {}, stamp
+            try:
+                self._digests = read_tokens(self._path)
+            except (OSError, SpecError) as error:
+                log.error("nobody is let in by a token: %s", error)
+        return self._digests
 
 
 def tokens_trouble(settings: GatewaySettings) -> str:
@@ -40,7 +74,7 @@ def tokens_trouble(settings: GatewaySettings) -> str:
     return f"gateway.tokens of config.yaml: {told} Until then everybody gets 401 over TCP." if told else ""
 
 
-def stamp_of(path: Path) -> Stamp:
+def _stamp_of(path: Path) -> tuple[int, ...]:
     """Return a stamp that changes with the file, its mode or its owner; empty when there is no file."""
     try:
         there = path.stat()
@@ -49,7 +83,7 @@ def stamp_of(path: Path) -> Stamp:
     return there.st_ino, there.st_mtime_ns, there.st_ctime_ns, there.st_size
 
 
-def read_tokens(path: Path) -> Digests:
+def read_tokens(path: Path) -> _Digests:
     """owner -> sha256 of each token. Raises SpecError, OSError."""
     import yaml
 

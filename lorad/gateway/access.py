@@ -4,9 +4,6 @@ On the socket that is this user and root, by the kernel's word, or all users if 
 everything; on TCP it is who has a token, see `lorad/box/tokens.py`.
 """
 
-import hashlib
-import hmac
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -14,12 +11,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from lorad.box.tokens import Digests, Stamp, read_tokens, stamp_of
-from lorad.errors import SpecError
+from lorad.box.tokens import Tokens
 from lorad.gateway.errors import ApiError
 from lorad.protocol.listener import may_call, uid_of, user_name
-
-log = logging.getLogger(__name__)
 
 
 class Access:
@@ -29,9 +23,7 @@ class Access:
     """
 
     def __init__(self, tokens: Path | None, *, for_all: bool = False, private: bool = False) -> None:
-        self._tokens, self._for_all, self._private = tokens, for_all, private
-        self._stamp: Stamp = None
-        self._digests: Digests = {}
+        self._tokens, self._for_all, self._private = Tokens(tokens), for_all, private
 
     def owner(self, request: web.Request) -> str:
         """Return who asks. Raises ApiError 401 and 403."""
@@ -58,25 +50,7 @@ class Access:
 
     def _bearer(self, header: str) -> str:
         scheme, _, token = header.partition(" ")
-        digest = hashlib.sha256(token.strip().encode()).digest()
-        found = None
-        for owner, digests in self._known().items():
-            for known in digests:
-                if hmac.compare_digest(digest, known):
-                    found = owner  # all are compared, whichever fits
+        found = self._tokens.owner(token.strip())
         if scheme.lower() != "bearer" or found is None:
             raise ApiError(401, "Give a token of this gateway as API key.", code="invalid_api_key")
         return found
-
-    def _known(self) -> Digests:
-        """A file that cannot be used lets nobody in."""
-        if self._tokens is None:
-            return {}
-        stamp = stamp_of(self._tokens)
-        if stamp != self._stamp:
-            self._digests, self._stamp = {}, stamp
-            try:
-                self._digests = read_tokens(self._tokens)
-            except (OSError, SpecError) as error:
-                log.error("nobody is let in by a token: %s", error)
-        return self._digests

@@ -13,13 +13,14 @@ import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 
 from lorad.box.config import TinkerSettings
+from lorad.box.keys import keys_file
 from lorad.box.paths import Home, RunDir
 from lorad.client.client import Client
 from lorad.client.shapes import Run
 from lorad.errors import Conflict, LoradError
 from lorad.tinker.door.app import make_app
 from lorad.tinker.door.door import Door, opened
-from lorad.tinker.door.keys import KEYS, Keys
+from lorad.tinker.door.keys import Keys
 from lorad.tinker.door.messages import FLOAT32, INT64, M
 from lorad.tinker.log import LogWriter, follow, read
 from lorad.tinker.records import (
@@ -233,7 +234,7 @@ def home_with_keys(root: Path) -> Home:
     home = Home(root)
     home.tinker.mkdir(parents=True)
     home.runs.mkdir()
-    keys = home.tinker / KEYS
+    keys = keys_file(home, TinkerSettings())
     keys.write_text(f"alice: {ALICE}\nbob: {BOB}\n")
     keys.chmod(0o600)
     return home
@@ -246,7 +247,9 @@ async def running_door(home: Home, daemon: FakeDaemon | None = None, **settings:
     chosen = TinkerSettings(bases={BASE: str(TINY)}, **settings)
     async with opened(home, home.tinker, chosen, client=cast("Client", daemon), hold=0.3) as door:
         watching = asyncio.create_task(lanes.watch())
-        async with TestClient(TestServer(make_app(door, Keys(home.tinker / KEYS).owner_of))) as client:
+        async with TestClient(
+            TestServer(make_app(door, Keys(keys_file(home, TinkerSettings())).owner_of))
+        ) as client:
             yield World(door, client, daemon, lanes)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -8,13 +8,14 @@ from functools import partial
 from aiohttp import web
 
 from lorad.box.config import TinkerSettings
+from lorad.box.keys import keys_file
 from lorad.box.paths import Home
 from lorad.gateway.server import listening
 from lorad.protocol import served
 from lorad.tinker.door.door import Asked, Door, opened
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.guard import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, answer, guarded
-from lorad.tinker.door.keys import KEYS, Keys, behind_front
+from lorad.tinker.door.keys import Keys, behind_front
 from lorad.tinker.door.routes import futures, rest, samplers, sessions, training
 from lorad.tinker.door.routes.hub import add_hub
 
@@ -127,7 +128,7 @@ async def _refuse(why: str, _: web.Request) -> web.Response:
 async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]:
     """The door of a home within the block. Raises Conflict when another one is open."""
     async with opened(home, home.tinker, settings) as door:
-        app = make_app(door, Keys(settings.keys or home.tinker / KEYS).owner_of)
+        app = make_app(door, Keys(keys_file(home, settings)).owner_of)
         async with listening(app, home.tinker_socket, CONNECTIONS, port=settings.port):
             yield door
 

@@ -2,31 +2,21 @@
 (`lorad/box/tokens.py`).
 """
 
-import hashlib
-import hmac
-import logging
 import os
 from pathlib import Path
 
 from aiohttp import web
 
-from lorad.box.tokens import Digests, Stamp, read_tokens, stamp_of
-from lorad.errors import SpecError
+from lorad.box.tokens import Tokens
 from lorad.protocol.listener import may_call, user_name
 from lorad.tinker.door.errors import HttpError
 
-KEYS = "keys.yaml"  # in the door's directory, where config.yaml names no other file
-
-log = logging.getLogger(__name__)
-
 
 class Keys:
-    """The file is read again when it changes; one that cannot be used lets nobody in."""
+    """The keys in a file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: Stamp = None
-        self._digests: Digests = {}
+        self._tokens = Tokens(path)
 
     def owner_of(self, request: web.Request) -> str:
         """Return whose key a request has. Raises HttpError 401.
@@ -38,24 +28,10 @@ class Keys:
 
     def owner(self, key: str) -> str:
         """Return whose key it is. Raises HttpError 401."""
-        digest, found = hashlib.sha256(key.encode()).digest(), None
-        for owner, digests in self._known().items():
-            for known in digests:
-                if hmac.compare_digest(digest, known):
-                    found = owner  # all are compared, whichever fits
+        found = self._tokens.owner(key)
         if found is None:
             raise HttpError(401, "this is no key of this server: `lorad tinker env` prints TINKER_API_KEY")
         return found
-
-    def _known(self) -> Digests:
-        stamp = stamp_of(self._path)
-        if stamp != self._stamp:
-            self._digests, self._stamp = {}, stamp
-            try:
-                self._digests = read_tokens(self._path)
-            except (OSError, SpecError) as error:
-                log.error("nobody is let in by a key: %s", error)
-        return self._digests
 
 
 def behind_front(request: web.Request) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from lorad.box.config import TinkerSettings
+from lorad.box.keys import keys_file
 from lorad.box.paths import Home
 from lorad.client.requests import DoorRequest
 from lorad.client.shapes import DoorOwner
@@ -23,7 +24,7 @@ from lorad.gateway.server import listening
 from lorad.gateway.shared.owners import Owners, raise_file_limit
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, answer, guarded
-from lorad.tinker.door.keys import KEYS, Keys
+from lorad.tinker.door.keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class _Daemon:
 
 class _Front:
     def __init__(self, home: Home, settings: TinkerSettings) -> None:
-        self.keys = Keys(settings.keys or home.tinker / KEYS)
+        self.keys = Keys(keys_file(home, settings))
         self.daemon = _Daemon(home)
         self.owners = Owners("Tinker door", home.tinker_socket_of)
         self.limits = Limits(min(_MOST, raise_file_limit() // _FILES_OF_ONE), _MOST_OF_ONE)
