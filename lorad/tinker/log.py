@@ -4,9 +4,13 @@ A log is a directory of segments `00000000.log`, `00000001.log`, …, each a row
 
     u64 bytes | u64 seq | u32 crc32 of seq and frame | frame (see `lorad/protocol/frames.py`)
 
-Numbers are little endian. Only the last record can be torn, as each is on disk before the next is written;
-the writer cuts it when it opens the log. Followers need no signal: how long they wait grows with how long
-nothing came.
+Numbers are little endian. Only the last append can be torn, as each is on disk before the next is written;
+the writer cuts what is torn when it opens the log. Followers need no signal: how long they wait grows with
+how long nothing came.
+
+A follower may have read what a failed fsync left in the page cache, where it may count as clean though the
+disk does not have it. It stays in the log therefore, and is written once more, at its place, and synced
+before anything follows it.
 """
 
 import asyncio
@@ -53,9 +57,11 @@ class Position(NamedTuple):
 START = Position()
 
 
-def read(directory: Path, kind: type[T], start: Position = START) -> Iterator[tuple[T, Position]]:
+def read(
+    directory: Path, kind: type[T], start: Position = START, *, after: int = -1
+) -> Iterator[tuple[T, Position]]:
     """Yield the whole records behind `start`, each with the place behind it; a torn tail ends it. A segment
-    that the writer drops meanwhile is passed over.
+    that the writer drops meanwhile is passed over. Records up to the seq `after` are passed over unread.
 
     Raises IntegrityError for a damaged record that others follow, and OSError.
     """
@@ -68,9 +74,11 @@ def read(directory: Path, kind: type[T], start: Position = START) -> Iterator[tu
             continue
         with file:
             file.seek(offset)
+            offset = _passed_over(file, offset, after)
             while (frame := _next(file, offset)) is not None:
                 offset += _HEAD.size + len(frame)
                 yield _decode(frame, kind, file.name), Position(number, offset)
+                offset = _passed_over(file, offset, after)
             if number != segments[-1] and offset < os.fstat(file.fileno()).st_size:
                 raise IntegrityError(f"{file.name} is damaged at byte {offset}, and more follows")
 
@@ -101,11 +109,21 @@ async def follow(
     """Yield the records behind `start`, and then those that come, for ever; see `read`."""
     position, last = start, time.monotonic()
     while True:
-        for record, behind in read(directory, kind, position):
-            yield record, behind
-            position = behind
-            last = time.monotonic()
+        if may_have_more(directory, position):
+            for record, behind in read(directory, kind, position):
+                yield record, behind
+                position = behind
+                last = time.monotonic()
         await asyncio.sleep(pause(time.monotonic() - last))
+
+
+def may_have_more(directory: Path, position: Position) -> bool:
+    """Return False if nothing is behind a position, after a look at two names: most looks are in vain."""
+    try:
+        size = os.stat(_name(directory, position.segment)).st_size
+    except FileNotFoundError:  # before the first record, or dropped
+        return True
+    return size > position.offset or os.path.exists(_name(directory, position.segment + 1))
 
 
 def pause(silent: float) -> float:
@@ -128,7 +146,8 @@ class LogWriter:
         except BlockingIOError:
             os.close(self._lock)
             raise Conflict(f"another process writes to {directory}") from None
-        self._fd, self._number, self._is_sound = -1, -1, True
+        self._fd, self._number = -1, -1
+        self._doubtful: tuple[int, bytes] | None = None  # where the last append is, which may not be on disk
         try:
             self._open(max(_segments(directory), default=0))
             self._cut_torn_tail()
@@ -136,33 +155,34 @@ class LogWriter:
             self.close()
             raise
 
-    def append(self, record: _Record) -> int:
-        """Write one record and fsync it; returns its bytes.
+    def append(self, *records: _Record) -> int:
+        """Write records and fsync them at once; returns their bytes.
 
-        Raises OSError; after one of fsync the log must be opened again.
+        Raises OSError: they may be in the log all the same, and the next append begins by mending it.
         """
-        if not self._is_sound:
-            raise OSError(
-                errno.EIO, "an earlier write failed; the log has to be opened again", str(self._directory)
-            )
-        frame = b"".join(frames.encode(record))
-        if len(frame) > _MOST:
-            raise OSError(errno.EFBIG, f"a record of {len(frame)} bytes", str(self._directory))
+        data = b"".join(self._encoded(record) for record in records)
+        if self._doubtful is not None:
+            self._mend(*self._doubtful)
         if (size := os.fstat(self._fd).st_size) >= self._most:
             self._open(self._number + 1)
             size = 0
-        data = memoryview(_HEAD.pack(len(frame), record.seq, _crc(record.seq, frame)) + frame)
-        self._is_sound = False  # how much of the record is in the log is not known until it is cut or synced
+        self._doubtful, left = (size, data), memoryview(data)
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            while left:
+                left = left[os.write(self._fd, left) :]
         except OSError:
             os.ftruncate(self._fd, size)
-            self._is_sound = True
+            self._doubtful = None
             raise
         os.fsync(self._fd)
-        self._is_sound = True
-        return _HEAD.size + len(frame)
+        self._doubtful = None
+        return len(data)
+
+    def _encoded(self, record: _Record) -> bytes:
+        frame = b"".join(frames.encode(record))
+        if len(frame) > _MOST:
+            raise OSError(errno.EFBIG, f"a record of {len(frame)} bytes", str(self._directory))
+        return _HEAD.pack(len(frame), record.seq, _crc(record.seq, frame)) + frame
 
     def drop(
         self, before: int, *, age: float = 0.0, kept: Callable[[Path], Iterable[_Record]] = lambda _: ()
@@ -178,8 +198,8 @@ class LogWriter:
                 self._highest[number] = max(_seqs(path), default=-1)
             if self._highest[number] >= before or time.time() - path.stat().st_mtime < age:
                 return
-            for record in kept(path):
-                self.append(record)
+            if stays := [*kept(path)]:
+                self.append(*stays)
             path.unlink()
 
     def close(self) -> None:
@@ -196,20 +216,43 @@ class LogWriter:
         self.close()
 
     def _open(self, number: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        opened = os.open(_path(self._directory, number), flags, 0o600)
+        try:
+            fsync(self._directory)
+        except OSError:
+            os.close(opened)
+            raise
         if self._fd != -1:
             os.close(self._fd)
-            self._fd = -1
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd, self._number = os.open(_path(self._directory, number), flags, 0o600), number
-        fsync(self._directory)
+        self._fd, self._number = opened, number
 
     def _cut_torn_tail(self) -> None:
-        offset = 0
+        """Leave whole records, the last of which may be one whose fsync failed."""
+        end = last = 0
         with _path(self._directory, self._number).open("rb") as file:
-            while (frame := _next(file, offset)) is not None:
-                offset += _HEAD.size + len(frame)
-        os.ftruncate(self._fd, offset)
+            while (frame := _next(file, end)) is not None:
+                last, end = end, end + _HEAD.size + len(frame)
+            os.ftruncate(self._fd, end)
+            file.seek(last)
+            self._mend(last, file.read(end - last))
+
+    def _mend(self, place: int, data: bytes) -> None:
+        """Write the last append once more, as far as it is there as a whole, and cut it otherwise."""
+        self._open(self._number)
+        if os.fstat(self._fd).st_size < place + len(data):
+            os.ftruncate(self._fd, place)
+        else:
+            # on a descriptor without O_APPEND, with which pwrite would append
+            again = os.open(_path(self._directory, self._number), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.pwrite(again, left, place + len(data) - len(left)) :]
+            finally:
+                os.close(again)
         os.fsync(self._fd)
+        self._doubtful = None
 
 
 def _segments(directory: Path) -> list[int]:
@@ -218,7 +261,11 @@ def _segments(directory: Path) -> list[int]:
 
 
 def _path(directory: Path, number: int) -> Path:
-    return directory / f"{number:08d}.log"
+    return Path(_name(directory, number))
+
+
+def _name(directory: Path, number: int) -> str:
+    return f"{directory}/{number:08d}.log"
 
 
 def _crc(seq: int, frame: bytes) -> int:
@@ -243,6 +290,23 @@ def _next(file: BufferedReader, offset: int) -> bytes | None:
     if length == left - _HEAD.size or not any(head + frame + file.read()):  # zeros: of a power cut
         return None
     raise IntegrityError(f"{file.name} is damaged at byte {offset}, and more follows")
+
+
+def _passed_over(file: BufferedReader, offset: int, after: int) -> int:
+    """Have the file stand at the first record from `offset` on whose seq is larger than `after`, or at what
+    is no whole record; return where that is.
+    """
+    if after < 0:
+        return offset
+    size = os.fstat(file.fileno()).st_size
+    while size - offset >= _HEAD.size:
+        length, seq, _ = _HEAD.unpack(file.read(_HEAD.size))
+        if seq > after or not 0 < length <= size - offset - _HEAD.size:
+            break
+        offset += _HEAD.size + length
+        file.seek(offset)
+    file.seek(offset)
+    return offset
 
 
 def _seqs(path: Path) -> Iterator[int]:

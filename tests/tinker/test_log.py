@@ -1,16 +1,20 @@
-"""The log between the door and a lane: whole records, torn tails, segments."""
+"""The log between the door and a lane: whole records, torn tails, segments; and requests in their order."""
 
 import asyncio
 import errno
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lorad.errors import Conflict, IntegrityError
+from lorad.protocol import frames
+from lorad.tinker.lane.state import Inbox
 from lorad.tinker.log import LogWriter, follow, read
-from lorad.tinker.records import Pass, Refused, Request, Step
+from lorad.tinker.records import Pass, Refused, Request, Step, Unload
 
 
 def request(seq: int, arguments: Pass | Step | Refused | None = None) -> Request:
@@ -149,24 +153,103 @@ def test_nothing_follows_a_record_that_stays_torn(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", half)
             patch.setattr(os, "ftruncate", fail)
-            with pytest.raises(OSError, match="Input/output"):
-                log.append(request(1))
-        with pytest.raises(OSError, match="opened again"):
-            log.append(request(2))
-    with LogWriter(tmp_path / "log") as log:
+            for seq in (1, 2):
+                with pytest.raises(OSError, match="Input/output"):
+                    log.append(request(seq))
         log.append(request(2))
     assert seqs(tmp_path / "log") == [2]
 
 
-def test_after_a_failed_fsync_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_synced_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log" / "00000000.log"
     with LogWriter(tmp_path / "log") as log:
+        size = log.append(request(1))
 
         def fail(_: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fail)
-            with pytest.raises(OSError, match="Input/output"):
-                log.append(request(1))
-        with pytest.raises(OSError, match="opened again"):
-            log.append(request(2))
+            for seq in (2, 3):
+                with pytest.raises(OSError, match="Input/output"):
+                    log.append(request(seq))
+        assert seqs(tmp_path / "log") == [1, 2]  # a follower has seen it
+        on_disk = path.read_bytes()
+        path.write_bytes(on_disk[:size] + bytes(len(on_disk) - size))
+        log.append(request(3))
+    assert seqs(tmp_path / "log") == [1, 2, 3]
+
+
+def test_the_last_record_is_written_again_when_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path / "log") as log:
+        size = log.append(request(1))
+        last = log.append(request(2))
+    written, write = [], os.pwrite
+
+    def noted(descriptor: int, data: memoryview, offset: int) -> int:
+        written.append((offset, len(data)))
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    LogWriter(tmp_path / "log").close()
+    assert written == [(size, last)] and seqs(tmp_path / "log") == [1, 2]
+
+
+def test_records_of_before_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LogWriter(tmp_path / "log", segment=150) as log:
+        for seq in (1, 2, 5, 3, 4, 6):
+            log.append(request(seq))
+    decoded, decode = [], frames.decode
+
+    def noted(prefix: Any, body: bytes, kind: type[Request]) -> Request:
+        decoded.append(decode(prefix, body, kind))
+        return decoded[-1]
+
+    monkeypatch.setattr(frames, "decode", noted)
+    assert [record.seq for record, _ in read(tmp_path / "log", Request, after=3)] == [5, 4, 6]
+    assert len(decoded) == 3
+
+
+def write(log: LogWriter, *numbers: int) -> None:
+    for seq in numbers:
+        log.append(Request(seq, time.time(), str(seq), Unload()))
+
+
+def taken(inbox: Inbox, count: int) -> list[int | None]:
+    found = [inbox.next() for _ in range(count)]
+    return [None if request is None else request.seq for request in found]
+
+
+def test_requests_come_in_order_and_once(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as log:
+        write(log, 2, 1, 1, 0, 4, 2)
+        inbox = Inbox(tmp_path, -1)
+        assert taken(inbox, 4) == [0, 1, 2, None]
+        write(log, 3)
+        assert taken(inbox, 3) == [3, 4, None]
+
+
+def test_dropped_segments_are_passed_over(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, segment=1) as log:
+        write(log, 0, 1)
+        inbox = Inbox(tmp_path, -1)
+        assert taken(inbox, 2) == [0, 1]
+        write(log, 2, 3)
+        log.drop(2)
+        assert taken(inbox, 2) == [2, 3]
+
+
+def test_waiting_begins_when_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a long request the next one is looked for at once, and then more and more seldom."""
+    clock, pauses = [0.0], list[float]()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with LogWriter(tmp_path) as log:
+        write(log, 0)
+        inbox = Inbox(tmp_path, -1)
+        assert taken(inbox, 1) == [0]
+        for clock[0] in (60.0, 62.0, 100.0):
+            assert taken(inbox, 1) == [None]
+    assert pauses == [0.002, 0.05, 0.2]

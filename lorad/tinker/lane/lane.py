@@ -54,7 +54,7 @@ class Lane:
         self, model: Model, pool: Connection, journal: JournalWriter, results: LogWriter, root: Path
     ) -> None:
         self._model, self._pool, self._journal, self._results = model, pool, journal, results
-        self._root, self._told = root, Told.in_log(root / RESULTS)
+        self._root, self._told = root, Told()
         self._passes = Passes.none()
         self._since, self._seconds = 0, 0.0  # steps and seconds of work since the last checkpoint
         self._end: EndFact | None = None
@@ -63,6 +63,7 @@ class Lane:
     def drive(self, state: State, stop: StopFlag, *, every: int, steps: int) -> EndFact:
         """Do requests until a stop, and park. state: becomes that of the model."""
         self._model.begin(state)
+        self._told = Told.in_log(self._root / RESULTS, state.seq)
         inbox = Inbox(self._root / REQUESTS, state.seq)
         if self._told.kept > state.seq and not inbox.has_next():
             raise Conflict(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.tinker.log import START, LogWriter, first_seqs, pause, read, read_segment
+from lorad.tinker.log import START, LogWriter, first_seqs, may_have_more, pause, read, read_segment
 from lorad.tinker.records import Failed, Published, Request, Result, Saved, Snapshot, Waiting
 
 REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
@@ -61,7 +61,7 @@ class Inbox:
 
     def _look(self) -> None:
         """Read on as far as the request whose turn it is: those behind it stay on disk."""
-        if self._next in self._waiting or not self._directory.is_dir():
+        if self._next in self._waiting or not may_have_more(self._directory, self._position):
             return
         for request, behind in read(self._directory, Request, self._position):
             self._position = behind
@@ -72,20 +72,21 @@ class Inbox:
 
 
 class Told(Struct, frozen=True):
-    """What was written before this attempt.
+    """What was written before this attempt of requests that its checkpoint does not contain.
 
     failed: by seq, whether the request failed.
-    kept: the last seq of a snapshot; requests up to it may be gone.
+    kept: the last seq of a snapshot, -1 for none; requests up to it may be gone.
     """
 
-    failed: dict[int, bool]
-    kept: int
+    failed: dict[int, bool] = {}
+    kept: int = -1
 
     @classmethod
-    def in_log(cls, directory: Path) -> "Told":
+    def in_log(cls, directory: Path, after: int) -> "Told":
+        """Read the results behind the last request that the checkpoint contains."""
         failed: dict[int, bool] = {}
         kept = -1
-        for result in _results(directory):
+        for result, _ in read(directory, Result, after=after):
             if isinstance(result.outcome, Snapshot):
                 kept = max(kept, result.seq)
             elif not isinstance(result.outcome, Waiting):
@@ -108,8 +109,3 @@ def shorten(results: LogWriter, root: Path, seq: int) -> None:
 
     oldest = min(first_seqs(root / REQUESTS, _DISORDER), default=seq + 1)
     results.drop(min(oldest, seq + 1), age=_KEPT, kept=named)
-
-
-def _results(directory: Path) -> Iterator[Result]:
-    for result, _ in read(directory, Result):
-        yield result
