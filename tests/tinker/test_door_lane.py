@@ -1,16 +1,18 @@
 """The logs of one model as the door keeps and follows them."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from lorad.tinker.door import models
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.lane import Lane
 from lorad.tinker.lane import state
-from lorad.tinker.lane.state import shorten
+from lorad.tinker.lane.state import Told, shorten
 from lorad.tinker.log import LogWriter, read
 from lorad.tinker.records import (
     Created,
@@ -24,6 +26,7 @@ from lorad.tinker.records import (
     Stepped,
     Waiting,
 )
+from tests.tinker.door_kit import home_with_keys, running_door
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
@@ -62,7 +65,7 @@ async def test_what_is_in_a_snapshot_is_forgotten(tmp_path: Path) -> None:
             await lane.submit(3, "another", Step(1e-3))
         results.append(Result(3, time.time(), Waiting("waits for a device")))
         await until(lambda: is_reason(lane, "waits for a device"))
-    await lane.close()
+    await lane.sleep()
 
 
 async def test_a_missing_number_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +77,7 @@ async def test_a_missing_number_is_the_reason(tmp_path: Path, monkeypatch: pytes
         results.append(Result(0, time.time(), Created()))
         await lane.result(0, 5)
         assert lane.reason() == "request 1 never came"
-    await lane.close()
+    await lane.sleep()
 
 
 def write_results(run: Path, *outcomes: Outcome, first: int = 0) -> None:
@@ -120,11 +123,11 @@ async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
     checkpoint(short, 6)
     await until(lambda: is_gone(lane, 6))
     await until(lambda: is_result(lane, 1, CHECKPOINTS[0]))
-    await lane.close()
+    await lane.sleep()
     again = await Lane.open(lane.directory)
     assert await again.result(1, 5) == CHECKPOINTS[0] and again.knows(1)
     assert ([result.seq for result in again.made], again.last) == ([1, 4], 6)
-    await again.close()
+    await again.sleep()
 
 
 async def submit(lane: Lane, *seqs: int) -> None:
@@ -166,3 +169,48 @@ def test_young_results_stay(short: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write_results(short, *[Stepped({})] * 5)
     checkpoint(short, 4)
     assert seqs_of(short) == [0, 1, 2, 3, 4, 4]
+
+
+def test_an_attempt_reads_results_behind_its_checkpoint(short: Path) -> None:
+    write_results(short, Created(), Failed("no"), Stepped({}), Snapshot(1), Failed("no"))
+    results = short / "tinker" / "results"
+    assert Told.in_log(results, 0) == Told({1: True, 2: False, 4: True}, 3)
+    assert Told.in_log(results, 3) == Told({4: True}, -1)
+
+
+async def test_an_idle_lane_sleeps_until_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_IDLE", -1.0)
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        alice = world.alice
+        model = await alice.model(await alice.session())
+        lane = await world.door.models.lane(world.door.state.models[model])
+        before = open_files(lane)
+        await world.door.models.rest()
+        assert (before, open_files(lane), lane.is_asleep) == (2, 0, True)
+        first = await alice.result(await alice.send("optim_step", model, 1, adam_params={}))
+        assert first == {"metrics": {"seq": 1.0}} and not lane.is_asleep
+        await world.door.models.rest()
+        assert await alice.result(f"{model}:1") == first
+
+
+async def test_few_lanes_are_awake_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_MOST_AWAKE", 2)
+    async with running_door(home_with_keys(tmp_path / "home")) as world:
+        alice, session = world.alice, await world.alice.session()
+        made = [await alice.model(session, number) for number in range(4)]
+        for seq in (1, 2):
+            sent = [await alice.send("optim_step", model, seq, adam_params={}) for model in made]
+            for request in sent:
+                assert await alice.result(request) == {"metrics": {"seq": float(seq)}}
+        lanes = [await world.door.models.results(world.door.state.models[model]) for model in made]
+        assert sum(not lane.is_asleep for lane in lanes) == 2
+
+
+def open_files(lane: Lane) -> int:
+    """Count the descriptors of this process below a lane's directory."""
+    there = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if is_open(name)]
+    return sum(path.startswith(str(lane.directory / "requests")) for path in there)
+
+
+def is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")

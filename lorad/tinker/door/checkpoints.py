@@ -61,7 +61,7 @@ class Checkpoints:
     async def of(self, model: Model) -> list[Checkpoint]:
         """List those of a model, oldest first. A model whose run was removed has none."""
         try:
-            lane = await self._models.lane(model)
+            lane = await self._models.results(model)
         except HttpError:
             return []
         newest = dict[tuple[str, str], Checkpoint]()

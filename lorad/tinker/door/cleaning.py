@@ -43,7 +43,7 @@ class Cleaning:
         left, lanes = 0, list[tuple[Model, Lane]]()
         for model in self._state.of_session(session.id):
             try:
-                lanes += [(model, await self._models.lane(model))] if model.made else []
+                lanes += [(model, await self._models.results(model))] if model.made else []
             except HttpError:  # its run was removed
                 continue
         is_over = self._is_over(session, max((lane.used for _, lane in lanes), default=0.0))

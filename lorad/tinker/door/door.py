@@ -96,7 +96,7 @@ class Door:
         raise unknown("sampler", id)
 
     async def _version_of(self, model: str, sampler: str) -> int | None:
-        lane = await self.models.lane(self.state.models[model])
+        lane = await self.models.results(self.state.models[model])
         versions = (result.outcome for result in lane.made)
         return next((v.version for v in versions if isinstance(v, Published) and v.sampler == sampler), None)
 
@@ -117,8 +117,10 @@ class Door:
             try:
                 self.samples.forget_old()
                 await self.models.park_silent(self.settings.park_after)
+                await self.models.rest()
                 if time.monotonic() - cleaned > _CLEANING:
                     await self.cleaning.look()
+                    self.state.shorten()
                     cleaned = time.monotonic()
             except Exception:  # else nothing would be parked any more
                 log.exception("looking around")

@@ -4,6 +4,7 @@ the lane writes there are followed.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from pathlib import Path
@@ -31,12 +32,17 @@ _HOLE_SECONDS = 30.0  # after which a number that did not come is named as the r
 
 
 class Lane:
-    """All use belongs to the event loop."""
+    """All use belongs to the event loop.
+
+    Asleep, it holds no files and follows nothing; what it knows stays, and `wake` reads on from there.
+    touched: when it was asked for last, by time.monotonic().
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.used = 0.0
-        self._log: LogWriter
+        self.used, self.touched = 0.0, time.monotonic()
+        self._log: LogWriter | None = None
+        self._behind = START  # of the results: the place behind the last one that was read
         self._digests: dict[int, str] = {}
         self._sizes: dict[int, int] = {}  # in bytes, of the requests without a result
         self._places: dict[int, Position] = {}  # of the result of each seq: behind the record before it
@@ -52,27 +58,40 @@ class Lane:
         """Read what is there, and follow what comes. Raises OSError, and LoradError: a damaged log."""
         lane = cls(directory)
         await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
-        lane._log = await asyncio.to_thread(LogWriter, lane._requests)
-        try:
-            await asyncio.to_thread(lane._read_requests)
-            behind = START
-            for result, position in read(lane._results, Result):
-                lane._take(result, behind)
-                behind = position
-                await asyncio.sleep(0)
-            lane._forget()
-        except BaseException:
-            lane._log.close()
-            raise
-        lane._following = asyncio.create_task(lane._follow(behind))
+        await lane.wake()
         return lane
 
-    async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+    async def wake(self) -> None:
+        """Take the log for writing, read what has come, and follow. Raises as `open`."""
         async with self._writing:
-            self._log.close()
+            writer = await asyncio.to_thread(LogWriter, self._requests)
+            try:
+                if self._behind == START:
+                    await asyncio.to_thread(self._read_requests)
+                for result, position in read(self._results, Result, self._behind):
+                    self._take(result, self._behind)
+                    self._behind = position
+                    await asyncio.sleep(0)
+                self._forget()
+            except BaseException:
+                writer.close()
+                raise
+            self._log, self._trouble = writer, ""
+            self._following = asyncio.create_task(self._follow())
+
+    async def sleep(self) -> None:
+        """Let go of the files."""
+        async with self._writing:
+            if self._following is not None:
+                self._following.cancel()
+                await asyncio.gather(self._following, return_exceptions=True)
+            if self._log is not None:
+                self._log.close()
+            self._following = self._log = None
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._following is None
 
     @property
     def last(self) -> int:
@@ -118,6 +137,10 @@ class Lane:
         async with self._writing:
             if self.refuse_other(seq, digest):  # the same one came twice at a time
                 return
+            if self._log is None:
+                raise OSError(
+                    errno.EAGAIN, "the log of this model was closed; ask again", str(self.directory)
+                )
             request = Request(seq, time.time(), digest, arguments)
             size = await asyncio.shield(asyncio.to_thread(self._log.append, request))
             self._digests[seq], self.used = digest, request.at
@@ -188,17 +211,18 @@ class Lane:
         for seq in [seq for seq, place in self._places.items() if START.segment < place.segment < first]:
             del self._places[seq]
 
-    async def _follow(self, behind: Position) -> None:
+    async def _follow(self) -> None:
         try:
-            async for result, position in follow(self._results, Result, behind):
+            async for result, position in follow(self._results, Result, self._behind):
                 snapshot = self._snapshot
-                self._take(result, behind)
-                behind = position
+                self._take(result, self._behind)
+                self._behind = position
                 async with self._came:
                     self._came.notify_all()
                 if self._snapshot > snapshot:
                     async with self._writing:
-                        await asyncio.to_thread(self._log.drop, self._snapshot + 1)
+                        if self._log is not None:
+                            await asyncio.to_thread(self._log.drop, self._snapshot + 1)
                         self._forget()
         except (OSError, LoradError) as error:
             self._trouble = f"the log of this model cannot be read: {error}"

@@ -20,6 +20,8 @@ from lorad.tinker.records import Arguments, Create, Failed, Outcome
 
 log = logging.getLogger(__name__)
 
+_MOST_AWAKE = 256  # lanes; each has two files open, and looks at its log up to five times a second
+_IDLE = 60.0  # seconds after which a lane that nobody asks falls asleep; polls are held for less
 _RETRY = 2.0  # seconds between two tries to have a run made
 _SOON = 2.0  # seconds of a wait after which the daemon is asked what it is about
 
@@ -29,7 +31,7 @@ class Models:
 
     def __init__(self, state: State, runs: Runs, bases: dict[str, Path]) -> None:
         self.state, self.runs, self.bases = state, runs, bases
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, Lane] = {}  # of all models that were asked for, asleep or not
         self._opening: dict[str, asyncio.Task[Lane]] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
@@ -55,17 +57,46 @@ class Models:
 
     async def lane(self, model: Model) -> Lane:
         """Open the logs of a model. Raises HttpError 404 when its run was removed, LoradError, OSError."""
+        opening = self._opening.get(model.id)
         if (lane := self._lanes.get(model.id)) is not None:
-            return lane
+            lane.touched = time.monotonic()
+            if opening is None and not lane.is_asleep:
+                return lane
         if not self.runs.directory(model.run).parent.is_dir():
             raise unknown("model", f"{model.id} any more, as its run {model.run} was removed; it was")
-        opening = self._opening.get(model.id)
         if opening is None:
-            opening = asyncio.create_task(Lane.open(self.runs.directory(model.run)))
-            self._opening[model.id] = opening
+            opening = self._opening[model.id] = asyncio.create_task(self._open(model))
             opening.add_done_callback(lambda _: self._opening.pop(model.id, None))
-        self._lanes[model.id] = lane = await asyncio.shield(opening)
+        return await asyncio.shield(opening)
+
+    async def results(self, model: Model) -> Lane:
+        """Return the lane for what is in it: also one that sleeps, if there is nothing that could come.
+
+        Raises as `lane`.
+        """
+        lane = self._lanes.get(model.id)
+        return lane if lane is not None and lane.is_asleep and not lane.waiting else await self.lane(model)
+
+    async def _open(self, model: Model) -> Lane:
+        await self._have_asleep(_MOST_AWAKE - 1)
+        if (lane := self._lanes.get(model.id)) is None:
+            lane = self._lanes[model.id] = await Lane.open(self.runs.directory(model.run))
+        else:
+            await lane.wake()
         return lane
+
+    async def rest(self) -> None:
+        """Let the lanes sleep that nobody asked for a while."""
+        awake = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
+        recent = time.monotonic() - _IDLE
+        await self._have_asleep(sum(lane.touched > recent for lane in awake))
+
+    async def _have_asleep(self, awake: int) -> None:
+        """Let those sleep that were not asked for longest, until so many are awake."""
+        there = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
+        there.sort(key=lambda lane: lane.touched)
+        for lane in there[: max(len(there) - awake, 0)]:
+            await lane.sleep()
 
     async def submit(self, model: Model, seq: int, digest: str, arguments: Arguments) -> None:
         """Have a request in the log of a model, and wake its run.
@@ -154,7 +185,7 @@ class Models:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         for lane in self._lanes.values():
-            await lane.close()
+            await lane.sleep()
 
     def _begin(self, model: Model) -> None:
         making = self._making.get(model.id)

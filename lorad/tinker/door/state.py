@@ -1,8 +1,10 @@
 """What the door knows beside the logs of the models: sessions, models, samplers, and what became of
-checkpoints. Each change is a record in `HOME/tinker/notes`, from which a door that starts knows all of it.
+checkpoints. Each change is a record in `HOME/tinker/notes`, from which a door that starts knows all of it;
+records that later ones have replaced are dropped from it.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.tinker.log import LogWriter, read
+from lorad.tinker.log import LogWriter, read, read_segment
+
+_SEGMENT = 1 << 20  # bytes of a segment of notes
+_SPARE = 4096  # notes that are more than twice those that count, before others are dropped
 
 
 class Session(Struct, frozen=True, tag="session"):
@@ -87,9 +92,12 @@ class Marks(Struct, frozen=True, tag="marks"):
     expires: float | None = None
 
 
+_Known = Session | Model | Sampler | Marks
+
+
 class _Note(Struct, frozen=True):
     seq: int
-    about: Session | Model | Sampler | Marks
+    about: _Known
 
 
 @dataclass
@@ -104,36 +112,71 @@ class State:
     seen: dict[str, float] = field(default_factory=dict)
     """When a session was heard last, by time.monotonic()."""
     _seq: int = 0
+    _written: int = 0  # notes in the log
 
     @classmethod
     def open(cls, directory: Path) -> "State":
         """Raises Conflict when another door has this home."""
         directory.parent.mkdir(mode=0o700, exist_ok=True)
-        state = cls(LogWriter(directory))
+        state = cls(LogWriter(directory, segment=_SEGMENT))
         for note, _ in read(directory, _Note):
-            state._seq = note.seq
+            state._seq, state._written = max(state._seq, note.seq), state._written + 1
             state._take(note.about)
         waiting = {model.session for model in state.models.values() if not (model.parked or model.failed)}
         now, sessions = time.monotonic(), state.sessions.values()
         state.seen = {one.id: now for one in sessions if not one.finished or one.id in waiting}
         return state
 
-    def note(self, about: Session | Model | Sampler | Marks) -> None:
+    def note(self, about: _Known) -> None:
         """Keep it, on disk before it returns. Raises OSError."""
         self.log.append(_Note(self._seq + 1, about))
-        self._seq += 1
+        self._seq, self._written = self._seq + 1, self._written + 1
         self._take(about)
 
-    def _take(self, about: Session | Model | Sampler | Marks) -> None:
+    def shorten(self) -> None:
+        """Drop notes that do not count any more, once they are most of the log. Raises OSError."""
+        if self._written <= 2 * self._count() + _SPARE:
+            return
+        for sampler in list(self.samplers.values()):
+            if self._is_over(sampler):
+                del self.samplers[sampler.id]
+        self._written, kept = self._count(), set[tuple[type, str]]()
+
+        def current(segment: Path) -> Iterator[_Note]:
+            for note in read_segment(segment, _Note):
+                known, key = self._place(note.about)
+                if known.get(key) == note.about and (type(note.about), key) not in kept:
+                    kept.add((type(note.about), key))
+                    yield note
+
+        self.log.drop(self._seq + 1, kept=current)
+
+    def _is_over(self, sampler: Sampler) -> bool:
+        """Return whether its session has no files left, and will not ask for it again, or for nothing that is
+        there.
+        """
+        session = self.sessions.get(sampler.session)
+        is_made = bool(sampler.version) and not sampler.path
+        return session is not None and session.cleaned and (bool(session.finished) or is_made)
+
+    def _count(self) -> int:
+        return len(self.sessions) + len(self.models) + len(self.samplers) + len(self.marks)
+
+    def _take(self, about: _Known) -> None:
+        known, key = self._place(about)
+        known[key] = about
+
+    def _place(self, about: _Known) -> tuple[dict[str, Any], str]:
+        """Return where it is kept, and under which key."""
         match about:
             case Session():
-                self.sessions[about.id] = about
+                return self.sessions, about.id
             case Model():
-                self.models[about.id] = about
+                return self.models, about.id
             case Sampler():
-                self.samplers[about.id] = about
+                return self.samplers, about.id
             case Marks():
-                self.marks[about.path] = about
+                return self.marks, about.path
 
     def mark(self, path: str, **changes: Any) -> None:
         before = self.marks.get(path) or Marks(path, time.time())
