@@ -86,6 +86,17 @@ def test_sigterm_pauses_and_the_same_command_resumes(spec: Path, home: Path) -> 
         read_until(job, "is paused at step")
 
 
+def test_sigterm_to_the_whole_tree_pauses(spec: Path, home: Path) -> None:
+    """As `ray job stop` sends it, to each process of the tree at once."""
+    with begun(spec) as job:
+        read_until(job, "step 3/")
+        tree = psutil.Process(job.pid)
+        for process in [tree, *tree.children(recursive=True)]:
+            process.terminate()
+        assert "job is paused at step" in read_until(job, "resumes it") and job.wait(30) == 143
+    assert of_home(home) == []
+
+
 def test_sigterm_while_it_starts_is_no_crash(spec: Path, home: Path) -> None:
     with begun(spec) as job:
         until(lambda: any("lorad.daemon" in command for command in of_home(home)))

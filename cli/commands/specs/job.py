@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -97,9 +98,22 @@ def _own_daemon(client: Client) -> Iterator[None]:
     ours, theirs = socket.socketpair()
     environment = {key: value for key, value in os.environ.items() if key != "LORAD_ATTEMPT"}
     fd = theirs.fileno()
+    guarded = [
+        sys.executable,
+        "-I",
+        "-S",
+        guard.__file__,
+        str(fd),
+        "--",
+        sys.executable,
+        "-m",
+        "lorad.daemon",
+    ]
     with theirs, home.daemon_log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(fd), "--", sys.executable, "-m", "lorad.daemon"],
+        subprocess.run(
+            # no descendant of this process: `ray job stop` sends SIGTERM to each of them, and the pool would
+            # end before the run has stopped
+            ["/bin/sh", "-c", '"$@" &', "sh", *guarded],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -107,18 +121,23 @@ def _own_daemon(client: Client) -> Iterator[None]:
             pass_fds=[fd],
             cwd="/",
             env=environment | {"LORAD_HOME": str(home.root)},
+            check=True,
         )
-    try:
-        _await_answer(client, process, home.daemon_log)
-        yield
-    finally:
-        ours.close()
-        process.wait()
+    with ours:
+        try:
+            _await_answer(client, ours, home.daemon_log)
+            yield
+        finally:
+            ours.shutdown(socket.SHUT_WR)
+            while ours.recv(4096):  # until the guard has gone
+                pass
 
 
-def _await_answer(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_answer(client: Client, guarded: socket.socket, log: Path) -> None:
+    """Raises DaemonUnreachable. guarded: readable to its end once the guard has gone."""
     end = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < end:
+    guarded.recv(64)  # the daemon's pid
+    while not select.select([guarded], [], [], 0)[0] and time.monotonic() < end:
         with contextlib.suppress(DaemonUnreachable):
             client.status()
             return
