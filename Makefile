@@ -110,9 +110,9 @@ test-cluster: $(VENV)/.ready-dev
 cluster-demo: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env "$$python" $(BIN)/python -m tests.cluster.demo $(ARGS)
 
-## The table of docs/cluster-faults.md, measured again: a quarter of an hour.
+## The table of docs/cluster-faults.md, each fault twice: an hour. ARGS='-k partition' measures those rows again and leaves the others.
 cluster-faults: $(VENV)/.ready-dev
-	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" LORAD_FAULTS_PAGE=docs/cluster-faults.md $(BIN)/python -m pytest tests/cluster/test_ray_faults.py $(ARGS)
+	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" LORAD_FAULTS_PAGE=docs/cluster-faults.md $(BIN)/python -m pytest tests/cluster/test_ray_{faults,outlasted,home,restarted}.py $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts

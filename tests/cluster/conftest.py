@@ -51,3 +51,10 @@ def measured() -> Iterator[Measured]:
     table = Measured()
     yield table
     table.write()
+
+
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long)])
+def turn(request: pytest.FixtureRequest) -> int:
+    """Which time it is: each fault is made twice."""
+    number: int = request.param
+    return number

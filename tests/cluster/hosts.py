@@ -149,8 +149,8 @@ class Host:
         return done.stdout
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen[str]:
-        """Start a command on the host."""
-        return subprocess.Popen(self.argv(*command), text=True, **options)
+        """Start a command on the host, in a session of its own: the kernel shares CPUs by session."""
+        return subprocess.Popen(self.argv(*command), text=True, start_new_session=True, **options)
 
     def processes(self) -> dict[int, str]:
         """Map each living process of the host, by the pid that this machine gives it, to its command line."""

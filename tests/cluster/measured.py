@@ -5,28 +5,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _BEGIN, _END = "<!-- table: made by `make cluster-faults` -->\n", "<!-- end of the table -->\n"
+_HEAD = ["| fault | the pool knows after | nothing is left after |", "|---|---|---|"]
+_Cell = float | str
 
 
 @dataclass
 class Measured:
-    """Rows of (fault, seconds until the pool knows, seconds until nothing is left on any node, what is)."""
+    """What was seen of each fault, once for each time that it was made.
 
-    rows: list[tuple[str, float | None, float, str]] = field(default_factory=list)
+    That is: after how many seconds the pool knew, or words; after how many nothing was left on any node, or
+    words; and what is to be said of that.
+    """
 
-    def add(self, fault: str, told: float | None, gone: float, but: str = "") -> None:
-        self.rows.append((fault, told, gone, but))
+    seen: dict[str, list[tuple[_Cell, _Cell, str]]] = field(default_factory=dict)
+
+    def add(self, fault: str, told: _Cell, gone: _Cell, but: str = "") -> None:
+        self.seen.setdefault(fault, []).append((told, gone, but))
 
     def write(self) -> None:
-        """Put the rows into the page that LORAD_FAULTS_PAGE names, if it does."""
+        """Put the rows into the page that LORAD_FAULTS_PAGE names, if it does. Others stay as they are."""
         if not (name := os.environ.get("LORAD_FAULTS_PAGE")):
             return
         page = Path(name)
         before, _, rest = page.read_text().partition(_BEGIN)
-        table = ["| fault | the pool knows after | nothing is left after |", "|---|---|---|"]
-        for fault, told, gone, but in self.rows:
-            table.append(f"| {fault} | {_seconds(told)} | {_seconds(gone)}{but} |")
-        page.write_text(before + _BEGIN + "\n" + "\n".join(table) + "\n\n" + _END + rest.partition(_END)[2])
+        table, _, after = rest.partition(_END)
+        rows = {line.split(" | ")[0][2:]: line for line in table.strip().splitlines()[2:]}
+        for fault, seen in self.seen.items():
+            told, gone, but = zip(*seen, strict=True)
+            rows[fault] = f"| {fault} | {_cell(told)} | {_cell(gone)}{but[-1]} |"
+        text = "\n".join([*_HEAD, *rows.values()])
+        page.write_text(f"{before}{_BEGIN}\n{text}\n\n{_END}{after}")
 
 
-def _seconds(value: float | None) -> str:
-    return "it is the pool itself" if value is None else f"{value:.1f} s"
+def _cell(values: tuple[_Cell, ...]) -> str:
+    words = [value if isinstance(value, str) else f"{value:.1f} s" for value in values]
+    return ", ".join(dict.fromkeys(words) if isinstance(values[0], str) else words)

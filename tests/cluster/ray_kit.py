@@ -24,6 +24,7 @@ PYTHON = os.environ.get("LORAD_RAY_PYTHON", "")
 _LORAD = Path(sys.executable)
 _OF_STUBS = ("stub_agent", "stub-child", "ray::_Agent", "lorad.grants.ray")
 _PORT, _STORE = 6379, 80_000_000  # bytes
+_START_SECONDS = 300.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_open_telemetry": "0", "PYTHONPATH": str(REPOSITORY)}
 Line = dict[str, Any]
 
@@ -36,6 +37,8 @@ class Cluster:
     ) -> None:
         self.home, self.nodes, self.work = hosts[0], list(hosts[1:]), work
         self.address, self._token = f"{self.home.ip}:{port}", secrets.token_hex(32)
+        self.dashboard = f"http://{self.home.ip}:8265"
+        self._has_dashboard = False
         self.token_file = self.written_token("token", self._token)
         self._env = _QUIET | (
             {"RAY_AUTH_MODE": "disabled"}
@@ -56,26 +59,43 @@ class Cluster:
     def start_head(self, *more: str) -> None:
         port = self.address.rpartition(":")[2]
         where = f"--node-ip-address={self.home.ip}"
-        head = ["--head", f"--port={port}", where, "--num-gpus=0", "--include-dashboard=false", *more]
-        self._await([self._starting(self.home, *head)])
+        dashboard = [f"--include-dashboard={str(self._has_dashboard).lower()}", "--dashboard-host=0.0.0.0"]
+        self._start({self.home: ["--head", f"--port={port}", where, "--num-gpus=0", *dashboard, *more]})
 
     def join(self, nodes: Sequence[Host], *more: str) -> None:
         """Start Ray on these nodes, side by side."""
-        own = ["--num-cpus=4", "--num-gpus=2", *more]
-        starts = [
-            self._starting(
-                node,
-                f"--address={self.address}",
-                f"--node-ip-address={node.ip}",
-                f"--labels=host={node.name}",
-                *own,
-            )
-            for node in nodes
-        ]
-        self._await(starts)
+        own = [f"--address={self.address}", "--num-cpus=4", "--num-gpus=2", *more]
+        self._start(
+            {node: [*own, f"--node-ip-address={node.ip}", f"--labels=host={node.name}"] for node in nodes}
+        )
 
     def stop(self, node: Host, *, force: bool = False) -> None:
         node.run(_ray(), "stop", *(["--force"] if force else ["--grace-period=10"]), env=self._env)
+
+    def end(self) -> None:
+        for host in (self.home, *self.nodes):
+            self.stop(host, force=True)
+
+    @contextlib.contextmanager
+    def anew(self, *, dashboard: bool = False, **env: str) -> Iterator[None]:
+        """Have the cluster started anew with these variables, and again without them at the end."""
+        before = self._env
+        self.end()
+        try:
+            self._env, self._has_dashboard = self._env | env, dashboard
+            self.start()
+            yield
+        finally:
+            self.end()
+            self._env, self._has_dashboard = before, False
+            self.start()
+
+    def ray(self, *arguments: str) -> tuple[int, str]:
+        """Run a command of Ray on the head, to its end; returns its exit code and output."""
+        env, out = {**os.environ, **self._env}, subprocess.PIPE
+        with self.home.start(_ray(), *arguments, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
+            said, _ = process.communicate(timeout=300)
+        return process.returncode, said
 
     def asked_of_ray(self, code: str) -> Any:
         """Run `code`, which sets `said`, in a driver of its own on the head; returns that."""
@@ -83,10 +103,13 @@ class Cluster:
         script = f"import json, ray\n{connect}\n{code}\nprint('\\n' + json.dumps(said))"
         return json.loads(self.home.run(PYTHON, "-c", script, env=self._env).strip().splitlines()[-1])
 
-    def _await(self, starts: Sequence[subprocess.Popen[str]]) -> None:
-        codes = [start.wait(180) for start in starts]
-        logs = [path.read_text()[-2000:] for path in self.work.glob("ray-*.log")] if any(codes) else []
-        assert not any(codes), "\n".join(logs)
+    def _start(self, starts: Mapping[Host, Sequence[str]]) -> None:
+        """Start Ray on these hosts; again, one by one, where its 30 s for a raylet were too short."""
+        begun = {host: self._starting(host, *arguments) for host, arguments in starts.items()}
+        for host in [host for host, process in begun.items() if process.wait(_START_SECONDS)]:
+            self.stop(host, force=True)
+            again = self._starting(host, *starts[host]).wait(_START_SECONDS)
+            assert not again, (self.work / f"ray-{host.name}.log").read_text()[-4000:]
 
     def _starting(self, host: Host, *arguments: str) -> subprocess.Popen[str]:
         common = [f"--object-store-memory={_STORE}", "--disable-usage-stats"]

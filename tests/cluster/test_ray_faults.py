@@ -38,6 +38,7 @@ def fault(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Fault]:
         cluster.join([cluster.nodes[1]])
 
 
+@pytest.mark.usefixtures("turn")
 @pytest.mark.parametrize("fault", [case(fault) for fault in FAULTS], indirect=True)
 def test_nothing_is_left_after_a_fault(
     fault: Fault, head: Head, cluster: Cluster, machines: list[Host], measured: Measured
@@ -51,7 +52,7 @@ def test_nothing_is_left_after_a_fault(
         fault.undo(cluster, cluster.nodes[1])
     nothing_left_on(machines, ALL, SECONDS)
     but = " (but the pool, until it is killed)" if HEAD in fault.keeps else ""
-    measured.add(fault.name, ended(), gone, but)
+    measured.add(fault.name, ended() or "it is the pool itself", gone, but)
 
 
 def test_the_pool_says_which_node_it_lost(head: Head, cluster: Cluster) -> None:
@@ -61,6 +62,7 @@ def test_the_pool_says_which_node_it_lost(head: Head, cluster: Cluster) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("turn")
 def test_the_end_of_ray_leaves_nothing(
     head: Head, cluster: Cluster, machines: list[Host], measured: Measured
 ) -> None:

@@ -18,7 +18,7 @@ from tests.kit.world import REPOSITORY, World, world
 from tests.nodes.spread import NAME, SPEC, reached, start
 
 STEPS, SECONDS = 10, 300.0
-DAEMON = "-m lorad.daemon"
+DAEMON, POOL = "-m lorad.daemon", "-m lorad.pool"
 pytestmark = pytest.mark.long
 
 

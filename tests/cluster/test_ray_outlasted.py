@@ -7,10 +7,11 @@ import pytest
 
 from tests.cluster.faults import AGENT, ALL, RANK, RAYLET, pids, send
 from tests.cluster.hosts import Host
+from tests.cluster.measured import Measured
 from tests.cluster.ray_kit import Cluster, Head, nothing_left_on
 
 SPLIT = "split_head.py"
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("turn")]
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def split(cluster: Cluster, machines: list[Host]) -> Iterator[Head]:
         nothing_left_on(machines, [*ALL, SPLIT, "stub_server.py"])
 
 
-def test_a_full_node_is_named(cluster: Cluster) -> None:
+def test_a_full_node_is_named(cluster: Cluster, measured: Measured) -> None:
     """What cannot be put there is refused; the pool works on, and it is put once there is room."""
     head = Head(cluster)
     try:
@@ -32,15 +33,18 @@ def test_a_full_node_is_named(cluster: Cluster) -> None:
         (head.directory / "files").touch()
         head.until("loaded", 30)
         with cluster.nodes[1].full():
+            began = time.monotonic()
             why = head.until("refused", 30)["why"]
+            told = time.monotonic() - began
         assert why.startswith("h2: ") and "No space left on device" in why
         head.until("loaded", 30)
+        measured.add("no room on a node", told, "nothing ends; the next put succeeds once there is room")
     finally:
         head.end()
 
 
 @pytest.mark.parametrize("victim", [AGENT, RAYLET])
-def test_a_lost_server_node_returns(split: Head, cluster: Cluster, victim: str) -> None:
+def test_a_lost_server_node_returns(split: Head, cluster: Cluster, measured: Measured, victim: str) -> None:
     """The trainer's node is not touched; the server is started in its bundle again, which Ray has to place
     anew where the node was lost with its raylet.
     """
@@ -56,6 +60,13 @@ def test_a_lost_server_node_returns(split: Head, cluster: Cluster, victim: str) 
         cluster.join([cluster.nodes[1]])
         began = time.monotonic()
     back = split.until("server", 120, state="up", node="h2")
-    print(f"{victim}: lost after {lost:.1f} s, serves again {time.monotonic() - began:.1f} s later")
+    served = time.monotonic() - began
     assert back["agent"] != first["agent"]
     assert rank and pids(cluster.nodes[0], RANK) == rank
+    what = "raylet" if victim == RAYLET else "agent"
+    and_then = "once Ray is back there" if victim == RAYLET else "later"
+    measured.add(
+        f"kill -9 of the {what} on the only node of servers",
+        lost,
+        f"it serves again {served:.1f} s {and_then}",
+    )
