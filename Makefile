@@ -11,6 +11,7 @@
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
+# make tinker-backends   the same client on FSDP, Megatron, SGLang and vLLM; the table of docs/tinker.md (the first time installs all: 9 GB)
 # make bench-tinker      a step of the official tinker client's loop beside a step of `lorad run` of the same work, tiny and 100 M
 # make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
 # make cluster-demo     a Ray cluster on this machine, without root: a run over two nodes, one of which is killed; resumed, bit for bit
@@ -54,7 +55,7 @@ JOBS ?= 2
 WORKERS ?= 5
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -102,7 +103,12 @@ tinker-crash: $(VENV)/.ready-dev
 ## The unmodified tinker client against a daemon, its door and a builtin pool; older ones after it. ARGS='-k older'.
 tinker: $(VENV)/.ready-dev
 	@clients=$$(.ci/setup-tinker); mapfile -t clients <<<"$$clients"; \
-	env OMP_NUM_THREADS=1 "$${clients[@]}" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real $(ARGS)
+	env OMP_NUM_THREADS=1 "$${clients[@]}" .ci/in-memory $(BIN)/python -m pytest -m "not long" tests/tinker/real $(ARGS)
+
+## The newest client on each trainer and each engine: some minutes a pair. ARGS='-k vllm' is the pairs with it.
+tinker-backends: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-tinker && .ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
+	env OMP_NUM_THREADS=1 LORAD_TINKER_PAGE=docs/tinker.md "$${pythons[@]}" .ci/in-memory $(BIN)/python -m pytest -m long tests/tinker/real/test_backends.py $(ARGS)
 
 test-cluster: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" $(BIN)/python -m pytest tests/cluster $(ARGS)

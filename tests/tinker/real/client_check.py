@@ -99,6 +99,29 @@ class Checks:
         stopped = self.sampler.sample(PROMPT, 1, params).result().sequences[0]
         assert stopped.stop_reason == "stop" and list(stopped.tokens) == [cold.tokens[0]]
 
+    def top_k_and_top_p(self) -> None:
+        """One token is left of each place, whatever the temperature."""
+        greedy = types.SamplingParams(max_tokens=6, temperature=0.0, stop=[])
+        best = list(self.sampler.sample(PROMPT, 1, greedy).result().sequences[0].tokens)
+        for narrow in ({"top_k": 1}, {"top_p": 1e-6}):
+            params = types.SamplingParams(max_tokens=6, temperature=1.0, stop=[], seed=3, **narrow)
+            made = self.sampler.sample(PROMPT, 2, params).result()
+            assert all(list(one.tokens) == best for one in made.sequences), (narrow, made.sequences, best)
+
+    def most_likely_tokens_of_the_prompt(self) -> None:
+        text, few = types.ModelInput.from_ints(self.whole), types.SamplingParams(max_tokens=1)
+        found = self.sampler.sample(
+            text, 1, few, include_prompt_logprobs=True, topk_prompt_logprobs=3
+        ).result()
+        assert found.prompt_logprobs[0] is None and len(found.topk_prompt_logprobs) == len(self.whole)
+        for token, own, top in zip(
+            self.whole[1:], found.prompt_logprobs[1:], found.topk_prompt_logprobs[1:], strict=True
+        ):
+            values = [logprob for _, logprob in top]
+            assert len(top) == 3 and values == sorted(values, reverse=True), top
+            same = [logprob for other, logprob in top if other == token]
+            assert all(abs(one - own) < CLOSE for one in same) and own < values[0] + CLOSE
+
     def base_is_another_model(self) -> None:
         base = self.service.create_sampling_client(base_model=BASE).result()
         text = types.ModelInput.from_ints(self.whole)
@@ -191,6 +214,17 @@ class Checks:
             steps.append(self.loss(client))
         assert steps[0] == steps[1] != steps[2], steps
 
+    def a_state_is_loaded_into_a_fresh_model(self) -> None:
+        loaded = [self.model(seed=21), self.model(seed=22)]
+        loaded[0].load_state_with_optimizer(self.saved).result()
+        loaded[1].load_state(self.saved).result()
+        losses = [self.loss(client) for client in loaded]
+        assert math.isclose(*losses, rel_tol=1e-5), losses
+        for client in loaded:
+            self.step(client)
+        one, two = (self.loss(client) for client in loaded)
+        assert one != two and math.isclose(one, self.loss(self.training), rel_tol=1e-5)
+
     def a_named_sampler_stays_as_it_was(self) -> None:
         self.named = self.training.save_weights_for_sampler("one").result().path
         params = types.SamplingParams(max_tokens=6, temperature=0.0)
@@ -241,6 +275,16 @@ class Checks:
             step.result()
         losses = [self.loss(client) for client in (alone, *pair)]
         assert losses[0] == losses[1] != losses[2], losses
+
+    def other_ranks_and_fewer_modules(self) -> None:
+        """Each shares the pool, or waits for one of its own."""
+        for rank, parts in ((32, {}), (4, {"train_mlp": False}), (4, {"train_attn": False})):
+            client = self.service.create_lora_training_client(BASE, rank=rank, seed=5, **parts).result()
+            self.step(client)
+            sampler = client.save_weights_and_get_sampling_client().result()
+            scored = sampler.compute_logprobs(types.ModelInput.from_ints(TEXT)).result()
+            own = client.forward([datum(TEXT)], "cross_entropy").result().loss_fn_outputs[0]
+            assert np.allclose(own["logprobs"].data, scored[1:], atol=CLOSE), (rank, parts)
 
     def refusals_in_words(self) -> None:
         for made, words in (

@@ -20,6 +20,7 @@ from tests.kit.world import World, world
 
 BASE, KEY = "tiny/base", "tml-0123456789abcdef"
 HERE = Path(__file__).parent
+_SECONDS = 1200  # for a script, of which a server's start is the most on a busy machine
 PYTHON = os.environ.get("LORAD_TINKER_PYTHON", "")
 OLDER = [path for path in os.environ.get("LORAD_TINKER_CLIENTS", "").split(":") if path]
 
@@ -84,7 +85,7 @@ def said(script: str, path: str = "") -> str:
 
 def ended(process: subprocess.Popen[str], given: str = "") -> str:
     """Wait for the end of a script that is given that; what it printed."""
-    output, errors = process.communicate(given, timeout=500)
+    output, errors = process.communicate(given, timeout=_SECONDS)
     assert process.returncode == 0, f"{output[-6000:]}\n{errors[-6000:]}"
     return output
 
