@@ -10,7 +10,6 @@ from lorad.loggers.keys import read_key
 from lorad.notify.command import run_command
 from lorad.notify.table import Delivery
 from lorad.notify.undelivered import Undelivered
-from lorad.notify.webhook import post
 from lorad.spec.notify import Notify, is_address
 
 _MOST = 16  # receivers of a run
@@ -20,6 +19,8 @@ async def deliver(delivery: Delivery) -> None:
     """Deliver it once. Raises Undelivered."""
     to = delivery.to
     if to.command is None:
+        from lorad.notify.webhook import post  # with aiohttp, a third of the start of a preflight
+
         await post(to, delivery.message)
         return
     try:

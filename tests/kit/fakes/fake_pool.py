@@ -16,10 +16,8 @@ import msgspec
 from lorad.box.paths import AttemptDir
 from lorad.errors import AttestationFailed, LoradError, to_wire
 from lorad.pool.config import log_directory
-from lorad.protocol.batch import LOSSES
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus
-from tests.kit.fakes.fake_cluster import grant
 from tests.kit.fakes.fake_wire import Wire
 
 
@@ -41,6 +39,8 @@ def serve(pool_dir: Path) -> None:
         sys.exit("the base does not fit into memory")
     if setup["nodes"]:
         HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
+        from tests.kit.fakes.fake_cluster import grant  # with psutil, which few pools need
+
         grant(pool_dir, setup)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(setup["socket"])
@@ -94,7 +94,7 @@ def answer(connection: socket.socket, setup: dict[str, Any], parent: int, engine
     wire = Wire(connection)
     names = ("pool", "model", "model_path", "trainer", "engine", "mode", "device", "dtype", "threads")
     about = {name: setup[name] for name in names}
-    info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={}, losses=LOSSES)
+    info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={})
     info = msgspec.structs.replace(info, model_sha256=behaviour("pool").get("model_sha256", ""))
     capacity = Capacity(**told) if (told := behaviour("pool").get("capacity")) else None
     while True:
