@@ -21,7 +21,7 @@ TINY = resolve("builtin:tiny")
 SHAPES = linear_shapes(read_config(TINY))
 SGLANG_CPU = Path(__file__).parent / "sglang_cpu"  # what SGLang lacks on a machine without an accelerator
 SECRET = "hush-7f3a9c"  # in the environment of every server here; nobody else may learn of it
-ENVIRONMENT = {"sglang": {"PYTHONPATH": str(SGLANG_CPU), "HF_TOKEN": SECRET}, "vllm": {"HF_TOKEN": SECRET}}
+MODELS = {"qwen3", "qwen3_moe"}  # SGLang's modules of the models here
 
 
 def variable(kind: str) -> str:
@@ -31,6 +31,25 @@ def variable(kind: str) -> str:
 def python_of(kind: str) -> str:
     """The interpreter of a kind's virtual environment; "" where it is not named."""
     return os.environ.get(variable(kind), "")
+
+
+def _other_models() -> str:
+    """Name the modules of all other models, which SGLang imports at each start else: 12.2 s of processor, and
+    8.5 without.
+    """
+    home = Path(python_of("sglang")).parent.parent
+    known = {path.stem for path in home.glob("lib/python3*/site-packages/sglang/srt/models/*.py")}
+    return ",".join(sorted(known - MODELS))
+
+
+ENVIRONMENT = {
+    "sglang": {
+        "PYTHONPATH": str(SGLANG_CPU),
+        "HF_TOKEN": SECRET,
+        "SGLANG_DISABLED_MODEL_ARCHS": _other_models(),
+    },
+    "vllm": {"HF_TOKEN": SECRET},
+}
 
 
 def setup_of(kind: str, *, max_rank: int = 16, context_length: int = 512) -> ServerSetup:

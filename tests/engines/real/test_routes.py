@@ -116,4 +116,6 @@ def test_a_run_replays_the_routes_of_its_server(kind: str, dtype: str) -> None:
         assert {step.metrics["routes_unknown"] for step in steps} == {0.0}
         differ = max(step.metrics["routes_differ"] or 0.0 for step in steps)
         assert differ == 0 if dtype == "float32" else 0 < differ < 0.3
-        assert {version.attested for version in made.client.adapters("moe")} <= {"passed", "inconclusive"}
+        attested = [version.attested for version in made.client.adapters("moe")]
+        assert len(attested) == 5 and set(attested) <= {"passed", "inconclusive"}
+        assert set(attested) == {"passed"} or dtype == "bfloat16"

@@ -68,6 +68,8 @@ def test_run_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
 FEW = ("trainer.steps=4", "eval.every=0", "checkpoint.every=2", "attest.amplified_every=1")
 
 
+# CI makes this run on SGLang with the routes of its tokens: test_routes
+@pytest.mark.parametrize("kind", [pytest.param("sglang", marks=pytest.mark.long), "vllm"], indirect=True)
 def test_demo_of_experts_is_always_attested(kind: str) -> None:
     with world() as made:
         configure(made, kind)
@@ -90,6 +92,8 @@ def test_experts_that_a_server_drops_are_noticed(kind: str) -> None:
         assert shown.reason == "attestation_failed" and shown.step <= 1, shown
 
 
+# test_truth compares with PEFT what both kinds compute of such adapters; SGLang needs them in another form
+@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.long)], indirect=True)
 def test_rslora_on_one_target_is_always_attested(kind: str) -> None:
     """SGLang knows no rsLoRA, and dies of up_proj or v_proj alone."""
     with world() as made:

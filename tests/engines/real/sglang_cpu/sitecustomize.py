@@ -8,6 +8,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,9 @@ def drop_pinned_memory() -> None:
     torch.Tensor.pin_memory = lambda self, *_args, **_options: self  # type: ignore[method-assign]
 
 
-if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+# multiprocessing's tracker of its resources, a process of each server, does without torch
+IS_TRACKER = any("resource_tracker" in word for word in sys.orig_argv)
+if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" and not IS_TRACKER:
     # the sampler is compiled else, which takes longer than the tests
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     declare_torchvision_operators()
