@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.leftovers import kill_leftovers
+from tests.kit.leftovers import kill_leftovers, newest_pid
 
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
@@ -51,16 +51,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def whole_collection() -> Iterator[None]:
+    """What fixtures of a file left open is found at the file's end: looking at all that lives takes long."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its
     end.
     """
-    directory = Path(tempfile.mkdtemp(prefix="lr-"))
+    directory, since = Path(tempfile.mkdtemp(prefix="lr-")), newest_pid()
     monkeypatch.setenv("LORAD_HOME", str(directory))
     monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
     yield directory
     if any(directory.iterdir()):
-        kill_leftovers(directory)
+        kill_leftovers(directory, since)
     shutil.rmtree(directory, ignore_errors=True)
-    gc.collect()  # what a test left open is found at its own end, not in a later one that the collector meets
+    gc.collect(1)  # what a test made and left open is found at its own end, not in a later one
