@@ -41,7 +41,14 @@ def test_each_process_freezes_what_it_imports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "slow"), [("lorad.preflight.__main__", "aiohttp"), ("tests.kit.fakes.daemon_fakes", "numpy")]
+    ("start", "slow"),
+    [
+        ("lorad.preflight.__main__", "aiohttp"),
+        ("lorad.preflight.__main__", "asyncio"),
+        ("lorad.driver.__main__", "asyncio"),
+        ("lorad.driver.user.reward_child", "asyncio"),
+        ("tests.kit.fakes.daemon_fakes", "numpy"),
+    ],
 )
 def test_what_starts_often_leaves_slow_packages_out(start: str, slow: str) -> None:
     look = f"import sys, {start}; print({slow!r} in sys.modules)"

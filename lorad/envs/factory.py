@@ -1,6 +1,5 @@
 """Classes for TRL's `environment_factory`, as environments of lorad."""
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable
@@ -76,8 +75,10 @@ def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Make the one loop of this process: clients that a class keeps belong to it."""
+def _loop() -> Any:
+    """Make the one event loop of this process: clients that a class keeps belong to it."""
+    import asyncio
+
     return asyncio.new_event_loop()
 
 

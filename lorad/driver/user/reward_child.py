@@ -7,7 +7,6 @@ gone, however it went, the kernel kills this process group. See `lorad/children/
 It may run in another interpreter, so that the standard library is all that it imports at first.
 """
 
-import asyncio
 import base64
 import inspect
 import json
@@ -15,7 +14,6 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -54,6 +52,8 @@ def main(lifeline: int) -> None:
         },
     )
     if function.is_async:
+        import asyncio  # a third of this process's start, and few functions are coroutines
+
         asyncio.run(_answer_as_they_end(function, requests, replies))
         return
     for line in requests:
@@ -67,6 +67,9 @@ def main(lifeline: int) -> None:
 
 async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies: BinaryIO) -> None:
     """Have all requests under way at once, each with its own time."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
     loop, under_way = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def one(request: dict[str, Any]) -> None:
@@ -88,9 +91,11 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
 
 async def _outcome(found: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     """Keep what the call raises, also what would end the event loop; but not that its time is over."""
+    from asyncio import CancelledError
+
     try:
         return await found, None
-    except asyncio.CancelledError:
+    except CancelledError:
         raise
     except BaseException as error:
         return None, error
