@@ -176,18 +176,14 @@ def _checked(
     check_adapter(spec, model, adapter, device)
     _check_adapter(spec, adapter, shapes, cwd, directory, model.model_type)
     spec = fitted(spec, model.max_positions)
-    size = sum(map(math.prod, expected_shapes(adapter, shapes).values()))
     teacher = check_teacher(spec, cwd, directory, model)
-    frozen = _check_reference(reference, spec, teacher.facts if teacher else model)
-    frozen = max(frozen, size if spec.algorithm.kl.reset_every else 0)
-    critic = size * (spec.algorithm.critic.rank or adapter.rank) // adapter.rank * spec.algorithm.has_critic
+    numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
     tokenizer = Tokenizer(directory)
     data = load_train(spec, tokenizer, cwd)
-    parts = _memory(spec, model, adapter, Numbers(size, frozen, critic), data, device, teacher, warm=warm)
+    parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
     free = available_memory() if available is None and device == "cpu" and is_here else available
     check_memory(parts, free, device, spec.pool.memory_fraction)
-    is_evaluated = spec.eval.every > 0 and spec.algorithm.kind != "tinker"
-    held_out = load_held_out(spec, tokenizer, cwd) if is_evaluated else []
+    held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
     check_sets(spec, tokenizer, cwd)
     base = msgspec.structs.replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
@@ -195,6 +191,7 @@ def _checked(
         check = server_check()
         where = {"device": device, "elsewhere": not is_here}
         told += check(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
+    told += _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec)
     facts = SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -207,10 +204,10 @@ def _checked(
         of_experts=base.of_experts,
         modules=base.modules,
         routes=base.routes,
-        adapter_parameters=size,
+        adapter_parameters=numbers.adapter,
         expert_rank=adapter.rank_of_experts if adapter.experts else 0,
-        reference_parameters=frozen,
-        critic_parameters=critic,
+        reference_parameters=numbers.frozen,
+        critic_parameters=numbers.critic,
         memory_needed=sum(parts.values()),
         memory_parts=parts,
         memory_available=free,
@@ -220,7 +217,7 @@ def _checked(
         eval_size=len(held_out),
         eval_scored=is_scored,
         eval_likely=any(example.targets for example in held_out),
-        warnings=told + _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
+        warnings=told,
     )
     return facts, data, tokenizer
 
@@ -236,6 +233,25 @@ def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]
         check_devices(spec, device, count)
         return True, device
     return False, "cuda:0" if box.cluster.has_gpus else "cpu"
+
+
+def _is_evaluated(spec: Spec) -> bool:
+    return spec.eval.every > 0 and spec.algorithm.kind != "tinker"
+
+
+def _numbers(
+    spec: Spec, adapter: AdapterConfig, shapes: _Shapes, reference: Path | None, referred: ModelFacts
+) -> Numbers:
+    """Count the parameters of the adapter, of what KL is measured against, and of the critic.
+
+    referred: the base of `reference`. Raises SpecError.
+    """
+    algorithm = spec.algorithm
+    size = sum(map(math.prod, expected_shapes(adapter, shapes).values()))
+    frozen = _check_reference(reference, spec, referred)
+    frozen = max(frozen, size if algorithm.kl.reset_every else 0)
+    critic = size * (algorithm.critic.rank or adapter.rank) // adapter.rank * algorithm.has_critic
+    return Numbers(size, frozen, critic)
 
 
 def _memory(
