@@ -92,11 +92,7 @@ def sweep(
     if listed:
         _list(spec, svg, as_json=as_json, markdown=markdown)
         return
-    if spec is None:
-        raise SpecError(
-            "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
-        )
-    text, source, cwd = read_spec(spec)
+    text, source, cwd = _read(spec)
     wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
     chosen = _chosen(points, random, seed)
     client = launch.connected()
@@ -114,14 +110,7 @@ def sweep(
     if detach or (as_json and not wait):
         output.print_json(started) if as_json else output.note(summary(started))
         return
-    over = follow(client, started.sweep, quiet=as_json)
-    if over is None:  # the user detached
-        return
-    show([over], one=True, as_json=as_json, markdown=markdown)
-    if svg is not None:
-        write_svg(over, svg)
-    if all(run.reason != "completed" for run in over.runs):
-        raise typer.Exit(1)
+    _follow(client, started.sweep, svg, as_json=as_json, markdown=markdown)
 
 
 def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) -> None:
@@ -134,6 +123,29 @@ def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) 
     show(found, one=name is not None, as_json=as_json, markdown=markdown)
     if svg is not None:
         write_svg(found[0], svg)
+
+
+def _read(spec: str | None) -> tuple[str, str, Path]:
+    """Return the text of the spec, its name, and the directory that its paths begin in. Raises SpecError."""
+    if spec is None:
+        raise SpecError(
+            "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
+        )
+    return read_spec(spec)
+
+
+def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markdown: bool) -> None:
+    """Follow a sweep to its end and show its table, unless the user detaches; without a completed run, exit
+    with 1.
+    """
+    over = follow(client, name, quiet=as_json)
+    if over is None:  # the user detached
+        return
+    show([over], one=True, as_json=as_json, markdown=markdown)
+    if svg is not None:
+        write_svg(over, svg)
+    if all(run.reason != "completed" for run in over.runs):
+        raise typer.Exit(1)
 
 
 def _chosen(points: str | None, random: int | None, seed: int) -> PointsRequest:
