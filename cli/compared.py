@@ -9,7 +9,7 @@ from msgspec import Struct
 from lorad.cli import output, table
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
-from lorad.client.words import evals_in_words
+from lorad.client.words import evals_in_words, steps_in_words
 
 _CURVES = ("reward", "loss")  # where one of the runs has them
 _POINTS = 10  # steps that are shown
@@ -56,7 +56,10 @@ def _compared(first: RunDetails, second: RunDetails, curves: list[_Point]) -> _D
     from lorad.tui.spec_lines import flat
 
     # a resume may have changed the steps that are to be made
-    specs = [flat(run.spec | {"name": None}) | {"trainer.steps": run.steps} for run in (first, second)]
+    changed = [{"trainer.steps": run.steps} if run.steps else {} for run in (first, second)]
+    specs = [
+        flat(run.spec | {"name": None}) | more for run, more in zip((first, second), changed, strict=True)
+    ]
     inputs = [_inputs(run) for run in (first, second)]
     software = [run.begun.software if run.begun else {} for run in (first, second)]
     return _Difference(
@@ -126,7 +129,7 @@ def _show(found: _Difference, first: RunDetails, second: RunDetails) -> None:
     evals = [evals_in_words(run) for run in (first, second)]
     rows = [
         ("state", *states),
-        ("step", *(f"{run.step}/{run.steps}" for run in (first, second))),
+        ("step", *map(steps_in_words, (first, second))),
         *([("eval", *evals)] if any(evals) else []),
         *((key, *map(_value, pair)) for key, pair in found.spec.items()),
         *((f"sha256 of {key}", *map(_digest, pair)) for key, pair in found.inputs.items()),

@@ -14,7 +14,7 @@ from lorad.cli import output, table
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
-from lorad.client.words import evals_in_words, failures, starts_in_words
+from lorad.client.words import evals_in_words, failures, share, starts_in_words, steps_in_words
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.25  # seconds between looks
@@ -103,7 +103,7 @@ class _Lines(_Silent):
             output.note(f"{run.name}: {run.state}" + (f" ({'; '.join(waits)})" if waits else ""))
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
-            output.note(f"step {step.step}/{run.steps}  {figures}")
+            output.note(f"step {step.step}{f'/{run.steps}' * bool(run.steps)}  {figures}")
         for found in evals:
             output.note(_evaluation(found))
 
@@ -135,8 +135,10 @@ class Live(_Silent):
         for found in evals:
             self._live.console.print(_evaluation(found), markup=False, highlight=False)
         if steps:
-            left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
-            self._figures = [*_ranked(steps[-1].metrics), (f"ETA {output.duration(left)}", 1)]
+            self._figures = _ranked(steps[-1].metrics)
+            if run.steps:
+                left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
+                self._figures.append((f"ETA {output.duration(left)}", 1))
         after = [(words, 0) for words in _waits(run)] or self._figures
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
@@ -149,9 +151,10 @@ def _waits(run: Run) -> list[str]:
 
 
 def _progress(run: Run) -> list[tuple[str, int]]:
-    done = run.step / max(run.steps, 1)
-    bar = int(_BAR * min(done, 1.0))
-    about = f"{run.name} {run.state} {run.step}/{run.steps}"
+    done, about = share(run), f"{run.name} {run.state} {steps_in_words(run)}"
+    if not run.steps:
+        return [(about, 0)]
+    bar = int(_BAR * done)
     return [(about, 0), ("━" * bar + "─" * (_BAR - bar), 6), (f"{done:.0%}", 4)]
 
 
@@ -207,7 +210,7 @@ def _evaluation(found: Evaluation) -> str:
 
 def _conclusion(run: Run) -> str:
     """Say how a run ended."""
-    name, where = run.name, f"step {run.step} of {run.steps}"
+    name, where = run.name, f"step {steps_in_words(run, ' of ')}"
     if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
     evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""

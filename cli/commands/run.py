@@ -20,7 +20,7 @@ from lorad.client.client import Client
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
 from lorad.client.spec_file import read_spec
-from lorad.client.words import kept_in_words, rate_in_words, why
+from lorad.client.words import kept_in_words, rate_in_words, steps_in_words, why
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.selection import Selection
 
@@ -119,7 +119,7 @@ def _ask_to_replace(client: Client, request: RunRequest) -> None:
     if not sys.stdin.isatty():
         raise SpecError(f"--replace removes {name} with all its files", hint="Say so with --yes.")
     run = there[0]
-    output.note(f"{name} ({run.reason or run.state}, {run.step} of {run.steps} steps) would be removed.")
+    output.note(f"{name} ({run.reason or run.state}, {steps_in_words(run, ' of ')} steps) would be removed.")
     typer.confirm("Remove it, with its versions and checkpoints?", abort=True, err=True)
 
 

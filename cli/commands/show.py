@@ -22,6 +22,7 @@ from lorad.client.words import (
     rate_in_words,
     sets_in_words,
     starts_in_words,
+    steps_in_words,
 )
 
 _RESULTS = 10  # that are shown
@@ -43,7 +44,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "why": data.waiting or data.detail,
         "starts": starts_in_words(data),
         "queue": place_in_words(data),
-        "step": f"{data.step} of {data.steps}",
+        "step": steps_in_words(data, " of "),
         "reward": output.number(data.reward),
         "eval": evals_in_words(data),
         "held out": likelihood_in_words(data),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.shapes import Run, RunDetails, Step
-from lorad.client.words import evals_in_words, why
+from lorad.client.words import evals_in_words, share, steps_in_words, why
 from lorad.text import duration, number, one_line
 
 _POINTS = 400  # of a curve, about
@@ -30,19 +30,14 @@ class Curves(NamedTuple):
     evals: _Points
 
 
-def share(run: Run) -> float:
-    """Return how much of its steps a run has made, 0 to 1."""
-    return min(run.step / max(run.steps, 1), 1.0)
-
-
 def line(run: Run) -> str:
     """Say in one line how a run stands."""
     bar = int(_BAR * share(run))
     left = seconds_left(run)
     parts = (
-        f"{run.name} {run.state}{f' ({run.reason})' if run.reason else ''} {run.step}/{run.steps}",
-        "━" * bar + "─" * (_BAR - bar),
-        f"{share(run):.0%}",
+        f"{run.name} {run.state}{f' ({run.reason})' if run.reason else ''} {steps_in_words(run)}",
+        "━" * bar + "─" * (_BAR - bar) if run.steps else "",
+        f"{share(run):.0%}" if run.steps else "",
         f"reward {number(run.reward)}" if run.reward is not None else "",
         f"held-out {evals_in_words(run)}" if evals_in_words(run) else "",
         f"ETA {duration(left)}" if left is not None else "",
@@ -70,7 +65,7 @@ def page(run: RunDetails, drawn: Curves) -> str:
     state = run.state + (f": {run.reason}" if run.reason else "")
     left = seconds_left(run)
     figures = (
-        f"{run.step} of {run.steps} steps",
+        f"{steps_in_words(run, ' of ')} steps",
         f"reward {number(run.reward)}" if run.reward is not None else "",
         f"held-out {evals_in_words(run, ' → ')}" if evals_in_words(run) else "",
         f"{number(run.rates.tokens_per_second, 0)} tok/s" if run.rates.tokens_per_second else "",

@@ -14,6 +14,7 @@ from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.conditions import condition
+from lorad.client.words import share
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.3  # seconds between looks at a log
@@ -26,8 +27,8 @@ class Progress(Struct, frozen=True):
 
     state: str  # lorad.states.RunState
     step: int
-    steps: int
-    share: float  # 0 to 1
+    steps: int  # that are planned; 0: its client decides
+    share: float  # 0 to 1; 0 without a planned end
     seconds_left: float | None  # by the measured time of its steps; None when nothing works on it
 
 
@@ -73,7 +74,7 @@ class Run:
     def progress(self) -> Progress:
         """How far it is, and how long it still takes."""
         run = self.details
-        return Progress(run.state, run.step, run.steps, picture.share(run), seconds_left(run))
+        return Progress(run.state, run.step, run.steps, share(run), seconds_left(run))
 
     # -- what it measured and wrote --------------------------------------------------------------------------
     @property

@@ -7,6 +7,7 @@ from lorad.api.connection import Connection, rest
 from lorad.client.client import Client
 from lorad.client.conditions import Condition
 from lorad.client.shapes import Run, RunDetails, Step
+from lorad.client.words import steps_in_words
 from lorad.errors import DaemonUnreachable, NotReached, RunFailed, TimedOut
 from lorad.states import EndReason, RunState
 
@@ -33,7 +34,7 @@ def failure(run: Run) -> RunFailed:
 def where(run: Run) -> str:
     """Say how a run stands: `running at step 3 of 10`."""
     state = f"{run.state} ({run.reason})" if run.reason else run.state
-    return f"{state} at step {run.step} of {run.steps}"
+    return f"{state} at step {steps_in_words(run, ' of ')}"
 
 
 def pages(client: Client, run: str, after: int = 0) -> Iterator[Step]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lorad.client.box_shapes import Bill, Pool
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words, starts_in_words, why
+from lorad.client.words import evals_in_words, share, starts_in_words, steps_in_words, why
 from lorad.text import age, duration, number
 
 _FEW = 3  # values of a sweep that are shown one by one
@@ -35,7 +35,8 @@ def seconds_left(run: Run) -> float | None:
     """Estimate how long a run still takes; None unless it runs and has made steps, and where a client decides
     when it ends.
     """
-    if run.state != "running" or run.rates.step_seconds is None or run.signals.on_request:
+    is_open = run.signals.on_request or not run.steps
+    if run.state != "running" or run.rates.step_seconds is None or is_open:
         return None
     return max(run.steps - run.step, 0) * run.rates.step_seconds
 
@@ -57,9 +58,9 @@ def amount(cost: float) -> str:
 COLUMNS: dict[str, Callable[[Run], str]] = {
     "name": lambda run: run.name,
     "state": _state,
-    "step": lambda run: f"{run.step}/{run.steps}",
-    "steps": lambda run: str(run.steps),
-    "progress": lambda run: f"{run.step / max(run.steps, 1):.0%}",
+    "step": steps_in_words,
+    "steps": lambda run: str(run.steps or ""),
+    "progress": lambda run: f"{share(run):.0%}" if run.steps else "",
     "reward": lambda run: number(run.reward),
     "recent": lambda run: " ".join(number(reward, 2) or "-" for reward in run.recent[-_RECENT:]),
     "eval": evals_in_words,

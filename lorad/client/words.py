@@ -21,6 +21,16 @@ def why(run: Run) -> str:
     return "; ".join(filter(None, (starts and f"starts {starts}", words, failures(run))))
 
 
+def steps_in_words(run: Run, of: str = "/") -> str:
+    """Say how many steps a run has made, and of how many, where an end is planned: `3/10` or `3`."""
+    return f"{run.step}{of}{run.steps}" if run.steps else str(run.step)
+
+
+def share(run: Run) -> float:
+    """Return how much of its steps a run has made, 0 to 1; 0 where no end is planned."""
+    return min(run.step / run.steps, 1.0) if run.steps else 0.0
+
+
 def starts_in_words(run: Run) -> str:
     """Say how far off the start of a queued run is, and after which run; "" where that is not known."""
     return "" if run.queue is None else when_in_words(run.queue.starts_at, run.queue.after)

@@ -281,6 +281,11 @@ class Spec(Part, frozen=True):
         return min(reward.max_failures for reward in self.rewards)
 
     @property
+    def planned_steps(self) -> int:
+        """Return after how many optimizer steps the run is over; 0 where its client decides."""
+        return 0 if self.algorithm.kind == "tinker" else self.trainer.steps
+
+    @property
     def longest_row(self) -> int:
         """Return the tokens of the longest sample that is trained on, its prompt included."""
         if self.algorithm.kind != "rl":

@@ -332,7 +332,7 @@ def respecify(store: Store, name: str, spec: Spec) -> None:
     """Give a run another spec, with the columns that are made of it. Raises NotFound."""
     resources, text = spec.resources, to_json(spec).decode()
     columns = {"priority": resources.priority, "queue_group": resources.group}
-    set_fields(store, name, spec=text, steps=spec.trainer.steps, **columns)
+    set_fields(store, name, spec=text, steps=spec.planned_steps, **columns)
 
 
 def remove(store: Store, name: str, *, by: str = "daemon") -> None:

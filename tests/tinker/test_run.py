@@ -11,6 +11,7 @@ import pytest
 from lorad.tinker.lane.state import REQUESTS
 from lorad.tinker.log import LogWriter
 from lorad.tinker.records import Arguments, Request
+from lorad.tui.dashboard.run_rows import cells
 from tests.kit.world import World, world
 from tests.tinker.lane_kit import SPEC, results_in, same, script, tensors_in
 
@@ -66,6 +67,16 @@ def test_steps_are_seen_as_those_of_any_run(calm: World) -> None:
     assert [row.step for row in calm.client.checkpoints("calm")][-1] == 6
     calm.lorad("verify", "calm")
     assert not [warning for warning in shown.warnings if "free" in warning] and shown.files is None
+
+
+def test_steps_without_a_planned_end_are_a_count(calm: World) -> None:
+    calm.reached("calm", STEPS)
+    shown = calm.client.show("calm")
+    (row,) = [line for line in calm.lorad("list").stdout.splitlines() if "calm" in line]
+    assert (shown.steps, row.split()[:3]) == (0, ["calm", "running", "8"])
+    assert ["step", "8"] in [line.split() for line in calm.lorad("show", "calm").stdout.splitlines()]
+    on_the_dashboard = cells(shown, columns=["step", "progress"])
+    assert {name: text.plain for name, text in on_the_dashboard.items()} == {"step": "8", "progress": ""}
 
 
 @pytest.mark.parametrize("victim", ["driver", "pool"])

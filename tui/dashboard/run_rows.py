@@ -10,7 +10,7 @@ from lorad.alarms import Alarm
 from lorad.client.columns import cell as client_cell
 from lorad.client.columns import filled, seconds_left
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words
+from lorad.client.words import evals_in_words, share
 from lorad.text import coarse_age, one_line
 from lorad.tui.dashboard.run_columns import USUAL
 from lorad.tui.dashboard.snapshot import rate
@@ -123,10 +123,6 @@ def bar(part: float, width: int) -> str:
     return ("█" * full + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)).ljust(width, "░")
 
 
-def share(run: Run) -> float:
-    return run.step / run.steps if run.steps else 0.0
-
-
 def total_steps(steps: int | None) -> str:
     """2000000 -> 2M"""
     for unit, name in ((10**6, "M"), (1000, "k")):
@@ -179,9 +175,9 @@ def _plain(run: Run, name: str) -> str:
         case "name":
             return run.name[:_LONGEST]
         case "step":
-            return f"{run.step}/{total_steps(run.steps)}"
+            return f"{run.step}/{total_steps(run.steps)}" if run.steps else str(run.step)
         case "progress":
-            return bar(share(run), 8)
+            return bar(share(run), 8) if run.steps else ""
         case "eval":
             return eval_text(run)
         case "age":

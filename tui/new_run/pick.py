@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from lorad.client.client import Client
 from lorad.client.shapes import Run
+from lorad.client.words import steps_in_words
 from lorad.errors import LoradError
 from lorad.spec.templates import TEMPLATES
 from lorad.text import coarse_age, one_line
@@ -142,7 +143,7 @@ def _file(name: str) -> _Offer:
 def _run(run: Run, client: Client) -> _Offer:
     shown = Text.assemble(
         *("run      ", (one_line(run.name).ljust(14), "bold"), "  ", state_text(run)),
-        f"  {run.step}/{run.steps or '?'}  {eval_text(run)}  {coarse_age(run.created_at)}",
+        f"  {steps_in_words(run)}  {eval_text(run)}  {coarse_age(run.created_at)}",
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -10,11 +10,11 @@ from textual.widgets import TabbedContent, TabPane
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.shapes import RunDetails
-from lorad.client.words import likelihood_in_words, why
+from lorad.client.words import likelihood_in_words, share, steps_in_words, why
 from lorad.text import duration, one_line
 from lorad.tui import keys
 from lorad.tui.curves.tab import Curves
-from lorad.tui.dashboard.run_rows import bar, eval_text, share, state_text
+from lorad.tui.dashboard.run_rows import bar, eval_text, state_text
 from lorad.tui.feed import Changes
 from lorad.tui.run.checkpoints import Checkpoints
 from lorad.tui.run.events import Events
@@ -139,7 +139,8 @@ def _title(run: RunDetails) -> Text:
         (one_line(run.name), "bold"),
         "  ",
         state_text(run),
-        f"  step {run.step}/{run.steps} {bar(share(run), 16)} {share(run):.0%}",
+        f"  step {steps_in_words(run)}",
+        f" {bar(share(run), 16)} {share(run):.0%}" if run.steps else "",
         f"  ETA {duration(left)}" if left is not None else "",
     )
 

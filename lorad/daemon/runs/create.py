@@ -150,7 +150,7 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
             owner_uid=caller.uid,
             spec_json=to_json(spec).decode(),
             directory=str(directory),
-            steps=spec.trainer.steps,
+            steps=spec.planned_steps,
             priority=spec.resources.priority,
         )
         runs.set_labels(ctx.store, row.name, spec.tags, "")

@@ -39,14 +39,15 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
     attempt, request, user = run.attempt_dir, request_of(run), ctx.user(run.owner_uid)
     life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
     make_run(run.dir, user)
-    if spec_of(run).algorithm.kind == "tinker":
+    spec = spec_of(run)
+    if spec.algorithm.kind == "tinker":
         make_inbox(run.dir, user)
     make_attempt(attempt, user)
     params = DriverParams(
         run=run.name,
         run_dir=str(run.dir.root),
         attempt=run.attempt,
-        steps=run.steps,
+        steps=run.steps or spec.trainer.steps,
         resume_step=run.resume_step,
         pool=pool.pool,
         pool_socket=pool.socket,

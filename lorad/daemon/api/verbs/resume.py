@@ -50,7 +50,7 @@ async def resume(ctx: Context, call: Call) -> Resumed:
         spec = fitted(spec, body.overrides, spec_at(run.dir.attempt(chosen.attempt)))
     steps, done = total(body, run, before), chosen.step if chosen else 0
     spec = on_schedule(spec, before, run.steps, steps)
-    if steps < done or (steps == done and run.reason == EndReason.COMPLETED):
+    if steps and (steps < done or (steps == done and run.reason == EndReason.COMPLETED)):
         hint = (
             f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an "
             "earlier step."
@@ -170,7 +170,7 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
 
 
 def total(body: ResumeRequest, run: RunRow, before: Spec) -> int:
-    """Choose how many steps the run makes in all: the number asked for, else as before.
+    """Choose how many steps the run makes in all: the number asked for, else as before; 0: no end is planned.
 
     Raises SpecError for two.
     """
@@ -195,7 +195,7 @@ async def _respecified(
     """Make the request of the run with another spec, after the preflight of a new run. Raises SpecError."""
     request = request_of(run)
     reference = None if request.reference is None else run.dir.reference
-    wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
+    wanted = replace(spec, trainer=replace(spec.trainer, steps=steps or spec.trainer.steps))
     _, facts = rated(wanted, await preflight(ctx, wanted, request.cwd, run.owner_uid, reference))
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
 
