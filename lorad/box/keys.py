@@ -1,11 +1,13 @@
 """Keys of the door for Tinker's client: a file as `lorad/box/tokens.py` reads it, which lorad writes itself.
 
-Only the sha256 of a key is kept.
+Only the sha256 of a key is kept there. The user who made it with `lorad tinker env` has the key itself in a
+file of their own, as other command lines keep theirs: `~/.config/lorad/tinker-keys.json`, mode 0600, by home.
 """
 
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -14,11 +16,12 @@ from pathlib import Path
 from lorad.box.config import TinkerSettings
 from lorad.box.paths import Home
 from lorad.box.tokens import read_tokens
-from lorad.errors import NotFound
-from lorad.files import write_whole
+from lorad.errors import NotFound, SpecError
+from lorad.files import read_file, write_whole
 
 _PREFIX, _BYTES = "tml-", 32  # the client takes no key that begins otherwise
-_FILE = "keys.yaml"
+_FILE, _OWN_FILE = "keys.yaml", "lorad/tinker-keys.json"
+_OWN_BYTES = 1 << 20
 
 
 def keys_file(home: Home, settings: TinkerSettings) -> Path:
@@ -62,6 +65,38 @@ def _revoked(path: Path, beginning: str) -> str:
     known[owner].remove(key)
     _write(path, {who: keys for who, keys in known.items() if keys})
     return owner
+
+
+def own_key(home: Home) -> str:
+    """Return the key of this user for a home; "" where none was kept. Raises SpecError, OSError."""
+    return _own_keys(_own_file()).get(str(home.root), "")
+
+
+def keep_own_key(home: Home, key: str) -> None:
+    """Keep the key of this user for a home, instead of the one before. Raises SpecError, OSError."""
+    path = _own_file()
+    with _locked(path):
+        write_whole(path, json.dumps(_own_keys(path) | {str(home.root): key}, indent=1).encode())
+
+
+def _own_file() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / _OWN_FILE
+
+
+def _own_keys(path: Path) -> dict[str, str]:
+    """home -> key. Raises SpecError, OSError."""
+    if not path.exists():
+        return {}
+    there = path.stat()
+    if there.st_mode & 0o077 or there.st_uid != os.geteuid():
+        raise SpecError(f"{path} has keys and is readable by others", hint=f"chmod 600 {path}")
+    try:
+        found = json.loads(read_file(path, _OWN_BYTES))
+    except ValueError:  # its own words would quote the file
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+        raise SpecError(f"{path} is not a file of keys", hint="Remove it; the next command makes a new key.")
+    return found
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import TinkerSettings
-from lorad.box.keys import keys_file, make_key, read_keys, revoke_key
+from lorad.box.keys import keep_own_key, keys_file, make_key, own_key, read_keys, revoke_key
 from lorad.box.paths import Home
 from lorad.cli.commands.tinker import door
-from lorad.errors import DaemonUnreachable, NotFound
+from lorad.errors import DaemonUnreachable, NotFound, SpecError
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.keys import Keys
 from tests.kit.world import World
@@ -54,6 +54,32 @@ def test_what_names_no_single_key_revokes_none(path: Path, beginning: str) -> No
     with pytest.raises(NotFound):
         revoke_key(path, beginning)
     assert read_keys(path) == before
+
+
+def test_a_user_has_one_key_for_each_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    homes, file = (Home(tmp_path / "a"), Home(tmp_path / "b")), tmp_path / "lorad" / "tinker-keys.json"
+    assert own_key(homes[0]) == ""
+    for key in ("tml-first", "tml-second"):
+        keep_own_key(homes[0], key)
+    keep_own_key(homes[1], "tml-other")
+    assert [own_key(home) for home in homes] == ["tml-second", "tml-other"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    with pytest.raises(SpecError, match="readable by others"):
+        own_key(homes[0])
+
+
+@pytest.mark.parametrize(
+    ("base", "endpoint", "found"),
+    [("builtin:tiny", "", True), ("a/b@main", "", False), ("/models/b", "https://mirror", False)],
+)
+def test_the_hub_is_the_door_where_it_must(
+    base: str, endpoint: str, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    settings = TinkerSettings(8093, bases={"a/b": base, "not/served": "/models/c"})
+    assert door._not_on_the_hub(settings, ["a/b"]) == ["a/b"] * found
 
 
 class OtherProgram(BaseHTTPRequestHandler):

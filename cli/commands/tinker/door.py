@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from lorad.box.config import TinkerSettings, config_of
-from lorad.box.keys import keys_file, make_key, read_keys, revoke_key
+from lorad.box.keys import keep_own_key, keys_file, make_key, own_key, read_keys, revoke_key
 from lorad.box.paths import Home, default_home
 from lorad.cli import output
 from lorad.cli.options import AsJson
@@ -29,42 +29,78 @@ _KEY = "TINKER_API_KEY"
 
 
 @app.command()
-def env(as_json: AsJson = False) -> None:
+def env(
+    as_json: AsJson = False,
+    new: Annotated[bool, typer.Option("--new", help="Make another key, and keep that one.")] = False,
+) -> None:
     """Print what a client needs in its environment, once that works: `eval "$(lorad tinker env)"`.
 
-    A key in TINKER_API_KEY that the door knows is kept, otherwise a new one is made.
+    The key is that of TINKER_API_KEY if the door knows it, else yours from before, else a new one.
     """
     home, settings = _configured()
     launch.connected(home)
-    given = os.environ.get(_KEY, "")
-    answer = _answer(settings, given)
-    is_new = answer is None
-    if is_new:
-        given = make_key(keys_file(home, settings), getpass.getuser())
-        answer = _answer(settings, given)
-    if answer is None:
-        raise NotAllowed(
-            "the door does not know the key that was just made",
-            hint=f"See {home.tinker}/attempts for its log.",
-        )
+    key, answer, origin = _key(home, settings, new=new)
     bases = [model["model_name"] for model in answer.get("supported_models", [])]
     url = f"http://127.0.0.1:{settings.port}"
+    found = {"TINKER_BASE_URL": url, _KEY: key, "TINKER_TELEMETRY": "0"}
+    if strange := _not_on_the_hub(settings, bases):
+        found |= {"HF_ENDPOINT": url} | ({"HF_TOKEN": key} if home.shared_by is not None else {})
     if as_json:
-        output.print_json({"TINKER_BASE_URL": url, _KEY: given, "TINKER_TELEMETRY": "0", "bases": bases})
+        output.print_json(found | {"bases": bases})
         return
-    for name, value in {"TINKER_BASE_URL": url, _KEY: given, "TINKER_TELEMETRY": "0"}.items():
+    for name, value in found.items():
         print(f"export {name}={shlex.quote(value)}")
-    made = "A new key; `lorad tinker keys` lists them." if is_new else "The key of TINKER_API_KEY works."
-    output.note(f"# {made} Bases: {', '.join(bases) or 'none; name some in tinker.bases of config.yaml'}.")
+    output.note(f"# {origin} Bases: {', '.join(bases) or 'none; name some in tinker.bases of config.yaml'}.")
     if missing := [name for name in settings.bases if name not in bases]:
         output.note(
             f"# Not served: {', '.join(missing)}; the log under {home.tinker}/attempts says why. A daemon "
             "from before the change of config.yaml has to be started again."
         )
+    if strange:
+        output.note(
+            f"# With HF_ENDPOINT the door gives the tokenizer of {', '.join(strange)}, which the hub cache "
+            "here does not have. It gives nothing else of the hub: leave it out where the hub is reached."
+        )
     output.note(
         "# A notebook needs the same: set them in os.environ before `import tinker`. From another machine: "
         f"ssh -L {settings.port}:127.0.0.1:{settings.port}."
     )
+
+
+def _key(home: Home, settings: TinkerSettings, *, new: bool) -> tuple[str, dict[str, Any], str]:
+    """Find a key that works, or make one: the key, what the door answers to it, and where it is from."""
+    given = [] if new else [("The key of TINKER_API_KEY works.", os.environ.get(_KEY, ""))]
+    given += [] if new else [("Your key of before.", own_key(home))]
+    for origin, key in given:
+        if key and (answer := _answer(settings, key)) is not None:
+            return key, answer, origin
+    key = make_key(keys_file(home, settings), getpass.getuser())
+    if (answer := _answer(settings, key)) is None:
+        raise NotAllowed(
+            "the door does not know the key that was just made",
+            hint=f"See {home.tinker}/attempts for its log.",
+        )
+    keep_own_key(home, key)
+    return key, answer, "A new key, which the next call prints too; `lorad tinker keys` lists all."
+
+
+def _not_on_the_hub(settings: TinkerSettings, served: list[str]) -> list[str]:
+    """List the bases that are directories and whose tokenizers are not in the hub cache either; none where
+    HF_ENDPOINT names another place.
+    """
+    if os.environ.get("HF_ENDPOINT") not in (None, "", f"http://127.0.0.1:{settings.port}"):
+        return []
+    named = {name: base for name, base in settings.bases.items() if name in served}
+    return [name for name, base in named.items() if base.partition("@")[0] != name and not _is_cached(name)]
+
+
+def _is_cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
+    except ValueError:  # no name that a hub has
+        return False
 
 
 @keys_app.callback(invoke_without_command=True)
