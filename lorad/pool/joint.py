@@ -1,11 +1,16 @@
 """Gradients of several runs in the same passes, where the same bits are not asked for.
 
 Calls that wait at the same time are done together, up to a number of tokens; larger ones go alone, in turns.
+A run that asked again soon after its last pass is waited for, as two runs would take turns for ever else:
+each asks while the other's pass is made.
 """
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lorad.models.turns import WORK, Caller, Together, caller
 from lorad.pool.work import tokens_of
@@ -13,6 +18,8 @@ from lorad.protocol.batch import Gradients
 from lorad.trainers.base import GradientWork, Trainer, check_work
 
 MOST_TOKENS = 16384  # at once, each sample counted with its prompt
+_SOON = 0.5  # of the seconds of the last pass: so long a run is waited for
+_SMALL = 4096  # tokens of passes that gain by company, as they take time for few tokens as well
 
 
 @dataclass(eq=False)
@@ -37,6 +44,8 @@ class Joint:
         self._trainer, self._joins = trainer, joins
         self._waiting: list[Asked] = []
         self._worker: asyncio.Task[None] | None = None
+        self._came = asyncio.Event()
+        self._returns = _Returns()
 
     async def forward_backward(self, work: GradientWork) -> Gradients:
         """See `Trainer.forward_backward`.
@@ -51,18 +60,25 @@ class Joint:
         check_work([work], self._trainer.slots(), self._trainer.capabilities())
         asked = Asked(work, caller(), max(1, tokens))
         self._waiting.append(asked)
+        self._returns.came(work.slot)
+        self._came.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await asked.done
 
+    def forget(self, slot: str) -> None:
+        """Wait for a slot no more, as it is closed."""
+        self._returns.forget(slot)
+
     async def _work(self) -> None:
-        while some := self._next():
+        while some := await self._gathered():
             now = time.perf_counter()
             for asked in some:
                 asked.caller.wait(now - asked.at)
             WORK.set(Together([asked.caller for asked in some], [asked.tokens for asked in some]))
             try:
-                stats = await self._trainer.forward_backward_many([asked.work for asked in some])
+                with self._returns.passing({asked.work.slot: asked.tokens for asked in some}):
+                    stats = await self._trainer.forward_backward_many([asked.work for asked in some])
             except Exception as error:
                 for asked in some:
                     if not asked.done.done():
@@ -71,6 +87,19 @@ class Joint:
                 for asked, own in zip(some, stats, strict=True):
                     if not asked.done.done():
                         asked.done.set_result(own)
+
+    async def _gathered(self) -> list[Asked]:
+        """Take the next calls, once those have come that are expected soon."""
+        while (seconds := self._returns.expected_for(_SMALL - self._tokens())) > 0:
+            self._came.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._came.wait(), seconds)
+        return self._next()
+
+    def _tokens(self) -> int:
+        """Count those that wait; nobody is waited for where nothing does."""
+        waiting = [asked.tokens for asked in self._waiting if not asked.done.done()]
+        return sum(waiting) if waiting else _SMALL
 
     def _next(self) -> list[Asked]:
         """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the
@@ -86,3 +115,58 @@ class Joint:
             tokens += asked.tokens
         self._waiting = self._waiting[len(some) :]
         return list(some.values())
+
+
+class _Away(NamedTuple):
+    """A slot whose pass ended, by the clock of `_Returns`; group: which pass of all it was in."""
+
+    ended: float
+    group: int
+    tokens: int
+
+
+class _Returns:
+    """Which slots ask again soon after their pass, on a clock that stands still while a pass is made: what a
+    run does between its passes has to wait for those of others.
+    """
+
+    def __init__(self) -> None:
+        self._away: dict[str, _Away] = {}
+        self._quick: set[str] = set()
+        self._busy, self._began, self._last, self._groups = 0.0, 0.0, 0.0, 0
+
+    def came(self, slot: str) -> None:
+        if (away := self._away.pop(slot, None)) is None:
+            return
+        (self._quick.add if self._left(away) > 0 else self._quick.discard)(slot)
+
+    def expected_for(self, room: int) -> float:
+        """Return for how many seconds a slot is expected yet whose pass has room beside those that wait."""
+        away = [
+            self._left(one) for slot, one in self._away.items() if slot in self._quick and one.tokens <= room
+        ]
+        return max(away, default=0.0)
+
+    @contextlib.contextmanager
+    def passing(self, tokens: Mapping[str, int]) -> Iterator[None]:
+        """Make a pass of some slots; tokens: of each."""
+        self._began = time.perf_counter()
+        self._groups += 1
+        try:
+            yield
+        finally:
+            self._last = time.perf_counter() - self._began
+            self._busy, self._began = self._busy + self._last, 0.0
+            self._away |= {slot: _Away(self._now(), self._groups, own) for slot, own in tokens.items()}
+
+    def forget(self, slot: str) -> None:
+        self._away.pop(slot, None)
+        self._quick.discard(slot)
+
+    def _left(self, away: _Away) -> float:
+        """Return the seconds until it is late, as it is when a second pass of others has begun."""
+        is_late = self._groups > away.group + 1
+        return 0.0 if is_late else away.ended + _SOON * self._last - self._now()
+
+    def _now(self) -> float:
+        return (self._began or time.perf_counter()) - self._busy

@@ -113,6 +113,7 @@ class Pool:
         """Forget a run's slot and its versions, those excepted that somebody is served from."""
         self.tenants.pop(tenant.run, None)
         self.ledger.leaves(tenant.run)
+        self.joint.forget(tenant.run)
         for entry in tenant.versions:
             self.loaded.release(entry)
         for slot in (tenant.run, *tenant.beside):

@@ -95,3 +95,37 @@ async def test_large_batches_go_by_themselves(
     monkeypatch.setattr("lorad.pool.joint.MOST_TOKENS", 100)
     await asyncio.gather(*(joint.forward_backward(work_of(slot, 0)) for slot in "abc"))
     assert joint.together == ["ab", "c"]
+
+
+async def asks(joint: Joint, slot: str, passes: int) -> None:
+    for seed in range(passes):
+        await joint.forward_backward(work_of(slot, seed))
+
+
+async def test_two_who_ask_in_turns_are_joined(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.pool.joint._SOON", 20.0)  # however busy the machine is
+    joint = Watched(trainer)
+    first = asyncio.create_task(asks(joint, "a", 8))
+    for _ in range(10):  # its first pass begins
+        await asyncio.sleep(0)
+    await asyncio.gather(first, asks(joint, "b", 8))
+    assert joint.together[:2] == ["a", "b"]
+    assert sum(len(group) == 2 for group in joint.together) >= 4, joint.together
+
+
+async def test_who_stays_away_is_waited_for_once(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.pool.joint._SOON", 1000.0)  # seconds, of a pass of some milliseconds
+    joint = Watched(trainer)
+    await asyncio.gather(asks(joint, "a", 3), asks(joint, "b", 3))
+    assert set(joint.together) == {"ab"}
+    waiting = asyncio.create_task(asks(joint, "a", 1))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    joint.forget("b")
+    await asks(joint, "c", 1)
+    await asyncio.gather(waiting, asks(joint, "a", 2))
+    assert joint.together[-1] == "a"

@@ -1,15 +1,21 @@
-"""Models of two users and a run of lorad's share a pool, and each is as it is alone, bit for bit."""
+"""Models of two users and a run of lorad's share a pool, and each is as it is alone: bit for bit where the
+pool is deterministic, and in the same passes where it is not.
+"""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lorad.box.keys import make_key
-from tests.kit.pool_kit import TINY
+from lorad.pool.joint import Asked, Joint
+from lorad.tinker.records import Create, Passed
+from tests.kit.pool_kit import TINY, running_pool
 from tests.kit.world import SMALL, World
 from tests.tinker.crash import RUN, Asker, box, train
-from tests.tinker.lane_kit import same, tensors_in
+from tests.tinker.lane_kit import STEP, LaneRun, pass_of, same, tensors_in
 
 STEPS = 5
 WHO = ("alice", "bob", "run")
@@ -54,3 +60,32 @@ def test_each_is_as_it_is_alone() -> None:
         assert together[name][0] == alone[name][0], name
         assert same(together[name][1], alone[name][1]), name
     assert not same(together["alice"][1], together["bob"][1])
+
+
+def losses(made: LaneRun) -> list[float]:
+    return [outcome.metrics["loss:sum"] for outcome in made.told().values() if isinstance(outcome, Passed)]
+
+
+def test_passes_in_flight_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.pool.joint._SOON", 20.0)  # however busy the machine is
+    groups, plain = list[int](), Joint._next
+
+    def watched(joint: Joint) -> list[Asked]:
+        groups.append(len(some := plain(joint)))
+        return some
+
+    monkeypatch.setattr(Joint, "_next", watched)
+    last = 2 * STEPS
+    with running_pool(tmp_path, deterministic=False) as running:
+        runs = [LaneRun(running, tmp_path, name) for name in ("a", "b", "alone")]
+        for made, seed in zip(runs, (0, 100, 0), strict=True):
+            passes = [pass_of(seed + step, datums=16) for step in range(STEPS)]
+            made.ask(Create(), *(wanted for one in passes for wanted in (one, STEP)))
+        lanes = [threading.Thread(target=made.serve, args=(last,)) for made in runs[:2]]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        assert groups.count(2) >= 2, groups
+        assert runs[2].serve(last).reason == "stopped"
+    np.testing.assert_allclose(losses(runs[0]), losses(runs[2]), rtol=1e-4)
