@@ -17,8 +17,9 @@ from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.preflight import BaseFacts
-from lorad.spec.model import Lora, Spec
+from lorad.spec.model import Spec
 
+_OF_CLIENTS = 32  # the rank of models whose client names none
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
 AXES = ("tp", "pp", "cp", "ep", "dp")
@@ -63,7 +64,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         env={} if rollout.urls else backend.env,
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
-        max_rank=max_rank(spec.lora),
+        max_rank=max_rank(spec),
         targets=targets(facts.modules, takes & {*facts.linears}, facts.of_experts),
         context_length=context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
@@ -75,10 +76,14 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
     )
 
 
-def max_rank(lora: Lora) -> int:
-    """Return the highest rank that a server is started for. Raises SpecError where none takes as much."""
-    if (rank := lora.max_rank) > RANKS[-1]:
-        key = "lora.rank" if rank == lora.rank else "lora.experts.rank"
+def max_rank(spec: Spec) -> int:
+    """Return the highest rank that a server is started for. Raises SpecError where none takes as much.
+
+    A client of Tinker makes models of several ranks while its first one keeps the server.
+    """
+    least = _OF_CLIENTS if spec.algorithm.kind == "tinker" else 0
+    if (rank := max(spec.lora.max_rank, least)) > RANKS[-1]:
+        key = "lora.rank" if rank == spec.lora.rank else "lora.experts.rank"
         raise SpecError(f"{rank} is more than the {RANKS[-1]} that servers take", key=key, hint="Lower it.")
     return next(most for most in RANKS if most >= rank)
 

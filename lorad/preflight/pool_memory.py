@@ -255,7 +255,7 @@ def _of_adapters(
     if not warm and (servers := _started(spec)):
         leaves = {leaf(module) for module in adapter.modules if not experts_of(module)}
         through = sum(sum(s) for n, s in model.linears.items() if leaf(n) in leaves and leaf(n) != HEAD)
-        versions += servers * SERVER_SLOTS * max_rank(spec.lora) * through * BYTES[dtype]
+        versions += servers * SERVER_SLOTS * max_rank(spec) * through * BYTES[dtype]
     return {
         "adapter": _FP32 * ((numbers.adapter + numbers.critic) * vectors + numbers.frozen),
         "versions": versions,
@@ -274,5 +274,5 @@ def _expert_buffers(spec: Spec, model: ModelFacts, modules: tuple[str, ...], dty
     experts = served_experts(spec.rollout.backend, model) if any(map(experts_of, modules)) else {}
     if spec.rollout.backend == "sglang" and {*map(leaf, modules)} & {*map(leaf, model.experts)}:
         experts = model.experts
-    numbers = max_rank(spec.lora) * sum(map(sum, experts.values()))
+    numbers = max_rank(spec) * sum(map(sum, experts.values()))
     return servers * SERVER_SLOTS * numbers * BYTES[dtype]

@@ -367,11 +367,18 @@ def test_settings_of_experts_are_refused_by_key(lora: dict[str, Any], key: str, 
     assert refused.value.key == key and refused.value.hint
 
 
+def test_servers_for_clients_take_other_ranks() -> None:
+    """A model of rank 32 shares the servers that the same client's model of rank 8 was the first on."""
+    first, second = (max_rank(convert({"algorithm": "tinker", "lora": {"rank": rank}})) for rank in (8, 32))
+    assert first == second == 32
+    assert max_rank(convert({"algorithm": "tinker", "lora": {"rank": 100}})) == 128
+
+
 def test_servers_are_started_for_the_highest_rank() -> None:
-    assert max_rank(convert({"lora": {"rank": 8}}).lora) == 16
-    assert max_rank(convert({"lora": {"rank": 8, "experts": {"rank": 40}}}).lora) == 64
+    assert max_rank(convert({"lora": {"rank": 8}})) == 16
+    assert max_rank(convert({"lora": {"rank": 8, "experts": {"rank": 40}}})) == 64
     with pytest.raises(SpecError) as refused:
-        max_rank(convert({"lora": {"experts": {"rank": 600}}}).lora)
+        max_rank(convert({"lora": {"experts": {"rank": 600}}}))
     assert refused.value.key == "lora.experts.rank"
 
 
