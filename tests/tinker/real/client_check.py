@@ -3,10 +3,12 @@ TINKER_BASE_URL and TINKER_API_KEY. Each check is a function; the name of each t
 where the client is installed, without lorad.
 """
 
+import json
 import math
 import os
 import sys
 import time
+import urllib.request
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +143,17 @@ class Checks:
         params = types.SamplingParams(max_tokens=4)
         made = [self.sampler.sample(PROMPT, 2, params) for _ in range(40)]
         assert len({future.result().sequences[0].sequence_id for future in made}) == 40
+
+    def a_sampler_is_polled_as_a_whole(self) -> None:
+        """The door tells its client to poll for each request; both ways are there."""
+        made = self.sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1)).result()
+        target = {"sampling_session_id": self.sampler._sampling_session_id}
+        headers = {"X-API-Key": os.environ["TINKER_API_KEY"], "Content-Type": "application/json"}
+        address = f"{os.environ['TINKER_BASE_URL']}/api/v1/retrieve_futures"
+        asked = urllib.request.Request(address, json.dumps({"target": target}).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            ended = [one["request_id"] for one in json.load(answer)["completions"]]
+        assert made.sequences[0].sequence_id.rpartition(":")[0] in ended, ended
 
     def losses_of_rl(self) -> None:
         n, old = len(self.whole) - 1, [0.0] * 3 + [float(x) for x in self.sampled.logprobs]
