@@ -79,11 +79,11 @@ class Seen:
 
 def _read(table: str) -> dict[str, dict[str, str]]:
     lines = [
-        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        line.removeprefix("| ").removesuffix(" |").split(" | ")
         for line in table.splitlines()
         if line.startswith("|") and "---" not in line
     ]
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for row, *values in lines[1:]:
-        cells[row] = dict(zip(lines[0][-len(values) :], values, strict=True))
+        cells[row] = dict(zip(lines[0][1:], values, strict=True))
     return cells
