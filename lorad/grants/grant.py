@@ -202,18 +202,32 @@ class Grant:
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]
     ) -> None:
-        """Give up nodes that the grant lost, and all of them with the grant."""
+        """Give up nodes that the grant lost, and all of them with the grant; of those that were asked to
+        leave, the scheduler may go first.
+        """
         while not self._ending:
             line = await lines.get()
             if isinstance(line, Lost):
-                self._lose(line)
+                if not await self._stays(line):
+                    self._lose(line)
             elif isinstance(line, Granted):
                 await self._again(line, connect)
             elif line is None and not self._ending:
-                self._tell("lost", "the grant process has ended", nodes=self._status.nodes)
-                for node in self._nodes.values():
+                if stay := [node for node in self._nodes.values() if not node.leaving.done()]:
+                    self._tell("lost", "the grant process has ended", nodes=self._status.nodes)
+                for node in stay:
                     node.lose("the grant process has ended")
                 return
+
+    async def _stays(self, line: Lost) -> bool:
+        """Report whether a node with ranks, whose scheduler was asked to go, is there for their step."""
+        node = self._nodes.get(line.node)
+        if node is None or node not in self.hosts:
+            return False
+        if line.is_asked and not node.leaving.done():
+            with contextlib.suppress(LoradError):
+                await node.leave()
+        return node.leaving.done() and not node.lost.done()
 
     def _leave(self, node: Node) -> None:
         """Let a rollout node go that was asked to end; of one with ranks the daemon takes the runs first."""

@@ -37,6 +37,7 @@ _AGAIN_SECONDS = 5.0  # between two tries
 _agents = itertools.count(1)
 _ENDED = 3  # exit code: all agents ended
 _REFUSED = 4
+_ASKED = (1, 3)  # why Ray went on a node: `ray stop` or a drain, preempted. Actors there get no signal.
 _LINGER_SECONDS = 2.0  # of an actor whose agent ended, for its last answer
 
 
@@ -368,9 +369,9 @@ def _follow(pool: _Pool, request: _Json, group: Any, nodes: list[_Json]) -> None
     where the first one is dead.
     """
     ranks = [node["node"] for node in nodes[: request["setup"]["nodes"]]]
-    events: queue.SimpleQueue[tuple[_Json, str]] = queue.SimpleQueue()  # how a node was lost; "": it is new
+    events: queue.SimpleQueue[tuple[_Json, _Json]] = queue.SimpleQueue()  # how a node was lost; {}: it is new
     for node in nodes:
-        _in_thread(lambda node=node: events.put((node, _end_of(node["actor"]))))
+        _in_thread(lambda node=node: events.put((node, _end_of(node))))
     left, is_whole = len(nodes), True
     while left:
         try:
@@ -379,15 +380,15 @@ def _follow(pool: _Pool, request: _Json, group: Any, nodes: list[_Json]) -> None
             pool.pause(0)
             continue
         if how:
-            pool.say("Lost", node=node["node"], how=how)
+            pool.say("Lost", node=node["node"], **how)
             left -= 1
             is_whole = is_whole and node["node"] not in ranks
             if is_whole:
-                _in_thread(lambda node=node: events.put((_again(request, group, node["index"]), "")))
+                _in_thread(lambda node=node: events.put((_again(request, group, node["index"]), {})))
         else:
             pool.say("Granted", nodes=[node["granted"]])
             left += 1
-            _in_thread(lambda node=node: events.put((node, _end_of(node["actor"]))))
+            _in_thread(lambda node=node: events.put((node, _end_of(node))))
 
 
 def _in_thread(work: Any) -> None:
@@ -404,11 +405,19 @@ def _again(request: _Json, group: Any, index: int) -> _Json:
             time.sleep(_AGAIN_SECONDS)
 
 
-def _end_of(actor: Any) -> str:
+def _end_of(node: _Json) -> _Json:
+    """Wait for the end of a node's agent; returns how that was, and whether Ray was asked to go there."""
     try:
-        return f"its agent {ray.get(actor.wait.remote())}"
+        return {"how": f"its agent {ray.get(node['actor'].wait.remote())}"}
     except Exception as error:
-        return f"Ray lost it: {_first_line(error)}"
+        return {"how": f"Ray lost it: {_first_line(error)}", "is_asked": _was_asked(node["id"])}
+
+
+def _was_asked(node_id: str) -> bool:
+    try:
+        return any(node["NodeID"] == node_id and node.get("DeathReason") in _ASKED for node in ray.nodes())
+    except Exception:  # Ray is gone altogether
+        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -3,7 +3,8 @@
 It starts children under guards for the pool of that life, and for nobody else. The first line of stdin is
 `AgentStart`, the only line of stdout `GrantedNode`, or `Refused`. It ends everything and itself when stdin or
 the pool's connection does, and when the pool has said nothing for `--lease` seconds. SIGTERM asks the pool to
-let it go, after the step of its runs; a second one ends it at once.
+let it go, after the step of its runs, and `Leave` does the same, for which it outlives its stdin; a second
+SIGTERM ends it at once.
 """
 
 import argparse
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 _FIRST_SECONDS = 60.0  # for the pool's first word: other nodes may come later
 _HELLO_SECONDS = 10.0
 _GRACE_SECONDS = 3.0  # of children, once the agent ends
+_WORD_SECONDS = 8.0  # without a starter, for the pool to say that it takes its runs away
+_LEAVE_SECONDS = 120.0  # for doing so
 _STARTING_SECONDS = 10.0  # for a child to listen on its socket
 _START_BYTES = 1 << 20
 
@@ -60,17 +63,31 @@ class Agent:
         self._name = name
         self.identity = Identity(f"lorad node {name}", places.directory)
         self.context = self.identity.server(start.certificate)
-        self.control = Control(places.directory, self._trust)
+        self.control = Control(places.directory, self._trust, self.leaves)
         self._peers: set[str] = set()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._renewed = asyncio.Event()
         self._is_led = self._is_leaving = False
+        self._last: asyncio.TimerHandle | None = None
 
     def leave(self) -> None:
         """Ask the pool to let the agent go; end at the second time, and where there is no pool."""
         if self._is_leaving or not self.control.leave():
             self.end("it was ended by SIGTERM")
         self._is_leaving = True
+
+    def orphaned(self) -> None:
+        """End soon, unless the pool says that it takes its runs away; at once where there is no pool."""
+        seconds = (_LEAVE_SECONDS if self._is_leaving else _WORD_SECONDS) if self._is_led else 0.0
+        self._last = asyncio.get_running_loop().call_later(seconds, self.end, "whoever started it is gone")
+
+    def leaves(self) -> None:
+        """Live until the pool lets it go."""
+        if not self._is_leaving:
+            self.leave()
+        if self._last:
+            self._last.cancel()
+            self.orphaned()
 
     def end(self, why: str) -> None:
         if not self.over.done():
@@ -239,7 +256,7 @@ def _follow_starter(agent: Agent) -> None:
     def heard() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
-            agent.end("whoever started it is gone")
+            agent.orphaned()
 
     loop.add_reader(0, heard)
     loop.add_signal_handler(signal.SIGTERM, agent.leave)

@@ -25,10 +25,12 @@ _LOG_BYTES = 64 << 20  # of a log that was sent already, before it is cut
 
 
 class Control:
-    """directory: of the agent. trust: see `messages.Trust`."""
+    """directory: of the agent. trust, leaves: see `messages.Trust` and `Leave`."""
 
-    def __init__(self, directory: Path, trust: Callable[[Iterable[str]], None]) -> None:
-        self._directory, self._trust = directory, trust
+    def __init__(
+        self, directory: Path, trust: Callable[[Iterable[str]], None], leaves: Callable[[], None]
+    ) -> None:
+        self._directory, self._trust, self._leaves = directory, trust, leaves
         self.children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saying = asyncio.Lock()
@@ -87,6 +89,8 @@ class Control:
                 await asyncio.to_thread(_remove, inside(self._directory, asked.name))
             case messages.Trust():
                 self._trust(asked.certificates)
+            case messages.Leave():
+                self._leaves()
             case messages.Digest():
                 return await asyncio.to_thread(_sha256, inside(self._directory, asked.name))
             case messages.Weights():

@@ -123,7 +123,11 @@ class Trust(Request, frozen=True):
     certificates: tuple[str, ...]
 
 
-Asked = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights | Trust
+class Leave(Request, frozen=True):
+    """Do as at SIGTERM, also where whoever started the agent is gone: its scheduler was asked to go."""
+
+
+Asked = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights | Trust | Leave
 
 
 class Told(Struct, frozen=True, tag=True, kw_only=True):

@@ -224,6 +224,11 @@ class Node:
         finally:
             self._waiting.pop(number, None)
 
+    async def leave(self) -> None:
+        """Have the agent live until it is let go, though its scheduler goes first. Raises PoolLost."""
+        await self.ask(messages.Leave())
+        self._set_leaving()
+
     def lose(self, why: str) -> None:
         """Give the node up, and all that runs there."""
         if self.lost.done():
@@ -323,10 +328,13 @@ class Node:
             else:
                 future.set_exception(from_wire(said.error))
         elif isinstance(said, Leaving):
-            if not self.leaving.done():
-                self.leaving.set_result(None)
+            self._set_leaving()
         elif isinstance(said, Logged | Wrote | Ended) and (child := self._children.get(said.name)):
             child.take(said)
+
+    def _set_leaving(self) -> None:
+        if not self.leaving.done():
+            self.leaving.set_result(None)
 
     async def _renew(self) -> None:
         """Tell the agent that the pool is there, and give it up when it says nothing for too long."""

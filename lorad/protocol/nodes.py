@@ -146,10 +146,14 @@ class Refused(Struct, frozen=True, tag="Refused", tag_field="kind"):
 
 
 class Lost(Struct, frozen=True, tag="Lost", tag_field="kind"):
-    """A node of a grant is gone. how: in words that follow its name: "exited with code 1"."""
+    """A node of a grant is gone. how: in words that follow its name: "exited with code 1".
+
+    is_asked: its scheduler was asked to go there, as by `ray stop`, and the agent may still be there.
+    """
 
     node: str
     how: str
+    is_asked: bool = False
 
 
 GrantLine = Waiting | Granted | Refused | Lost

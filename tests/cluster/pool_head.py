@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.errors import LoradError, StorageError
+from lorad.errors import LoradError, PoolLost, StorageError
 from lorad.grants.grant import taken
 from lorad.protocol.nodes import NodesSetup
 from lorad.trainers.ranks.remote import RemoteTrainer
@@ -56,6 +56,8 @@ async def main(setup: NodesSetup, directory: Path) -> None:
                 if (directory / "files").exists():
                     await _load(trainer, saved)
                 await asyncio.sleep(0.05)
+                if any(node.leaving.done() for node in grant.hosts):  # the daemon would end the pool
+                    raise PoolLost("a node was asked to end")
     except LoradError as error:
         _say("ended", why=str(error))
 

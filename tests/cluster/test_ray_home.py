@@ -1,8 +1,9 @@
-"""A run of a real home over a Ray cluster, whose daemon dies."""
+"""Runs of a real home over a Ray cluster: its daemon dies, Ray is stopped on a node."""
 
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +13,15 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from tests.cluster.faults import RANK, pids, send
+from tests.cluster.faults import AGENT, RANK, pids, send
+from tests.cluster.measured import Measured
 from tests.cluster.ray_kit import PYTHON, Cluster
 from tests.kit.world import REPOSITORY, World, world
-from tests.nodes.spread import NAME, SPEC, reached, start
+from tests.nodes.spread import NAME, SPEC, reached, start, steps_of
 
-STEPS, SECONDS = 10, 300.0
+STEPS, SECONDS = 10, 600.0
 DAEMON, POOL = "-m lorad.daemon", "-m lorad.pool"
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("turn")]
 
 
 class RayWorld(World):
@@ -60,13 +62,13 @@ def expected() -> dict[str, Any]:
         return made.facts(NAME)
 
 
-def begun(made: RayWorld) -> None:
+def begun(made: RayWorld, steps: int = STEPS) -> None:
     made.command("daemon", "start")
-    start(made, STEPS)
+    start(made, steps)
     reached(made, 1, 3)
 
 
-def test_a_daemon_may_die_under_a_run(cluster: Cluster, expected: dict[str, Any]) -> None:
+def test_a_daemon_may_die_under_a_run(cluster: Cluster, expected: dict[str, Any], measured: Measured) -> None:
     """Nothing else does; the next daemon finds the run where it is."""
     with ray_world(cluster) as made:
         begun(made)
@@ -76,3 +78,22 @@ def test_a_daemon_may_die_under_a_run(cluster: Cluster, expected: dict[str, Any]
         assert [pid for node in cluster.nodes for pid in pids(node, RANK)] == ranks and len(ranks) == 2
         made.command("daemon", "start")
         assert made.completed(NAME, SECONDS).attempt == 1 and made.facts(NAME) == expected
+    measured.add(
+        "kill -9 of the daemon at home", "it is not told", "nothing else ends; the next one adopts it"
+    )
+
+
+def test_ray_may_be_stopped_under_a_run(cluster: Cluster) -> None:
+    """The run stops after its step, and resumes once there are nodes; no step is made twice."""
+    with ray_world(cluster) as made:
+        begun(made, 1000)
+        began = time.monotonic()
+        cluster.stop(cluster.nodes[1])
+        made.until(lambda: not pids(cluster.nodes[1], AGENT), "end of the agent", 120)
+        gone = time.monotonic() - began
+        cluster.join([cluster.nodes[1]])
+        last = steps_of(made, 1)[-1]
+        reached(made, 2, last + 2)
+        assert steps_of(made, 2)[0] == last + 1
+        assert made.client.show(NAME).attempts[0].reason == "stopped"
+    print(f"`ray stop`: the run has stopped, and nothing is left there, after {gone:.1f} s")

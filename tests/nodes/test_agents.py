@@ -19,7 +19,7 @@ import pytest_asyncio
 from lorad.box import gpu_locks
 from lorad.children.process import start_time
 from lorad.errors import Conflict, IntegrityError, NotAllowed, PoolLost, SpecError, StorageError
-from lorad.nodes import remote
+from lorad.nodes import agent, remote
 from lorad.nodes.certificates import Identity
 from lorad.nodes.child import RemoteChild
 from lorad.nodes.devices import interface_of
@@ -318,6 +318,29 @@ async def test_an_agent_asks_to_be_let_go(agents: Agents, tmp_path: Path) -> Non
         assert await node.digest("absent") == "" and stubborn.is_alive and stubborn.pid is not None
     await ends(stubborn.pid, told.pid)
     assert agents.processes["h1"].wait(10) == 0
+
+
+@pytest.mark.parametrize("asks", ["SIGTERM", "pool"])
+async def test_a_leaving_agent_outlives_its_starter(agents: Agents, tmp_path: Path, asks: str) -> None:
+    """`ray stop` ends the actor that holds its stdin at once; the pool lets it go after its step."""
+    agents.lease = 60.0
+    told = await agents.granted("h1")
+    process = agents.processes["h1"]
+    assert process.stdin is not None
+    async with Node.connected(told, agents.identity, LIFE, setup(lease=60.0)) as node:
+        stubborn = child(node, tmp_path / "log", STUBBORN)
+        await stubborn.start()
+        if asks == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(node.leaving, 10)
+            process.stdin.close()
+        else:
+            process.stdin.close()
+            await node.leave()
+        await asyncio.sleep(agent._WORD_SECONDS + 0.5)
+        assert await node.digest("absent") == "" and stubborn.is_alive and stubborn.pid is not None
+    await ends(stubborn.pid, told.pid)
+    assert process.wait(10) == 0
 
 
 async def test_an_agent_without_a_pool_ends_at_once(agents: Agents) -> None:

@@ -22,7 +22,7 @@ from lorad.grants import grant as grants
 from lorad.grants.fits import checked_nodes
 from lorad.grants.grant import Grant, taken
 from lorad.protocol.calls import Nothing
-from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus, NodesSetup, StaticNode
+from lorad.protocol.nodes import GRANT, GrantedNode, GrantLine, GrantStatus, Lost, NodesSetup, StaticNode
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool, until
@@ -179,6 +179,18 @@ async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
         found = status(tmp_path)
         assert (found.state, found.words, found.leaving) == ("granted", "h2 was asked to end", ("h2",))
         assert await grant.hosts[1].digest("absent") == ""
+
+
+async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
+    """Where Ray was asked to go the agent is asked to leave; where Ray was lost it is not."""
+    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+        lost, stays = grant.hosts
+        lines: asyncio.Queue[GrantLine | None] = asyncio.Queue()
+        for line in (Lost("h2", "Ray lost it", is_asked=True), Lost("h1", "Ray lost it"), None):
+            lines.put_nowait(line)
+        await grant._follow(lines, lambda _: pytest.fail("nothing was granted"))
+        assert lost.lost.done() and stays.leaving.done() and not stays.lost.done()
+        assert await stays.digest("absent") == "" and status(tmp_path).leaving == ("h2",)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
