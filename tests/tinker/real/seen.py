@@ -33,7 +33,7 @@ ROWS = {
     "base_is_another_model": "samples of the base",
     "samplers_attested": "samplers are attested (`lorad adapters`)",
     "paused": "`lorad pause` between the passes of a step, then `lorad resume`",
-    "killed": "`kill -9` of the pool amid steps and samples: the numbers of a calm run",
+    "killed": "`kill -9` of the pool amid steps and samples: the numbers of a calm run, within 2e-4",
     "refused": "what lorad does not do (14 things)",
 }
 """By what a check is called; checks that no trainer and no engine has a part in are not shown."""
