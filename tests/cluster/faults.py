@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from tests.cluster.ray_kit import Cluster
 AGENT, ACTOR, RAYLET = "lorad.nodes.agent", "ray::_Agent", "raylet/raylet"
 RANK, LAUNCHER, GUARD = "lorad.trainers.ranks.worker", "ranks/launch.py", "children/guard.py"
 GRANT, HEAD, GCS = "lorad.grants.ray", "pool_head.py", "gcs_server"
+_HEALS_AFTER = 30.0  # seconds, beyond those in which everything ended
 ALL = (AGENT, ACTOR, RANK, LAUNCHER, GUARD, GRANT, HEAD)
 
 
@@ -51,6 +53,11 @@ def _stop(host: Host, mark: str) -> None:
     send(host, mark, number=signal.SIGSTOP)
 
 
+def _heal_late(host: Host) -> None:
+    time.sleep(_HEALS_AFTER)
+    host.heal()
+
+
 FAULTS = (
     Fault("kill -9 of a rank", lambda _, node: send(node, RANK), is_quick=True),
     Fault("kill -9 of a launcher", lambda _, node: send(node, LAUNCHER)),
@@ -83,5 +90,11 @@ FAULTS = (
         lambda _, node: node.part(),
         undo=lambda _, node: node.heal(),
         is_quick=True,
+    ),
+    Fault(
+        "partition of a node that heals after 40 s",
+        lambda _, node: node.part(),
+        undo=lambda _, node: _heal_late(node),
+        loses_node=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Runs of a real home over a Ray cluster: its daemon dies, Ray is stopped on a node."""
+"""Runs of a real home over a Ray cluster: its daemon dies, a node is cut off, home loses its power."""
 
 import json
 import sys
@@ -13,13 +13,15 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from tests.cluster.faults import AGENT, RANK, pids, send
+from tests.cluster.faults import AGENT, ALL, RANK, pids, send
+from tests.cluster.hosts import Host
 from tests.cluster.measured import Measured
-from tests.cluster.ray_kit import PYTHON, Cluster
+from tests.cluster.ray_kit import PYTHON, Cluster, nothing_left_on
 from tests.kit.world import REPOSITORY, World, world
 from tests.nodes.spread import NAME, SPEC, reached, start, steps_of
 
 STEPS, SECONDS = 10, 600.0
+CUT_SECONDS = 40.0  # many times the lease
 DAEMON, POOL = "-m lorad.daemon", "-m lorad.pool"
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("turn")]
 
@@ -83,6 +85,28 @@ def test_a_daemon_may_die_under_a_run(cluster: Cluster, expected: dict[str, Any]
     )
 
 
+def test_a_run_outlives_a_partition(cluster: Cluster, machines: list[Host], expected: dict[str, Any]) -> None:
+    """Both sides end what they have; no step is made until the node is back, and the run resumes then."""
+    cut = cluster.nodes[1]
+    with ray_world(cluster) as made:
+        begun(made)
+        began = time.monotonic()
+        cut.part()
+        try:
+            made.until(lambda: not pids(cluster.home, POOL), "end of the pool", 60)
+            nothing_left_on(machines, ALL)
+            gone = time.monotonic() - began
+            steps = steps_of(made, 1)
+            time.sleep(max(0.0, began + CUT_SECONDS - time.monotonic()))
+        finally:
+            cut.heal()
+        assert gone < 15 and steps_of(made, 1) == steps and not steps_of(made, 2)
+        cluster.stop(cut, force=True)
+        cluster.join([cut])
+        assert made.completed(NAME, SECONDS).attempt == 2 and made.facts(NAME) == expected
+        assert steps_of(made, 1) == steps
+
+
 def test_ray_may_be_stopped_under_a_run(cluster: Cluster) -> None:
     """The run stops after its step, and resumes once there are nodes; no step is made twice."""
     with ray_world(cluster) as made:
@@ -97,3 +121,22 @@ def test_ray_may_be_stopped_under_a_run(cluster: Cluster) -> None:
         assert steps_of(made, 2)[0] == last + 1
         assert made.client.show(NAME).attempts[0].reason == "stopped"
     print(f"`ray stop`: the run has stopped, and nothing is left there, after {gone:.1f} s")
+
+
+def test_home_may_lose_its_power(
+    cluster: Cluster, machines: list[Host], expected: dict[str, Any], measured: Measured
+) -> None:
+    """It comes back with another boot id and a new Ray cluster; the next daemon resumes the run."""
+    with ray_world(cluster) as made:
+        begun(made)
+        began = time.monotonic()
+        cluster.home.cut()
+        nothing_left_on(machines, ALL)
+        gone = time.monotonic() - began
+        for node in cluster.nodes:
+            cluster.stop(node, force=True)
+        cluster.home.boot()
+        cluster.start()
+        made.command("daemon", "start")
+        assert made.completed(NAME, SECONDS).attempt == 2 and made.facts(NAME) == expected
+    measured.add("power cut of home, with Ray's head", "it is the pool itself", gone)

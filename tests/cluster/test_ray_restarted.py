@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,8 @@ OUTAGE_SECONDS = 15.0
 @pytest.fixture(scope="module")
 def stored(cluster: Cluster, work: Path) -> Iterator[Cluster]:
     """The cluster, started anew."""
-    database = work / "gcs"
-    database.mkdir()
-    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(database)}
+    database = tempfile.mkdtemp(prefix="gcs", dir=work)
+    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": database}
     with cluster.anew(dashboard=True, **storage):
         yield cluster
 
