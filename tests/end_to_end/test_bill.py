@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from tests.kit.world import SMALL, World, world
 
 RUNS = [f"run-{number}" for number in range(8)]
 SPEC = SMALL.replace("steps: 6", "steps: 4") + "resources: {restart: on-failure}\n"
-# those that are killed, before they can end: the first one has no checkpoint then
+# those that are killed, before they can end, and stopped later: the first one has no checkpoint when it is
 LONGER = {RUNS[0]: ["trainer.steps=60", "checkpoint.every=60"], RUNS[1]: ["trainer.steps=60"]}
 PRICES = "prices: {cpu_hour: 3600, currency: CHF}\n"
 
@@ -44,9 +45,17 @@ def billed() -> Iterator[World]:
         os.kill(made.pid(RUNS[1], "driver"), signal.SIGKILL)
         os.kill(made.client.status().pid, signal.SIGKILL)
         made.lorad("daemon", "start")
-        for name in RUNS:
+        for name in LONGER:
+            made.until(partial(_is_back, made, name), f"{name} takes steps again", seconds=180.0)
+            made.client.stop(name)
+        assert {made.over(name).reason for name in LONGER} == {"stopped"}
+        for name in RUNS[len(LONGER) :]:
             made.completed(name, seconds=180.0)
         yield made
+
+
+def _is_back(made: World, run: str) -> bool:
+    return any(step.attempt > 1 for step in made.client.steps(run))
 
 
 def lines(bill: Bill) -> dict[str, BillLine]:
