@@ -31,7 +31,8 @@ BLOCKS = [
 LINES = chain.from_iterable(text.splitlines() for kind, text in BLOCKS if kind == "console")
 TYPED = [line[2:].partition("  #")[0] for line in LINES if line[:2] in ("$ ", "# ")]
 IN_PROSE = [found for text in PAGES.values() for found in re.findall(r"`(lorad [a-z][^`]*)`", text)]
-FOUND = (re.search(r"(?<![/\w])lorad ([a-z].*?)(?: *; done)?$", line.strip()) for line in (*TYPED, *IN_PROSE))
+_COMMAND = re.compile(r"""(?<![/\w])lorad ([a-z].*?)(?: *; done|\)")?$""")
+FOUND = (_COMMAND.search(line.strip()) for line in (*TYPED, *IN_PROSE))
 COMMANDS = sorted({found[1] for found in FOUND if found})
 
 
