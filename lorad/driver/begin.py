@@ -146,6 +146,8 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
     opened: Opened = session.pool.call("open", wanted)
     if "auto" in (spec.trainer.tokens_per_microbatch, spec.trainer.activation_checkpointing):
         how = "recomputed" if opened.activation_checkpointing else "kept"
+        if opened.kept_tokens:
+            how = f"kept, and recomputed for more than {opened.kept_tokens}"
         print(
             f"micro-batches have {opened.tokens_per_microbatch} tokens, whose activations are {how}",
             flush=True,

@@ -22,7 +22,8 @@ class Room(Struct, frozen=True):
     bytes: 0 where it is not known. token: bytes that a token keeps. dropout: how many more with dropout,
         or DoRA.
     recomputed: bytes that a token keeps with activation checkpointing, one layer's included. most: tokens of
-        a micro-batch at most.
+        a micro-batch at most. is_mixed: micro-batches that fit keep their activations beside others that
+        recompute them; ranks would have to agree on it.
     """
 
     bytes: int = 0
@@ -30,6 +31,7 @@ class Room(Struct, frozen=True):
     dropout: int = 0
     recomputed: int = 0
     most: int = MOST
+    is_mixed: bool = False
 
 
 def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
@@ -37,7 +39,7 @@ def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     parts = 1 if ranks is None else ranks.tp * ranks.pp * ranks.cp
     each = kept(facts, BYTES[dtype_of(config, facts)], parts)
     most = MOST_SQUARED if _is_squared(config, facts) else MOST
-    return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most)
+    return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most, ranks is None)
 
 
 def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
@@ -49,7 +51,9 @@ def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
 
 
 def chosen(args: Open, room: Room) -> Open:
-    """Fill in what `args` leaves open. Samples that are longer than a micro-batch have one of their own."""
+    """Fill in what `args` leaves open. Samples that are longer than a micro-batch have one of their own, in
+    which activations are recomputed where only that fits.
+    """
     token = room.token + room.dropout * bool(args.dropout or args.dora)
     if not room.bytes or not token:
         return replace(
@@ -58,13 +62,16 @@ def chosen(args: Open, room: Room) -> Open:
             activation_checkpointing=bool(args.activation_checkpointing),
         )
     fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or LEAST)
-    checkpointing = args.activation_checkpointing
+    checkpointing, kept = args.activation_checkpointing, 0
     if checkpointing is None:
         checkpointing = fits < wanted
-    if checkpointing:
+        kept = fits if checkpointing and room.is_mixed and fits >= LEAST else 0
+    if checkpointing and not kept:
         fits = room.bytes // max(1, room.recomputed)
     tokens = args.tokens_per_microbatch or max(LEAST, min(room.most, 1 << max(0, fits.bit_length() - 1)))
-    return replace(args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing)
+    return replace(
+        args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing, kept_tokens=kept
+    )
 
 
 def _bytes(config: PoolSetup, facts: ModelFacts) -> int:

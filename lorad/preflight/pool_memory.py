@@ -210,9 +210,9 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     token = each.token + each.dropout * bool(spec.lora.dropout or spec.lora.dora)
     given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
     room = _room(spec, model, dtype) if device == "cpu" else 0
-    recomputes = trainer.activation_checkpointing
+    recomputes, fits = trainer.activation_checkpointing, room // max(1, token)
     if recomputes == "auto":
-        recomputes = room // max(1, token) < max(spec.longest_row, given or LEAST)
+        recomputes = fits < max(spec.longest_row, given or LEAST) and (is_ranked or fits < LEAST)
     token = each.recomputed if recomputes else token
     most = MOST_SQUARED if trainer.backend == "megatron" else MOST
     most = max(given, spec.longest_row) if given else min(most, max(LEAST, room // max(1, token)))

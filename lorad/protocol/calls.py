@@ -67,7 +67,7 @@ class Open(Struct, frozen=True):
     for none but the first.
 
     tokens_per_microbatch, activation_checkpointing: 0 and None let the pool choose for samples of `longest`
-    tokens.
+    tokens. kept_tokens: what the pool chose; see `SlotSpec`.
 
     expert_rank: the rank on linears of experts; None where it is `rank`.
     """
@@ -83,6 +83,7 @@ class Open(Struct, frozen=True):
     optimizer: Optimizer = Optimizer()
     tokens_per_microbatch: int = 0
     activation_checkpointing: bool | None = None
+    kept_tokens: int = 0
     longest: int = 0
     source: str | None = None
     resume_from: str | None = None
@@ -103,7 +104,7 @@ class Opened(Struct, frozen=True):
     """The slot that was opened.
 
     bytes: of everything that the trainer holds for the run.
-    tokens_per_microbatch, activation_checkpointing: those of `Open`, or what the pool chose.
+    tokens_per_microbatch, activation_checkpointing, kept_tokens: those of `Open`, or what the pool chose.
     reference: the verdict of its attestation; None where there is none.
     """
 
@@ -113,6 +114,7 @@ class Opened(Struct, frozen=True):
     reference: "Attestation | None" = None
     tokens_per_microbatch: int = 16384
     activation_checkpointing: bool = False
+    kept_tokens: int = 0
 
 
 class Generate(Struct, frozen=True):

@@ -71,6 +71,9 @@ class SlotSpec(Struct, frozen=True):
     critic: it has a value head beside the adapter, fp32 and zero at the start, which is stepped, saved and
     loaded with it. It has values and no policy.
 
+    kept_tokens: micro-batches of at most so many tokens keep their activations also with
+    `activation_checkpointing`; a trainer of several ranks recomputes in all of them.
+
     lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v
     share one, and gate and up. Trainers without fused linears have the first in either case.
     """
@@ -83,6 +86,7 @@ class SlotSpec(Struct, frozen=True):
     source: Path | None = None
     tokens_per_microbatch: int = 16384
     activation_checkpointing: bool = False
+    kept_tokens: int = 0
     frozen: bool = False
     critic: bool = False
 

@@ -55,6 +55,22 @@ def test_what_fits_is_chosen(asked: dict[str, Any], tokens: int, recomputes: boo
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (tokens, recomputes)
 
 
+@pytest.mark.parametrize(
+    ("asked", "tokens", "kept"),
+    [
+        ({}, 4096, 0),
+        ({"longest": 9000}, 4096, 8000),
+        ({"longest": 9000, "dropout": 0.1}, 4096, 5333),
+        ({"tokens_per_microbatch": 9000}, 9000, 8000),
+        ({"activation_checkpointing": True}, 16384, 0),
+    ],
+)
+def test_only_what_does_not_fit_is_recomputed(asked: dict[str, Any], tokens: int, kept: int) -> None:
+    found = chosen(with_(OPEN, **asked), with_(ROOM, is_mixed=True))
+    assert (found.tokens_per_microbatch, found.kept_tokens) == (tokens, kept)
+    assert found.activation_checkpointing or not kept
+
+
 def test_little_memory_still_makes_micro_batches() -> None:
     found = chosen(OPEN, with_(ROOM, bytes=1))
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (1024, True)

@@ -75,6 +75,26 @@ async def test_single_tokens_are_predicted_by_the_prompt(trainer: BuiltinTrainer
     assert (await accumulate(trainer, "a", batch)).tokens == 3
 
 
+async def test_only_large_micro_batches_recompute(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch.of([(tokens(5, 6), [tokens(*range(length, 2 * length))]) for length in (20, 21, 60)])
+    recomputed, plain, found = list[int](), passes.recomputing, []
+
+    def counted(lora: SlotLora) -> Any:
+        recomputed.append(1)
+        return plain(lora)
+
+    monkeypatch.setattr(passes, "recomputing", counted)
+    for name, most in (("mixed", 48), ("never", 100), ("none", 0)):
+        spec = spec_for(trainer, tokens_per_microbatch=48, activation_checkpointing=True, kept_tokens=most)
+        await trainer.open(name, spec)
+        recomputed.clear()
+        found.append(await accumulate(trainer, name, batch))
+        assert len(recomputed) == {"mixed": 1, "never": 1, "none": 2}[name]  # after a halving less is kept
+    assert found[0] == found[1] == found[2]
+
+
 async def test_sample_beyond_the_positions_is_refused(trainer: BuiltinTrainer) -> None:
     with pytest.raises(ValueError, match="257 tokens"):
         await trainer.logprobs(Policy(), Batch.of([(tokens(*[1] * 250), [tokens(*[1] * 7)])]))

@@ -56,6 +56,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
         reference,
         args.tokens_per_microbatch,
         bool(args.activation_checkpointing),
+        args.kept_tokens,
     )
 
 
@@ -187,6 +188,7 @@ async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> S
             source=Path(args.source) if args.source is not None and not resumed else None,
             tokens_per_microbatch=args.tokens_per_microbatch,
             activation_checkpointing=bool(args.activation_checkpointing),
+            kept_tokens=args.kept_tokens,
             critic=critic,
         ),
     )

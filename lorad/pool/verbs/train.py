@@ -33,7 +33,8 @@ async def optim_step(pool: Pool, call: calls.Call, args: calls.OptimStep) -> cal
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             result = await pool.trainer.optim_step(slot, args.lr, args.max_grad_norm, args.optimizer)
-    done, mfu = pool.work.take(slot, recomputes=bool(tenant.spec.activation_checkpointing))
+    recomputes = bool(tenant.spec.activation_checkpointing and not tenant.spec.kept_tokens)
+    done, mfu = pool.work.take(slot, recomputes=recomputes)
     memory, peak = await pool.work.take_memory()
     waited = pool.parties.take(tenant.run)
     machine = pool.machine.take(slot)

@@ -29,7 +29,7 @@ def backward(
     """Adds the gradient of sum(token losses) / normaliser to the slot; the statistics of the piece."""
     rows: Microbatch = pack(base, [piece])
     lora = SlotLora([slot], rows.rows, train=True)
-    run = recomputing(lora) if slot.spec.activation_checkpointing else at_once
+    run = recomputing(lora) if slot.recomputes(rows.ids.numel()) else at_once
     head = [weights.detach().requires_grad_() for weights in _head(slot)]
     found = _values(predicting_states(base, rows, lora, run), *head)
     losses, clipped = value_losses(found, targets, piece.targets, loss)

@@ -122,6 +122,11 @@ class Slot:
             array.flags.writeable = False
         return Adapter(self.spec.adapter, tensors)
 
+    def recomputes(self, tokens: int) -> bool:
+        """Report whether a micro-batch of so many tokens recomputes its activations."""
+        kept = min(self.spec.kept_tokens, self.tokens_per_microbatch)  # less once there was no memory
+        return self.spec.activation_checkpointing and tokens > kept
+
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Return a copy of the gradients, and the state of the dropout that comes next."""
         return self.grads.clone(), self.dropout.get_state()

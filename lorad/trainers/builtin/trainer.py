@@ -255,7 +255,7 @@ class BuiltinTrainer(Trainer):
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
         lora = SlotLora(mine, rows.rows, train=True)
-        checkpointing = any(slot.spec.activation_checkpointing for slot in mine)
+        checkpointing = any(slot.recomputes(rows.ids.numel()) for slot in mine)
         stats = passes.forward_backward(
             self._base, rows, lora, [work[index] for index in joined], checkpointing
         )

@@ -21,7 +21,7 @@ from lorad.daemon.serving.table import keep_table
 from lorad.errors import AttestationFailed, Conflict, IntegrityError, LoradError, NotFound, SpecError
 from lorad.store import events, runs
 from lorad.store.versions import get_version
-from tests.kit.daemon_world import Api, behave, finished, serving, until
+from tests.kit.daemon_world import Api, behave, finished, serving, submit, until, until_state
 from tests.kit.world import SMALL, world
 
 
@@ -122,6 +122,20 @@ async def test_alias_precedes_a_run_of_its_name(home: Path) -> None:
         answer = await api("serving", "a")
         assert (answer.run, answer.version, answer.chat_template) == ("a", 1002, False)
         assert answer.socket == api.ctx.pools["tiny-1"].setup.socket and answer.model_path.endswith("tiny")
+
+
+async def test_version_written_just_now_is_served(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behave(home, driver={"seconds": 0.3})
+    async with serving(home) as api:
+        submit(api.ctx, "a")
+        await until_state(api.ctx, "a", "running")
+        for seconds in ("_GLANCE", "REST"):
+            monkeypatch.setattr(f"lorad.daemon.loop.{seconds}", 1000.0)  # nobody looks at the journal
+        journal = runs.get(api.ctx.store, "a").dir.journal
+        await until(lambda: b'"version":1006' in journal.read_bytes().replace(b" ", b""))
+        assert (await api("serving", "a@1006")).version == 1006
+        with pytest.raises(NotFound):
+            await api("serving", "a@1099")
 
 
 async def test_swaps_of_one_alias_go_one_after_another(home: Path) -> None:

@@ -12,15 +12,18 @@ from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
+from lorad.daemon.runs.take_in import take_in_or_end
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load, staged
 from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
 from lorad.daemon.serving.tinker import want_door_of
+from lorad.daemon.storage.prune import prune
 from lorad.errors import NotFound
 from lorad.protocol.listener import uid_named
 from lorad.spec.text import load_spec
 from lorad.store import aliases, events, runs
+from lorad.store.rows import VersionRow
 
 
 async def bring_up(ctx: Context, call: Call) -> Serving:
@@ -29,7 +32,7 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
     Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses.
     """
     model = call.json(ModelRequest).model
-    version = find_version(ctx, model)
+    version = _newest(ctx, model)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
@@ -45,6 +48,21 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
         model_path=request_of(run).model_path,
         chat_template=await is_chat(ctx, run),
     )
+
+
+def _newest(ctx: Context, model: str) -> VersionRow:
+    """Find a version, also one that its driver wrote of since the last look at the journal."""
+    try:
+        return find_version(ctx, model)
+    except NotFound:
+        run = runs.find(ctx.store, model.partition("@")[0])
+        if run is None or not run.state.is_active:
+            raise
+    with ctx.store.write(durable=False):
+        fresh = take_in_or_end(ctx, run)
+    if any(record.kind == "checkpoint" for record in fresh):
+        prune(ctx, run)
+    return find_version(ctx, model)
 
 
 async def bring_up_base(ctx: Context, call: Call) -> Serving:
