@@ -5,7 +5,8 @@
 `tiny` and `100m` are supervised: a pass over rows of random tokens and a step of AdamW. `sampled` is GRPO: a
 new version is published and sampled from at each step. Both sides are in one home and one pool, one after
 another, in an order that turns around with each round. No checkpoint falls into the steps that count, and the
-first steps do not count.
+first steps do not count. A client ends without a word, so its models are parked soon: the next base has their
+device.
 
 CPU time is of all processes of the home and of the client, read from /proc when the first and the last of the
 counted steps end.
@@ -208,7 +209,7 @@ def measured(names: Iterable[str], rounds: int) -> dict[str, Rounds]:
         port, key = free_port(), make_key(made.home.tinker / "keys.yaml", "bench")
         bases = json.dumps({f"bench/{name}": str(model) for name, model in models.items()})
         made.home.config.write_text(
-            f"tinker: {{port: {port}, bases: {bases}, overrides: [checkpoint.every=1000]}}\n"
+            f"tinker: {{port: {port}, bases: {bases}, overrides: [checkpoint.every=1000], park_after: 5}}\n"
         )
         made.lorad("daemon", "start")
         made.until(lambda: answers(port), "the door answers")
