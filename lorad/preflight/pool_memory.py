@@ -207,13 +207,14 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     trainer, is_ranked = spec.trainer, spec.trainer.backend in RANKED
     parts, dp = (trainer.tp * trainer.pp * trainer.cp, trainer.dp) if is_ranked else (1, 1)
     each = kept(model, BYTES[dtype], parts)
-    token = each.token + each.dropout * bool(spec.lora.dropout or spec.lora.dora)
+    token = plain = each.token + each.dropout * bool(spec.lora.dropout or spec.lora.dora)
     given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
     room = _room(spec, model, dtype) if device == "cpu" else 0
-    recomputes, fits = trainer.activation_checkpointing, room // max(1, token)
+    recomputes, fits, is_mixed = trainer.activation_checkpointing, room // max(1, plain), False
     if recomputes == "auto":
-        recomputes = fits < max(spec.longest_row, given or LEAST) and (is_ranked or fits < LEAST)
-    token = each.recomputed if recomputes else token
+        recomputes = fits < max(spec.longest_row, given or LEAST)
+        is_mixed = recomputes and not is_ranked and fits >= LEAST
+    token = each.recomputed if recomputes and not is_mixed else plain
     most = MOST_SQUARED if trainer.backend == "megatron" else MOST
     most = max(given, spec.longest_row) if given else min(most, max(LEAST, room // max(1, token)))
     tokens = min(most, -(-step.inputs(shared=not is_ranked) // (spec.algorithm.minibatches * dp)))
@@ -221,7 +222,10 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     logits = _CHUNKS * rows * model.vocab * _FP32 if device == "cpu" else 0
     scores = _scores(model, tokens) if device == "cpu" and trainer.backend == "megatron" else 0
     scores //= model.layers if recomputes else 1
-    return parts * dp * (tokens * token + logits) + dp * scores
+    held = tokens * token
+    if is_mixed and tokens > fits:
+        held = max(fits * plain, tokens * each.recomputed)
+    return parts * dp * (held + logits) + dp * scores
 
 
 def _scores(model: ModelFacts, tokens: int) -> int:

@@ -10,6 +10,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.backends.activations import kept
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
+from lorad.preflight import pool_memory as module
 from lorad.preflight.pool_memory import Numbers, Step, pool_memory
 from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
 from lorad.spec.model import convert
@@ -72,6 +73,19 @@ def test_recomputed_activations_are_fewer() -> None:
             parts(trainer={**kind, "activation_checkpointing": flag})["activations"] for flag in (False, True)
         )
         assert again < kept_
+
+
+def test_what_fits_is_kept_beside_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Step(prompts=64, samples=512, prompt=100, tokens=512 * 20)
+    monkeypatch.setattr(module, "_room", lambda *_: 2000 * TOKEN)
+    mixed, recomputed = (
+        parts(step=large, rollout={"backend": "vllm"}, trainer={"tokens_per_microbatch": 4000} | more)[
+            "activations"
+        ]
+        for more in ({}, {"activation_checkpointing": True})
+    )
+    again = kept(FACTS, 4).recomputed
+    assert mixed - recomputed == max(2000 * TOKEN, 4000 * again) - 4000 * again
 
 
 def test_megatron_holds_the_square_of_its_tokens() -> None:

@@ -64,18 +64,25 @@ def answers(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def started(script: str, path: str = "") -> subprocess.Popen[str]:
-    """Start a script of the client's, which asks no hub but the door."""
-    environment = os.environ | {
+def environment(**more: str) -> dict[str, str]:
+    """Return what a program of the client's needs, which asks no hub but the door."""
+    return {
+        **os.environ,
         "TINKER_API_KEY": KEY,
         "TINKER_TELEMETRY": "0",
         "HF_ENDPOINT": os.environ["TINKER_BASE_URL"],
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "PYTHONPATH": path,
+        **more,
     }
+
+
+def started(script: str, path: str = "") -> subprocess.Popen[str]:
+    """Start a script of the client's."""
     argv, pipe = [PYTHON, str(HERE / script), BASE], subprocess.PIPE
-    return subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        argv, env=environment(PYTHONPATH=path), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def said(script: str, path: str = "") -> str:

@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from tests.tinker.real.cookbook_folder import make
-from tests.tinker.real.test_client import KEY, a_door
+from tests.tinker.real.test_client import a_door, environment
 
 PYTHON = os.environ.get("LORAD_COOKBOOK_PYTHON", "")
 NAME = "Qwen/Qwen3.5-9B-Base"  # in the cookbook's table, with a plain format of chats
@@ -38,16 +38,8 @@ def steps_of(folder: Path, name: str) -> list[dict[str, float]]:
     (line,) = [line for line in lines if line.endswith(f"log_path=logs/{name}")]
     python, *arguments = line.removeprefix("$ ").split()
     assert python == "python"
-    environment = os.environ | {
-        "TINKER_API_KEY": KEY,
-        "TINKER_TELEMETRY": "0",
-        "HF_ENDPOINT": os.environ["TINKER_BASE_URL"],
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HOME": str(folder / "hf"),
-    }
-    argv = [PYTHON, *arguments]
-    done = subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=1800)
+    argv, own = [PYTHON, *arguments], environment(HF_HOME=str(folder / "hf"))
+    done = subprocess.run(argv, env=own, cwd=folder, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-6000:]
     text = (folder / "logs" / name / "metrics.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
