@@ -46,11 +46,9 @@ def cluster(machines: list[Host], work: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def measured() -> Iterator[Measured]:
+def measured() -> Measured:
     """The times of faults, which are kept where that is asked for."""
-    table = Measured()
-    yield table
-    table.write()
+    return Measured()
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long)])

@@ -64,9 +64,5 @@ def test_a_lost_server_node_returns(split: Head, cluster: Cluster, measured: Mea
     assert back["agent"] != first["agent"]
     assert rank and pids(cluster.nodes[0], RANK) == rank
     what = "raylet" if victim == RAYLET else "agent"
-    and_then = "once Ray is back there" if victim == RAYLET else "later"
-    measured.add(
-        f"kill -9 of the {what} on the only node of servers",
-        lost,
-        f"it serves again {served:.1f} s {and_then}",
-    )
+    but = ": the server serves again" + (", from the return of Ray on" if victim == RAYLET else "")
+    measured.add(f"kill -9 of the {what} on the only node of servers", lost, served, but)
