@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from lorad.models.packed import Packed
-
 
 class Rope(NamedTuple):
     """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces
@@ -71,97 +69,6 @@ class QKNorm(NamedTuple):
 def apply(function: type[Function], *arguments: Any) -> Any:
     """`function.apply`, which torch leaves untyped."""
     return function.apply(*arguments)
-
-
-FEW, _LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
-
-
-def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None) -> Tensor:
-    """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out].
-
-    A packed weight is dense during the product alone, and again during its backward.
-    """
-    if isinstance(weight, Packed):
-        if x.requires_grad and torch.is_grad_enabled():
-            return apply(_PackedLinear, x, weight, bias)  # type: ignore[no-any-return]
-        weight = weight.dense()
-    if len(x) <= FEW and weight.numel() >= _LARGE and _reads_alone(x):
-        y = _few_rows(x, weight)
-        return y if bias is None else y.add_(bias)
-    return F.linear(x, weight, bias)
-
-
-def _reads_alone(x: Tensor) -> bool:
-    """Return whether `_few_rows` may compute: float32 on a CPU, and no gradient to come."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
-
-
-def _few_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """One to four float32 rows on a CPU: two or four of them are up to three times faster than one or three,
-    and tall or small weights than wide ones, when the weight comes first (figures:
-    tests/benchmarks/NOTES.md).
-    """
-    rows, (out, into) = len(x), weight.shape
-    even, is_first = torch.cat([x, x[:1]]) if rows % 2 else x, out >= into or weight.numel() <= 1 << 20
-    y = torch.mm(weight, even.t()).t() if is_first or rows <= 2 else F.linear(even, weight)
-    return y[:rows].contiguous()
-
-
-class _PackedLinear(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
-        ctx.weight = weight
-        return F.linear(x, weight.dense(), bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad @ ctx.weight.dense(), None, None
-
-
-def grouped(x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
-    """[rows, out]: x [rows, in], sorted by expert, times the transposed weights [experts, out, in].
-
-    ends: where the rows of each expert end, int32 [experts]. The weights are frozen, and get no gradient.
-    """
-    return apply(_Grouped, x, weights, ends) if x.requires_grad else grouped_plainly(x, weights, ends)
-
-
-class _Grouped(Function):
-    """The frozen weights get no gradient, which would be as large as all experts."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
-        ctx.weights = weights
-        ctx.save_for_backward(ends)
-        return grouped_plainly(x, weights, ends)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (ends,) = ctx.saved_tensors
-        return grouped_plainly(grad.contiguous(), ctx.weights, ends, is_backward=True), None, None
-
-
-def grouped_plainly(
-    x: Tensor, weights: Tensor | Packed, ends: Tensor, *, is_backward: bool = False
-) -> Tensor:
-    """x [rows, in] times weights [experts, out, in] transposed; backward, [rows, out] times these. Packed
-    experts are dense one after another; all at once in the one product that a GPU has for them.
-    """
-    if x.dtype == torch.bfloat16 and x.device.type == "cuda":
-        dense = weights.dense() if isinstance(weights, Packed) else weights
-        return F.grouped_mm(x, dense if is_backward else dense.mT, offs=ends)
-    y, begin = x.new_empty(len(x), weights.shape[2 if is_backward else 1]), 0
-    is_bound_by_memory = not is_backward and weights.numel() >= _LARGE and _reads_alone(x)
-    for expert, end in enumerate(ends.tolist()):
-        if end > begin:
-            one, rows = weights[expert], x[begin:end]
-            weight = one.dense() if isinstance(one, Packed) else one
-            if is_bound_by_memory and end - begin <= FEW:
-                y[begin:end] = _few_rows(rows, weight)
-            else:
-                torch.mm(rows, weight if is_backward else weight.t(), out=y[begin:end])
-        begin = end
-    return y
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,102 @@
+"""Products with frozen weights: the quick kernel computes what torch's does, and is asked where it pays."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lorad.models import products
+from lorad.models.packed import Packed, pack
+from lorad.models.products import grouped, linear, product
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int]]]:
+    """oneDNN's kernel on any machine that has it: (rows, in, out) of each product that it was asked for."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    calls = list[tuple[int, int, int]]()
+
+    def kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        calls.append((len(x), x.shape[1], len(weight)))
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return found
+
+    monkeypatch.setattr(products, "_onednn", lambda: kernel)
+    yield calls
+
+
+@pytest.mark.parametrize("shape", [(48, 384, 256), (5, 512, 513), (7, 513, 512)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_values_and_gradient_are_those_of_torch(
+    asked: list[tuple[int, int, int]], shape: tuple[int, int, int], has_bias: bool
+) -> None:
+    rows, into, out = shape
+    weight, bias = randn(out, into, seed=1), randn(out, seed=2) if has_bias else None
+    ours, plain = (randn(rows, into).requires_grad_() for _ in range(2))
+    found, expected = linear(ours, weight, bias), F.linear(plain, weight, bias)
+    found.backward(randn(rows, out, seed=3))
+    expected.backward(randn(rows, out, seed=3))
+    assert asked == [(rows, into, out), (rows, out, into)]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.grad, plain.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_packed_weight_has_the_quick_kernel(asked: list[tuple[int, int, int]]) -> None:
+    packed: Packed = pack(randn(512, 512), "fp8", torch.float32, torch.device("cpu"))
+    x = randn(8, 512, seed=1).requires_grad_()
+    y = linear(x, packed)
+    y.backward(randn(8, 512, seed=2))
+    assert len(asked) == 2
+    torch.testing.assert_close(y, F.linear(x, packed.dense()), atol=1e-4, rtol=1e-4)
+
+
+def test_experts_have_the_quick_kernel(asked: list[tuple[int, int, int]]) -> None:
+    weights, ends = randn(2, 512, 640), torch.tensor([9, 20], dtype=torch.int32)
+    x = randn(20, 640, seed=1).requires_grad_()
+    y = grouped(x, weights, ends)
+    y.sum().backward()
+    assert [rows for rows, *_ in asked] == [9, 11, 9, 11]
+    expected = torch.cat([x[:9] @ weights[0].t(), x[9:] @ weights[1].t()])
+    torch.testing.assert_close(y, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(x.grad[:9], weights[0].sum(0).expand(9, -1), atol=1e-3, rtol=1e-4)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(randn(4, 512), id="few rows"),
+        pytest.param(randn(16, 600)[:, :512], id="rows with gaps"),
+        pytest.param(randn(16, 512).bfloat16(), id="another dtype"),
+    ],
+)
+def test_torch_keeps_what_it_does_better(asked: list[tuple[int, int, int]], x: Tensor) -> None:
+    weight = randn(512, 512, seed=1).to(x.dtype)
+    torch.testing.assert_close(product(x, weight), F.linear(x, weight), atol=1e-3, rtol=1e-3)
+    assert asked == []
+
+
+def test_small_products_are_quick_in_whole_sixteens(asked: list[tuple[int, int, int]]) -> None:
+    weight = randn(128, 256)
+    for rows in (127, 128, 129, 144, 112):
+        product(randn(rows, 256), weight)
+    assert [rows for rows, *_ in asked] == [128, 144]  # 112 are too few to pay
+
+
+def test_no_number_of_a_row_reaches_another(asked: list[tuple[int, int, int]]) -> None:
+    x = randn(32, 512)
+    x[3] = float("nan")
+    found = product(x, randn(512, 512, seed=1))
+    assert found.isnan().any(1).nonzero().ravel().tolist() == [3] and asked
+
+
+def test_only_a_cpu_that_mkl_neglects_has_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = products._onednn.__wrapped__
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert choose() is None
