@@ -20,10 +20,7 @@ from lorad.models.ops import apply
 from lorad.models.packed import Packed
 
 FEW, _LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
-# oneDNN compiles a kernel for each number of rows. Large weights pay for it at once, for others it pays if
-# numbers repeat: rows are a multiple of the first, the multiplications at least the second.
-ALIGNED, _WORTH = 16, 1 << 22
-_MANY = 256  # rows of a pass that has room for a few more
+_WORTH = 1 << 22  # multiplications: with fewer, oneDNN's call takes longer than its product saves
 _Kernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -42,18 +39,11 @@ def product(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> T
     """Return what `linear` does; neither has to be contiguous. torch's own kernel alone takes a gradient."""
     dense = weight.dense() if isinstance(weight, Packed) else weight
     if (kernel := _quick(x, dense)) is not None:
-        return kernel(x, dense, bias)
+        return _aligned(kernel, x, dense, bias)
     if len(x) <= FEW and dense.numel() >= _LARGE and _reads_alone(x):
         y = _few_rows(x, dense)
         return y if bias is None else y.add_(bias)
     return F.linear(x, dense, bias)
-
-
-def rows_of_a_pass(rows: int, like: Tensor) -> int:
-    """Return how many rows make a pass quickest, `rows` or a few more. like: a weight of the base."""
-    if rows < _MANY or like.dtype != torch.float32 or like.device.type != "cpu" or _onednn() is None:
-        return rows
-    return -(-rows // ALIGNED) * ALIGNED
 
 
 class _Linear(Function):
@@ -70,11 +60,20 @@ class _Linear(Function):
 
 def _quick(x: Tensor, weight: Tensor | Packed) -> _Kernel | None:
     """Return the kernel that is quicker than torch's own choice; None where that is none."""
-    if x.dtype != torch.float32 or x.device.type != "cpu" or (rows := len(x)) <= FEW:
+    if x.dtype != torch.float32 or x.device.type != "cpu" or len(x) <= FEW:
         return None
-    size = weight.numel()
-    is_worth = size >= _LARGE or (rows % ALIGNED == 0 and rows * size >= _WORTH)
-    return _onednn() if is_worth and _is_dense(x) and _is_dense(weight) else None
+    is_worth = len(x) * weight.numel() >= _WORTH and _is_dense(x) and _is_dense(weight)
+    return _onednn() if is_worth else None
+
+
+def _aligned(kernel: _Kernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product, by way of a few rows more than it needs: oneDNN compiles a program for each number
+    of rows, in half a millisecond, and keeps it, in half a MiB.
+    """
+    rows = len(x)
+    more = -rows % max(8, (1 << rows.bit_length()) >> 5)  # of many rows at most a sixteenth
+    y = kernel(torch.cat([x, x[:more]]) if more else x, weight, bias)
+    return y.resize_(rows, len(weight)) if more else y  # a view could not be written into
 
 
 def _is_dense(factor: Tensor | Packed) -> bool:
@@ -151,7 +150,7 @@ def grouped_plainly(
             if is_bound_by_memory and end - begin <= FEW:
                 y[begin:end] = _few_rows(rows, weight)
             elif (kernel := _quick(rows, weight)) is not None:
-                y[begin:end] = kernel(rows, weight, None)
+                y[begin:end] = _aligned(kernel, rows, weight, None)
             else:
                 torch.mm(rows, weight.t(), out=y[begin:end])
         begin = end

@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int]
     yield calls
 
 
-@pytest.mark.parametrize("shape", [(48, 384, 256), (5, 512, 513), (7, 513, 512)])
+@pytest.mark.parametrize("shape", [(48, 384, 256), (5, 1024, 1025), (100, 1025, 1024)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_values_and_gradient_are_those_of_torch(
     asked: list[tuple[int, int, int]], shape: tuple[int, int, int], has_bias: bool
@@ -43,26 +43,28 @@ def test_values_and_gradient_are_those_of_torch(
     found, expected = linear(ours, weight, bias), F.linear(plain, weight, bias)
     found.backward(randn(rows, out, seed=3))
     expected.backward(randn(rows, out, seed=3))
-    assert asked == [(rows, into, out), (rows, out, into)]
+    aligned = {48: 48, 5: 8, 100: 104}[rows]
+    assert asked == [(aligned, into, out), (aligned, out, into)]
+    assert found.is_contiguous() and found.shape == (rows, out)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ours.grad, plain.grad, atol=1e-4, rtol=1e-4)
 
 
 def test_a_packed_weight_has_the_quick_kernel(asked: list[tuple[int, int, int]]) -> None:
-    packed: Packed = pack(randn(512, 512), "fp8", torch.float32, torch.device("cpu"))
+    packed: Packed = pack(randn(1024, 512), "fp8", torch.float32, torch.device("cpu"))
     x = randn(8, 512, seed=1).requires_grad_()
     y = linear(x, packed)
-    y.backward(randn(8, 512, seed=2))
+    y.backward(randn(8, 1024, seed=2))
     assert len(asked) == 2
     torch.testing.assert_close(y, F.linear(x, packed.dense()), atol=1e-4, rtol=1e-4)
 
 
 def test_experts_have_the_quick_kernel(asked: list[tuple[int, int, int]]) -> None:
-    weights, ends = randn(2, 512, 640), torch.tensor([9, 20], dtype=torch.int32)
+    weights, ends = randn(2, 1024, 640), torch.tensor([9, 20], dtype=torch.int32)
     x = randn(20, 640, seed=1).requires_grad_()
     y = grouped(x, weights, ends)
     y.sum().backward()
-    assert [rows for rows, *_ in asked] == [9, 11, 9, 11]
+    assert [rows for rows, *_ in asked] == [16, 16, 16, 16]
     expected = torch.cat([x[:9] @ weights[0].t(), x[9:] @ weights[1].t()])
     torch.testing.assert_close(y, expected, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(x.grad[:9], weights[0].sum(0).expand(9, -1), atol=1e-3, rtol=1e-4)  # type: ignore[index]
@@ -72,8 +74,8 @@ def test_experts_have_the_quick_kernel(asked: list[tuple[int, int, int]]) -> Non
     "x",
     [
         pytest.param(randn(4, 512), id="few rows"),
-        pytest.param(randn(16, 600)[:, :512], id="rows with gaps"),
-        pytest.param(randn(16, 512).bfloat16(), id="another dtype"),
+        pytest.param(randn(32, 600)[:, :512], id="rows with gaps"),
+        pytest.param(randn(32, 512).bfloat16(), id="another dtype"),
     ],
 )
 def test_torch_keeps_what_it_does_better(asked: list[tuple[int, int, int]], x: Tensor) -> None:
@@ -82,15 +84,20 @@ def test_torch_keeps_what_it_does_better(asked: list[tuple[int, int, int]], x: T
     assert asked == []
 
 
-def test_small_products_are_quick_in_whole_sixteens(asked: list[tuple[int, int, int]]) -> None:
-    weight = randn(128, 256)
-    for rows in (127, 128, 129, 144, 112):
-        product(randn(rows, 256), weight)
-    assert [rows for rows, *_ in asked] == [128, 144]  # 112 are too few to pay
+def test_few_numbers_of_rows_are_compiled_for(asked: list[tuple[int, int, int]]) -> None:
+    weight = randn(1024, 1024)
+    for rows in (*range(5, 130), 770, 800, 801):
+        product(randn(rows, 1024), weight)
+    assert sorted({rows for rows, *_ in asked}) == [*range(8, 137, 8), 800, 832]
+
+
+def test_small_products_have_the_kernel_of_torch(asked: list[tuple[int, int, int]]) -> None:
+    product(randn(120, 256), randn(128, 256))
+    assert asked == []
 
 
 def test_no_number_of_a_row_reaches_another(asked: list[tuple[int, int, int]]) -> None:
-    x = randn(32, 512)
+    x = randn(33, 512)
     x[3] = float("nan")
     found = product(x, randn(512, 512, seed=1))
     assert found.isnan().any(1).nonzero().ravel().tolist() == [3] and asked

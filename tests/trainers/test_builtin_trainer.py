@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 from lorad.adapters.peft import write_peft
 from lorad.errors import AdapterRefused, IntegrityError
-from lorad.models import decoder, products
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.decoder import hidden, logits
@@ -74,30 +73,6 @@ async def test_single_tokens_are_predicted_by_the_prompt(trainer: BuiltinTrainer
     np.testing.assert_allclose(await trainer.logprobs(Policy(), batch), expected, atol=1e-4)
     await trainer.open("a", spec_for(trainer))
     assert (await accumulate(trainer, "a", batch)).tokens == 3
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-async def test_rows_that_only_fill_a_pass_change_nothing(
-    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, dropout: float
-) -> None:
-    batch = random_batch(3, groups=3)
-    await open_trained(trainer, "plain", dropout=dropout)
-    await open_trained(trainer, "filled", dropout=dropout)
-    plain = await accumulate(trainer, "plain", batch), await trainer.logprobs(Policy("plain"), batch)
-    widths, project = set[int](), decoder._project
-
-    def counted(*args: Any) -> torch.Tensor:
-        widths.add(len(found := project(*args)))
-        return found
-
-    monkeypatch.setattr(products, "_onednn", lambda: torch.nn.functional.linear)
-    monkeypatch.setattr(products, "_MANY", 0)
-    monkeypatch.setattr(decoder, "_project", counted)
-    filled = await accumulate(trainer, "filled", batch), await trainer.logprobs(Policy("filled"), batch)
-    assert plain[0] == filled[0] and widths and not any(width % 16 for width in widths)
-    np.testing.assert_array_equal(plain[1], filled[1])
-    grads = (trainer._slots[name].grads for name in ("plain", "filled"))
-    assert torch.equal(*grads)
 
 
 async def test_only_large_micro_batches_recompute(

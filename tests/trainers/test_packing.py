@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from lorad.models import products
 from lorad.models.base import Base
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch
@@ -56,23 +55,6 @@ def test_rows_without_targets_leave_before_the_last_layer(base: Base) -> None:
     assert found.ids[0].tolist() == [5, 5, 6, 4, 4, 4, 3]
     assert (found.leaving.tolist(), found.places.tolist()) == ([1, 2, 5, 6], [0, 1, 0, 2, 3])
     assert found.parts == (slice(0, 2), slice(2, 4))
-
-
-def test_a_pass_has_rows_in_whole_sixteens_where_that_is_quick(
-    base: Base, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = Batch.of([(tokens(5, 5), [tokens(6, 7), tokens(8)]), (tokens(4, 4, 4), [tokens(3, 2)])])
-    plain = pack(base, list(plan(batch, 5, share=True)))
-    monkeypatch.setattr(products, "_onednn", lambda: torch.nn.functional.linear)
-    monkeypatch.setattr(products, "_MANY", 0)
-    found = pack(base, list(plan(batch, 5, share=True)))
-    assert (found.ids.numel(), found.leaving.numel()) == (
-        32,
-        16,
-    )  # 7 and 4, with as many of the last to leave
-    assert found.ids[0].tolist() == [*plain.ids[0].tolist(), *[0] * 25]
-    assert found.leaving.tolist() == [*plain.leaving.tolist(), *range(7, 19)]
-    assert (found.rows, found.parts) == (plain.rows, plain.parts)  # what is added belongs to no piece
 
 
 def test_equal_samples_of_a_group_are_computed_once(base: Base) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lorad.models.base import Base
 from lorad.models.experts import Replay, replayed
-from lorad.models.products import ALIGNED, rows_of_a_pass
 from lorad.protocol.batch import Batch
 from lorad.routes import unknown_like
 from lorad.trainers.builtin.attention import PackedAttention
@@ -210,36 +209,28 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
     def joined(field: str) -> Ints:
         return np.concatenate([getattr(part, field) for part in parts])
 
+    def tensor(field: str) -> Tensor:
+        return _on(base, joined(field))
+
     runs = Sequences(joined("starts"), joined("lengths"), joined("owner"))
     leaving, places = np.unique(joined("predictors"), return_inverse=True)
-    fill, more = (0, 0) if base.config.experts else _fillers(base, row, len(leaving))
-    ids, positions = (np.pad(joined(name), (0, fill)) for name in ("ids", "positions"))
-    leaving = np.concatenate([leaving, np.arange(row, row + more)])
-    words, which = np.unique(ids, return_inverse=True)
+    words, which = np.unique(joined("ids"), return_inverse=True)
     few = len(words) * 4 <= row
     kept = np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist()
     return Microbatch(
-        ids=_on(base, ids).unsqueeze(0),
+        ids=tensor("ids").unsqueeze(0),
         words=(_on(base, words), _on(base, which)) if few else None,
-        positions=_on(base, positions),
-        attention=PackedAttention(Layout(base, row + fill, runs)),
+        positions=tensor("positions"),
+        attention=PackedAttention(Layout(base, row, runs)),
         leaving=_on(base, leaving),
         places=_on(base, places.reshape(-1)),
-        targets=_on(base, joined("targets")),
+        targets=tensor("targets"),
         pieces=tuple(pieces),
         rows=_ranges_of([part.ids.size for part in parts]),
         parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
         tokens=_ranges_of([part.targets.size for part in parts]),
         replay=_replay(base, [(part.ids.size, part.routes) for part in parts]),
     )
-
-
-def _fillers(base: Base, rows: int, leaving: int) -> tuple[int, int]:
-    """Return how many rows to add that belong to no piece, and how many of these leave the last layer: both
-    have numbers of rows then with which products are quick.
-    """
-    fill, more = (rows_of_a_pass(n, base.embed) - n for n in (rows, leaving))
-    return (fill if more <= fill else fill + ALIGNED), more
 
 
 def _replay(base: Base, parts: Sequence[tuple[int, np.ndarray | None]]) -> Replay | None:
