@@ -20,7 +20,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.experts import ends_of, mixture
 from lorad.models.lora import FrozenLora, MixedLora, _way_of
 from lorad.models.merge import Merger
-from lorad.models.products import grouped
+from lorad.models.ops import grouped
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_transformers
 from tests.models.test_models import lean

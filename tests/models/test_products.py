@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lorad.models import products
+from lorad.models import ops
+from lorad.models.ops import grouped, linear
 from lorad.models.packed import Packed, pack
-from lorad.models.products import grouped, linear, product
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int]
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return found
 
-    monkeypatch.setattr(products, "_onednn", lambda: kernel)
+    monkeypatch.setattr(ops, "_onednn", lambda: kernel)
     yield calls
 
 
@@ -70,6 +70,16 @@ def test_experts_have_the_quick_kernel(asked: list[tuple[int, int, int]]) -> Non
     torch.testing.assert_close(x.grad[:9], weights[0].sum(0).expand(9, -1), atol=1e-3, rtol=1e-4)  # type: ignore[index]
 
 
+def test_few_rows_of_packed_weights_are_as_dense() -> None:
+    packed = pack(randn(1024, 512), "fp8", torch.float32, torch.device("cpu"))
+    ours, plain = (randn(3, 512, seed=1).requires_grad_() for _ in range(2))
+    found, expected = linear(ours, packed), linear(plain, packed.dense())
+    for y in (found, expected):
+        y.backward(randn(3, 1024, seed=2))
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(ours.grad, plain.grad)
+
+
 @pytest.mark.parametrize(
     "x",
     [
@@ -80,30 +90,30 @@ def test_experts_have_the_quick_kernel(asked: list[tuple[int, int, int]]) -> Non
 )
 def test_torch_keeps_what_it_does_better(asked: list[tuple[int, int, int]], x: Tensor) -> None:
     weight = randn(512, 512, seed=1).to(x.dtype)
-    torch.testing.assert_close(product(x, weight), F.linear(x, weight), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(linear(x, weight), F.linear(x, weight), atol=1e-3, rtol=1e-3)
     assert asked == []
 
 
 def test_few_numbers_of_rows_are_compiled_for(asked: list[tuple[int, int, int]]) -> None:
     weight = randn(1024, 1024)
     for rows in (*range(5, 130), 770, 800, 801):
-        product(randn(rows, 1024), weight)
+        linear(randn(rows, 1024), weight)
     assert sorted({rows for rows, *_ in asked}) == [*range(8, 137, 8), 800, 832]
 
 
 def test_small_products_have_the_kernel_of_torch(asked: list[tuple[int, int, int]]) -> None:
-    product(randn(120, 256), randn(128, 256))
+    linear(randn(120, 256), randn(128, 256))
     assert asked == []
 
 
-def test_no_number_of_a_row_reaches_another(asked: list[tuple[int, int, int]]) -> None:
+def test_a_row_reaches_no_other(asked: list[tuple[int, int, int]]) -> None:
     x = randn(33, 512)
     x[3] = float("nan")
-    found = product(x, randn(512, 512, seed=1))
+    found = linear(x, randn(512, 512, seed=1))
     assert found.isnan().any(1).nonzero().ravel().tolist() == [3] and asked
 
 
-def test_only_a_cpu_that_mkl_neglects_has_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = products._onednn.__wrapped__
+def test_a_cpu_without_avx512_keeps_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = ops._onednn.__wrapped__
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert choose() is None

@@ -19,8 +19,7 @@ from torch.autograd import Function
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.models.experts import Replay, ends_of
-from lorad.models.ops import apply
-from lorad.models.products import grouped
+from lorad.models.ops import apply, grouped
 from lorad.routes import RouteShape
 from lorad.trainers.arguments import ADAPTS, REPLAYS
 

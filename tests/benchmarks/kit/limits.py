@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lorad.models.products import product
+from lorad.models.ops import linear
 from tests.benchmarks.kit.workload import Stopwatch
 
 SQUARE = 2048  # rows of the gemm's matrices
@@ -25,7 +25,7 @@ class Limits:
         self.gemm(), self.gemv()
 
     def gemm(self) -> float:
-        kernels = torch.mm, lambda left, right: product(left, right.t())
+        kernels = torch.mm, lambda left, right: linear(left, right.t())
         work = 2 * SQUARE**3
         return max(self._rate(k, self.matrix, self.matrix, work) for k in kernels for _ in range(TRIES))
 
