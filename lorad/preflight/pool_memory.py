@@ -21,10 +21,11 @@ from lorad.rl.data import Dataset
 from lorad.spec.model import Spec
 
 _MB = 1 << 20
-_PROCESSES = {"builtin": 225, "pool": 190, "fsdp": 335, "megatron": 590, "sglang": 1630, "vllm": 2510}
+_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "sglang": 1630, "vllm": 2510}
 """MiB that a process takes before it holds anything of a model: the pool's with a trainer in it, the same
 without, a rank, and a server with all its processes. Measured on 26 November 2026 by `make bench-pool-memory`
-on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23, vLLM 0.32.0."""
+on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23, vLLM 0.32.0. The builtin pool was
+alone there with the pages of torch; the others shared them with processes of other homes."""
 _SHARED = {"megatron": 190}
 """MiB of libraries that ranks after the first share with it; those of FSDP share the pool's."""
 _GATHERED = 4

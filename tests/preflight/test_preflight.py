@@ -131,7 +131,7 @@ def test_an_adapter_that_contradicts_the_spec_is_refused(
 
 def test_refusal_for_memory_has_numbers(tmp_path: Path) -> None:
     said = refusal(tmp_path, {}, available=3 << 20)
-    assert "MiB on cpu, 3.0 MiB are free" in said and "processes 225.0 MiB, bases 2.3 MiB" in said
+    assert "MiB on cpu, 3.0 MiB are free" in said and "processes 315.0 MiB, bases 2.3 MiB" in said
     check(tmp_path, {"lora": {"rank": 1}}, available=3 << 20, warm=True)
     assert check(tmp_path, {}, device="cuda:0").memory_available is None
 
