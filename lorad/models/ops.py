@@ -4,8 +4,8 @@ Without a gradient to come they are the plain calls, so trainer and engine compu
 runs in the dtype of its input on any device; sums of squares are taken in fp32.
 
 A float32 product with a frozen weight has the kernel that is quickest on this machine. torch gives it to MKL,
-which on a CPU that is not Intel's makes no use of AVX-512; oneDNN, which torch carries as well, does, and
-takes less than half the time there (figures: tests/benchmarks/NOTES.md). Which kernel it is depends on the
+which on AMD's CPUs makes no use of AVX-512; oneDNN, which torch carries as well, does, and takes less than
+half the time there (figures: tests/benchmarks/NOTES.md). Which kernel it is depends on the
 machine and the shapes alone, so that bits repeat.
 """
 
@@ -93,11 +93,15 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
     needs_gradient = x.requires_grad and torch.is_grad_enabled()
     if needs_gradient and (isinstance(weight, Packed) or _quick(x, weight) is not None):
         return apply(_Linear, x, weight, bias)  # type: ignore[no-any-return]
-    dense = weight.dense() if isinstance(weight, Packed) else weight
+    dense = _dense(weight)
     if len(x) <= FEW and dense.numel() >= _LARGE and _reads_alone(x):
         y = _few_rows(x, dense)
         return y if bias is None else y.add_(bias)
     return _product(x, dense, bias)
+
+
+def _dense(weight: Tensor | Packed) -> Tensor:
+    return weight.dense() if isinstance(weight, Packed) else weight
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -109,12 +113,11 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | Packed, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
-        return _product(x, weight.dense() if isinstance(weight, Packed) else weight, bias)
+        return _product(x, _dense(weight), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        weight = ctx.weight.dense() if isinstance(ctx.weight, Packed) else ctx.weight
-        return _product(grad, weight.t()), None, None
+        return _product(grad, _dense(ctx.weight).t()), None, None
 
 
 def _quick(x: Tensor, weight: Tensor | Packed) -> _Kernel | None:
@@ -197,14 +200,13 @@ def grouped_plainly(
     experts are dense one after another; all at once in the one product that a GPU has for them.
     """
     if x.dtype == torch.bfloat16 and x.device.type == "cuda":
-        dense = weights.dense() if isinstance(weights, Packed) else weights
+        dense = _dense(weights)
         return F.grouped_mm(x, dense if is_backward else dense.mT, offs=ends)
     y, begin = x.new_empty(len(x), weights.shape[2 if is_backward else 1]), 0
     is_bound_by_memory = not is_backward and weights.numel() >= _LARGE and _reads_alone(x)
     for expert, end in enumerate(ends.tolist()):
         if end > begin:
-            one, rows = weights[expert], x[begin:end]
-            weight = one.dense() if isinstance(one, Packed) else one
+            rows, weight = x[begin:end], _dense(weights[expert])
             weight = weight.t() if is_backward else weight
             if is_bound_by_memory and end - begin <= FEW:
                 y[begin:end] = _few_rows(rows, weight)

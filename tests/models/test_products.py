@@ -1,6 +1,6 @@
 """Products with frozen weights: the quick kernel computes what torch's does, and is asked where it pays."""
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int]]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """oneDNN's kernel on any machine that has it: (rows, in, out) of each product that it was asked for."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int]
         return found
 
     monkeypatch.setattr(ops, "_onednn", lambda: kernel)
-    yield calls
+    return calls
 
 
 @pytest.mark.parametrize("shape", [(48, 384, 256), (5, 1024, 1025), (100, 1025, 1024)])
@@ -70,14 +70,15 @@ def test_experts_have_the_quick_kernel(asked: list[tuple[int, int, int]]) -> Non
     torch.testing.assert_close(x.grad[:9], weights[0].sum(0).expand(9, -1), atol=1e-3, rtol=1e-4)  # type: ignore[index]
 
 
-def test_few_rows_of_packed_weights_are_as_dense() -> None:
+@pytest.mark.parametrize("rows", [1, 4])
+def test_few_rows_of_packed_weights_are_as_dense(rows: int) -> None:
     packed = pack(randn(1024, 512), "fp8", torch.float32, torch.device("cpu"))
-    ours, plain = (randn(3, 512, seed=1).requires_grad_() for _ in range(2))
+    ours, plain = (randn(rows, 512, seed=1).requires_grad_() for _ in range(2))
     found, expected = linear(ours, packed), linear(plain, packed.dense())
     for y in (found, expected):
-        y.backward(randn(3, 1024, seed=2))
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(ours.grad, plain.grad)
+        y.backward(randn(rows, 1024, seed=2))
+    assert ours.grad is not None and plain.grad is not None
+    assert torch.equal(found, expected) and torch.equal(ours.grad, plain.grad)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,15 @@ def test_a_row_reaches_no_other(asked: list[tuple[int, int, int]]) -> None:
     assert found.isnan().any(1).nonzero().ravel().tolist() == [3] and asked
 
 
-def test_a_cpu_without_avx512_keeps_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = ops._onednn.__wrapped__
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert choose() is None
+@pytest.mark.parametrize(
+    ("maker", "capability", "is_quick"),
+    [("AuthenticAMD", "AVX512", True), ("GenuineIntel", "AVX512", False), ("AuthenticAMD", "AVX2", False)],
+)
+def test_only_amds_avx512_has_another_kernel(
+    monkeypatch: pytest.MonkeyPatch, maker: str, capability: str, is_quick: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    monkeypatch.setattr(Path, "read_text", lambda _: f"vendor_id : {maker}")
+    assert (ops._onednn.__wrapped__() is not None) == is_quick

@@ -9,8 +9,8 @@ LORAD_MEGATRON_PYTHON, LORAD_SGLANG_PYTHON and LORAD_VLLM_PYTHON name them.
 train: gradients of 1,024 tokens on a random Qwen3-MoE (2 layers, 64 experts of 192 in 512, each token meets
 8), rank 8 on attention and every expert, against transformers with PEFT.
 
-bound: of the same gradients the products with frozen weights and the attention alone, which both need: no
-trainer that uses these kernels is quicker.
+bound: of the same gradients the products with frozen weights and the attention alone, which both need, by
+torch's own kernel.
 
 step: of GRPO on the same model, 4 prompts of 64 tokens with 8 samples of 64: sampling, and gradients of all
 samples, against transformers' generate and a pass over its rows, with the same adapter by PEFT.

@@ -34,7 +34,6 @@ class Pair:
     trainer: str
     settings: Mapping[str, Any]
     columns: Sequence[str] = ()
-    most: float = 0.5  # of the peer's CPU time
 
 
 def _grpo(name: str, algorithm: Mapping[str, Any], **settings: Any) -> Pair:
