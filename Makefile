@@ -1,4 +1,5 @@
-# make demo    a first LoRA RL run on this machine's CPU        make test    every test
+# make demo    a first LoRA RL run on this machine's CPU        make test    what somebody who changed something runs; ARGS=--changed
+# make test-system     kills, faults, whole worlds, tmux, a browser, the docs typed: before a merge
 # make check   linters, types, import contracts                make bench   lorad against TRL
 # make kill9   kill everything under running jobs, N times     make clean   removes .venv and caches
 # make kill9-nodes    kill -9 of what a run over two nodes consists of, at random; it ends as if nobody had
@@ -53,10 +54,10 @@ export PYTHONDONTWRITEBYTECODE :=
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 200
 JOBS ?= 2
-WORKERS ?= 5
+WORKERS ?= 4
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-system test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -84,9 +85,13 @@ demo: $(VENV)/.ready
 	@BIN=$(BIN) .ci/next-steps
 
 ## Tests wait for processes as much as they compute: more workers than cores. AGAIN=yes: see .ci/again.
+PYTEST = OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real --ignore=tests/cluster
+AGAIN_ALONE = { code=$$?; [ "$$code-$(AGAIN)" = 1-yes ] || exit $$code; .ci/again $(BIN)/python; }
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real --ignore=tests/cluster $(ARGS) \
-		|| { code=$$?; [ "$$code-$(AGAIN)" = 1-yes ] || exit $$code; .ci/again $(BIN)/python; }
+	@$(PYTEST) -m "not long and not system" $(ARGS) || $(AGAIN_ALONE)
+
+test-system: $(VENV)/.ready-dev
+	@$(PYTEST) -m "system and not long" $(ARGS) || $(AGAIN_ALONE)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \

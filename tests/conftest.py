@@ -6,6 +6,7 @@ import os
 # on them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(TEXTUAL_FPS="20")  # nobody watches: drawing every screen sixty times a second costs a tenth
 
 import gc
 import shutil
@@ -16,34 +17,36 @@ from pathlib import Path
 import pytest
 
 from tests.kit.leftovers import kill_leftovers, newest_pid
+from tests.kit.suite.changed import pytest_addoption
+from tests.kit.warm.plugin import pytest_configure, pytest_xdist_setupnodes
+
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_xdist_setupnodes"]
 
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
 
-LONGEST = (
-    "gpu_day/test_gpu_day",
-    *("end_to_end/test_docs_run", "end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
-    *(
-        "runs/test_health",
-        "runs/test_sweep",
-        "serving/test_aliases",
-        "serving/test_serve",
-        "record/test_repair",
-    ),
-    *(
-        "daemon/test_system_mode",
-        "tui/test_snapshots",
-        "tui/test_tmux",
-        "tui/test_serving",
-        "tui/test_new_run",
-    ),
-    *("tui/test_samples", "tui/test_tui"),
+# the files that take longest begin first: of several at a time, none is left over at the end
+FIRST = (
+    "test_snapshots",
+    "test_docs_run",
+    "test_examples",
+    "test_environments",
+    "test_faults",
+    "test_gpu_day",
 )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The cases that a mark `system` excepts are of `make test`, too."""
+    case = getattr(item, "callspec", None)
+    for mark in item.iter_markers("system"):
+        but = mark.kwargs.get("but", ())
+        if case is not None and case.id in ([but] if isinstance(but, str) else but):
+            item.own_markers.remove(mark)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest begin first: of several at a time, none is left over at the end."""
-    items.sort(key=lambda item: f"{item.path.parent.name}/{item.path.stem}" not in LONGEST)
+    items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,12 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Parse a file once."""
+    return ast.parse(path.read_text())
+
+
 def own_code() -> list[Path]:
     """Every file of the package, once."""
     linked = [path for room in ("cli", "tui", "migrations") for path in (ROOT / room).rglob("*.py")]
@@ -115,7 +122,7 @@ def test_no_folder_has_too_many_files() -> None:
 
 def long_functions(path: Path) -> Iterator[str]:
     """Every function whose body, signature and docstring left out, is over the limit."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
             lines = (node.end_lineno or 0) - first.lineno + 1
@@ -130,7 +137,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 def docstrings() -> Iterator[tuple[str, str]]:
     """Yield every docstring of the package with its place."""
     for path in own_code():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             if text := ast.get_docstring(node):
@@ -145,7 +152,7 @@ def test_docstrings_are_sentences_rather_than_fragments() -> None:
 
 def offered(path: Path) -> Iterator[str]:
     """Yield the public functions and values of a module: not classes, which style sheets name."""
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
             yield node.name
         if isinstance(node, ast.Assign):
@@ -169,7 +176,7 @@ def test_names_of_tests_are_short_sentences() -> None:
 
 def imported_packages() -> set[str]:
     """The top-level names of all that lorad imports and neither Python nor lorad has."""
-    nodes = [node for path in own_code() for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in own_code() for node in ast.walk(tree_of(path))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"lorad"}
@@ -202,7 +209,7 @@ def unshared_names() -> Iterator[tuple[str, str]]:
         module = path.parent.name if path.stem in ("__init__", "__main__") else path.stem
         others = [found for other, found in words.items() if other != path and module in found]
         parts = path.relative_to(ROOT).parts
-        for name in defined_names(ast.parse(path.read_text())):
+        for name in defined_names(tree_of(path)):
             if (
                 not name.startswith("_")
                 and name not in EVERYWHERE
@@ -221,7 +228,7 @@ def test_what_only_its_own_module_uses_is_private() -> None:
 
 def private_names_taken(path: Path) -> Iterator[str]:
     """Yield the private names of other modules of lorad that a file imports or reads."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(ast.walk(tree_of(path)))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     taken = [
         (node, alias) for node in imports for alias in node.names if (node.module or "").startswith("lorad")
@@ -261,7 +268,7 @@ def text_of(node: ast.AST) -> str:
 
 def sql_in(path: Path) -> Iterator[str]:
     """Every text of a file that is a statement of SQL."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.JoinedStr | ast.Constant) and SQL.search(text_of(node)):
             yield f"{path.relative_to(ROOT)}:{node.lineno}"
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -304,6 +311,7 @@ def light_modules() -> list[str]:
     return [name for name in modules if not name.startswith(HEAVY) and not name.endswith("__main__")]
 
 
+@pytest.mark.system
 def test_no_light_module_loads_torch() -> None:
     assert loaded_after("\n".join(f"import {name}" for name in light_modules())) & TORCH == set()
 
@@ -322,6 +330,7 @@ def cpu_seconds(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.system
 def test_lorad_list_costs_at_most_twenty_bare_interpreters() -> None:
     lorad, bare = [sys.executable, "-m", "lorad"], [sys.executable, "-c", "pass"]
     subprocess.run([*lorad, "daemon", "start"], cwd=ROOT, check=True, capture_output=True)
@@ -332,6 +341,7 @@ def test_lorad_list_costs_at_most_twenty_bare_interpreters() -> None:
     )
 
 
+@pytest.mark.system
 def test_what_a_test_leaves_running_is_killed(home: Path) -> None:
     code = "import time; print('up', flush=True); time.sleep(60)"
     with subprocess.Popen(

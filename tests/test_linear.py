@@ -45,6 +45,7 @@ PIECES += ["No space left on device ", "/dev/shm ", "Unable to allocate 1 ", f"{
 SMALL, TIMES = 4000, 16
 
 
+@pytest.mark.system(but="spec")
 @pytest.mark.parametrize("reader", READERS)
 def test_reading_text_takes_linear_time(reader: str) -> None:
     read = READERS[reader]

@@ -19,6 +19,8 @@ from packaging.utils import canonicalize_name
 from tests.benchmarks.rows import MEASURES
 from tests.kit.world import REPOSITORY
 
+pytestmark = pytest.mark.system
+
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PROGRAMS = {"lint-imports": "import-linter"}  # where a program is not called as what installs it

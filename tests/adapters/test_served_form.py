@@ -115,6 +115,7 @@ async def engine() -> AsyncIterator[BuiltinEngine]:
     compute.close()
 
 
+@pytest.mark.system
 async def test_builtin_engine_agrees_with_merged_weights(engine: BuiltinEngine) -> None:
     model = reference_model(TINY)
     weights = {

@@ -136,6 +136,7 @@ def test_a_fork_is_paused_resumed_and_stopped(done: lorad.Run) -> None:
         fork.wait()
 
 
+@pytest.mark.system
 def test_a_wait_outlives_a_killed_daemon(box: lorad.Lorad, at_work: lorad.Run) -> None:
     step = at_work.details.step
     with ThreadPoolExecutor(1) as threads:
@@ -157,6 +158,7 @@ def test_nobody_answers_says_what_to_do(tmp_path: Path) -> None:
     assert not answers(tmp_path / "lorad.sock")
 
 
+@pytest.mark.system
 def test_a_sweep_runs_each_point(box: lorad.Lorad, done: lorad.Run) -> None:
     sweep = box.sweep(SPEC, {"seed": range(2)}, name="grid", trainer={"steps": 1}, eval={"every": 0})
     assert {run.reason for run in sweep.wait(timeout=90).runs} == {"completed"}
@@ -237,6 +239,7 @@ def cell(client: Any, code: str) -> list[tuple[str, Any]]:
     return shown
 
 
+@pytest.mark.system
 def test_watching_updates_one_display_in_place(kernel: Any) -> None:
     shown = cell(kernel, START + "run.watch(period=0.1)")
     kinds = [kind for kind, _ in shown]

@@ -99,6 +99,7 @@ def test_run_takes_the_flags_of_miles_and_vime(made: World) -> None:
     assert [flag for flag in known if flag not in told] == []
 
 
+@pytest.mark.system
 def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "moves", "--detach")
     made.reached("moves", 1)
@@ -130,6 +131,7 @@ def test_exclusive_run_waits_and_says_why(made: World) -> None:
     made.completed("second")
 
 
+@pytest.mark.system
 def test_interrupt_only_detaches_from_the_run(made: World) -> None:
     made.lorad("daemon", "start")
     process = subprocess.Popen(
@@ -181,6 +183,7 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
         assert not empty.home.root.exists()
 
 
+@pytest.mark.system
 def test_typed_paths_are_relative_to_the_shell(made: World) -> None:
     rows = '{"prompt": "S:21=", "answer": "12"}\n' * 4
     (made.root / "mine.jsonl").write_text(rows)
@@ -250,6 +253,7 @@ def test_reports_are_on_stdout(made: World) -> None:
     assert made.lorad("doctor").stderr == ""
 
 
+@pytest.mark.system
 def test_logs_samples_pools_devices_and_doctor_print(made: World) -> None:
     made.run("talker", "trainer.steps=2")
     assert "reward" in made.lorad("plot", "talker").stdout

@@ -66,6 +66,7 @@ def shell(request: pytest.FixtureRequest, frozen: Client, tmp_path: Path) -> Ite
         terminal.close()
 
 
+@pytest.mark.system
 def test_a_shell_completes_what_is_typed(shell: Terminal) -> None:
     for typed, then in TYPED:
         # to the beginning of the line, to its end: the line prints itself

@@ -138,6 +138,7 @@ def test_every_file_arrives_whole_in_a_private_repository(hub: Hub, exported: Pa
     assert hub.files == {name: (exported / name).read_bytes() for name in ("README.md", "model.safetensors")}
 
 
+@pytest.mark.system
 def test_refusal_says_what_to_do(hub: Hub, exported: Path) -> None:
     hub.token = "hf_another"
     assert pushed(hub, exported).startswith("NotAllowed the hub does not let you write to org/it")

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.system
+
 SPEC = """
 name: job
 model: {path: builtin:tiny}

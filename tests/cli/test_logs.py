@@ -17,6 +17,7 @@ def made() -> Iterator[World]:
         yield it
 
 
+@pytest.mark.system
 def test_the_last_lines_and_earlier_attempts_are_shown(made: World) -> None:
     newest = made.lorad("logs", "a").stdout.splitlines()
     assert made.lorad("logs", "a", "-n", 2).stdout.splitlines() == newest[-2:]
@@ -28,6 +29,7 @@ def test_the_last_lines_and_earlier_attempts_are_shown(made: World) -> None:
     assert "--all" in made.lorad("logs", "a", "--all", "--of", "pool", expect=2).stderr
 
 
+@pytest.mark.system
 def test_all_processes_are_shown_with_their_names(made: World) -> None:
     lines = made.lorad("logs", "a", "--all", "-f").stdout.splitlines()
     processes = {line.partition(" |")[0].strip() for line in lines}

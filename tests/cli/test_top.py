@@ -173,6 +173,7 @@ def test_show_includes_the_alarms_of_a_run(
     assert "alarm      100% of the completions are cut" in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_watch_redraws_on_a_terminal_until_interrupted(home: Path) -> None:
     subprocess.run([sys.executable, "-m", "lorad", "daemon", "start"], check=True, capture_output=True)
     pid, terminal = pty.fork()

@@ -63,6 +63,7 @@ async def everything(ctx: Context) -> None:
     await until(lambda: (ctx.home.gateway / "attempts" / "0001" / "status.json").exists())
 
 
+@pytest.mark.system(but="gateway")
 @pytest.mark.parametrize("kind", FILES)
 async def test_one_broken_file_holds_up_nobody_else(home: Path, kind: str) -> None:
     root, said, needed = FILES[kind]

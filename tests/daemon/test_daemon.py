@@ -150,6 +150,7 @@ def answers(home: Path) -> Status:
             time.sleep(0.02)
 
 
+@pytest.mark.system
 def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     both = [start(home), start(home)]
     answers(home)
@@ -160,6 +161,7 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     assert not (home / "lorad.sock").exists()
 
 
+@pytest.mark.system
 def test_stopped_daemon_names_pools_and_they_end() -> None:
     with world() as made:
         made.home.root.mkdir(parents=True)
@@ -201,6 +203,7 @@ def test_wrong_tokens_file_is_reported_until_fixed() -> None:
 OLDER = "import lorad; lorad.__version__ = '0.0.9'; from lorad.daemon.__main__ import main; main()"
 
 
+@pytest.mark.system
 def test_older_daemon_is_replaced_under_a_run() -> None:
     with world() as made:
         env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
@@ -252,6 +255,7 @@ def test_a_daemon_starts_again_after_kill_9(home: Path) -> None:
     assert second.wait(60) == 0
 
 
+@pytest.mark.system
 def test_idle_daemon_uses_under_one_percent(home: Path) -> None:
     process = start(home)
     answers(home)

@@ -48,6 +48,7 @@ async def test_long_read_blocks_nobody_and_sees_snapshot(tmp_path: Path) -> None
     store.close()
 
 
+@pytest.mark.system
 async def test_who_has_an_answer_reads_what_it_did(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)

@@ -21,6 +21,8 @@ from tests.kit.leftovers import kill_leftovers
 from tests.kit.passable import PASSABLE, why_not
 from tests.kit.world import REPOSITORY, SMALL
 
+pytestmark = pytest.mark.system
+
 ALICE, BOB = 4001, 4002
 CLOSED = {0o700, 0o600}
 ASK = """

@@ -43,6 +43,7 @@ def teacher(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Refer
     return Reference("teacher@7", made["sha256"], str(run.run.root / made["path"]))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_kill_changes_nothing(running: Running, teacher: Reference, tmp_path: Path, algorithm: str) -> None:
     overrides = (*ALGORITHMS[algorithm], "data.prompts_per_step=6")
@@ -58,6 +59,7 @@ def test_kill_changes_nothing(running: Running, teacher: Reference, tmp_path: Pa
     assert calm.facts("version")[-1].step == 7
 
 
+@pytest.mark.system
 def test_refill_follows_the_order_of_the_data(running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "refill", DAPO, "data.prompts_per_step=6")
     assert run.drive().reason == "completed"
@@ -76,6 +78,7 @@ def test_refill_follows_the_order_of_the_data(running: Running, tmp_path: Path) 
     assert max(sampled) > 6, "no step had a group to replace"
 
 
+@pytest.mark.system
 def test_adapted_coefficient_is_reported(running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "adapted", *ALGORITHMS["adaptive kl"])
     assert run.drive().reason == "completed"
@@ -86,6 +89,7 @@ def test_adapted_coefficient_is_reported(running: Running, tmp_path: Path) -> No
         assert after["kl_coef"] == pytest.approx(before["kl_coef"] * (1 + error * 16 / 50))
 
 
+@pytest.mark.system
 def test_student_comes_closer_to_its_teacher(running: Running, teacher: Reference, tmp_path: Path) -> None:
     """Without a reward: the KL per token falls, and each token's advantage is its own log-ratio."""
     run = Driven(running, tmp_path, "student", DISTILL, "reward={name: regex, pattern: never}")

@@ -129,6 +129,7 @@ def test_a_resume_may_change_the_lag(running: Running, tmp_path: Path, before: i
     assert bool(run.facts("warning")) == (before > after > 0)
 
 
+@pytest.mark.system
 def test_samples_of_changed_prompts_are_made_again(running: Running, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "S:21=", "answer": "12"}\n' * 4)
@@ -225,6 +226,7 @@ def test_without_a_lag_there_is_no_thread(running: Running, tmp_path: Path) -> N
         assert session.ahead is None
 
 
+@pytest.mark.system
 def test_it_learns(running: Running, tmp_path: Path) -> None:
     run = Driven(
         running,

@@ -87,6 +87,7 @@ def test_checkpoints_hold_the_critic(calm: Driven) -> None:
     assert heads[0].any() and (heads[0] != heads[1]).any()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("at", [3, 6])
 def test_killed_and_resumed_equals_undisturbed(
     calm: Driven, running: Running, tmp_path: Path, at: int
@@ -100,6 +101,7 @@ def test_killed_and_resumed_equals_undisturbed(
         assert file.read_bytes() == (critic_of(run, 7) / file.name).read_bytes()
 
 
+@pytest.mark.system
 def test_resume_within_the_warmup_continues_it(calm: Driven, running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "warming", *PPO)
     assert run.drive(steps=2).reason == run.drive(steps=7).reason == "completed"
@@ -108,6 +110,7 @@ def test_resume_within_the_warmup_continues_it(calm: Driven, running: Running, t
     assert numbers(run) == numbers(calm)
 
 
+@pytest.mark.system
 def test_a_fork_takes_the_critic_along(calm: Driven, running: Running, tmp_path: Path) -> None:
     start = str(critic_of(calm, 7).parent)
     for name, origin, updates in (("taken", start, 2), ("fresh", None, 0)):
@@ -117,6 +120,7 @@ def test_a_fork_takes_the_critic_along(calm: Driven, running: Running, tmp_path:
         assert (first["updates"], bool(first["value"])) == (updates, origin is not None)
 
 
+@pytest.mark.system
 def test_a_critic_begins_where_there_was_none(running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "plain", "trainer.steps=2", "lora.dropout=0")
     assert run.drive().reason == "completed"
@@ -126,6 +130,7 @@ def test_a_critic_begins_where_there_was_none(running: Running, tmp_path: Path) 
     assert fork.facts("step")[0].data["metrics"]["updates"] == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("override", ["algorithm.group_size=1", "rollout.max_staleness=1"])
 def test_other_settings_run_with_a_critic(running: Running, tmp_path: Path, override: str) -> None:
     run = Driven(running, tmp_path, override.partition("=")[0].replace(".", "-"), *PPO, override)

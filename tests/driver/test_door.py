@@ -153,6 +153,7 @@ def test_programs_without_an_end_have_no_reward(played: Played, kind: str, says:
     assert all(says in line["error"] for line in kinds[kind])
 
 
+@pytest.mark.system
 def test_a_version_in_mid_program_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Path(running.config.socket).parent
     row = msgspec.json.encode({"prompt": "-", "answer": "-", "kind": "branches"})
@@ -165,6 +166,7 @@ def test_a_version_in_mid_program_is_refused(running: Running, monkeypatch: pyte
     assert turns[:2] == [0, 1]  # the other sample's program may have begun
 
 
+@pytest.mark.system
 def test_programs_are_played_ahead_and_resumed(running: Running) -> None:
     home = Path(running.config.socket).parent
     rows = [msgspec.json.encode({"prompt": "-", "answer": "-", "kind": "forgets"})] * 4
@@ -181,6 +183,7 @@ def test_programs_are_played_ahead_and_resumed(running: Running) -> None:
     assert audit(run.run.root) == []
 
 
+@pytest.mark.system
 def test_clients_at_the_last_moment_leave_nothing_open() -> None:
     with ThreadPoolExecutor(1) as threads:
         for _ in range(10):

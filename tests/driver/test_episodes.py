@@ -91,6 +91,7 @@ def left_behind(home: Path) -> list[str]:
     return found
 
 
+@pytest.mark.system
 def test_killed_in_mid_turn_equals_undisturbed(
     running: Running, calm: Driven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_version_in_mid_episode_is_refused(
     assert turns.count(1) >= 1
 
 
+@pytest.mark.system
 def test_evals_share_no_environment_with_training(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_sets_change_no_bit_of_a_run(running: Running, home: Path) -> None:
     assert plain.outcome() == more.outcome()
 
 
+@pytest.mark.system
 def test_killed_and_resumed_has_the_same_completions(running: Running, home: Path) -> None:
     calm, killed = Driven(running, home, "calm", SETS), Driven(running, home, "killed", SETS)
     calm.drive()

@@ -144,6 +144,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Pa
         yield running, home
 
 
+@pytest.mark.system
 def test_runs_give_the_ratios_of_episodes(
     pool: tuple[Running, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def runs(pool: tuple[Running, Path]) -> Iterator[tuple[Driven, Driven]]:
     yield calm, resumed
 
 
+@pytest.mark.system
 def test_engine_and_trainer_agree_on_forked_rows(runs: tuple[Driven, Driven]) -> None:
     calm, resumed = runs
     lines = (calm.run.root / calm.facts("step")[0].data["samples"]).read_text().splitlines()

@@ -71,6 +71,7 @@ def samples(run: Driven) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in text.splitlines()]
 
 
+@pytest.mark.system
 def test_slow_turns_hold_up_no_other_episode(running: Running, tmp_path: Path) -> None:
     waves = driven(running, tmp_path, "waves", "deterministic=true", "trainer.steps=2")
     free = driven(running, tmp_path, "free", "deterministic=false", "trainer.steps=2")
@@ -83,6 +84,7 @@ def test_slow_turns_hold_up_no_other_episode(running: Running, tmp_path: Path) -
     assert free.facts("step")[0].data["metrics"]["logprob_difference"] == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.system
 def test_an_episode_has_its_time(running: Running, tmp_path: Path) -> None:
     how = ("deterministic=false", "env.episode_timeout=1.0", "reward.max_failures=0.5")
     made = samples(driven(running, tmp_path, "late", *how, env="Endless"))
@@ -91,6 +93,7 @@ def test_an_episode_has_its_time(running: Running, tmp_path: Path) -> None:
     assert failed["prompt"] == "1:" and "its turns took 1 s (env.episode_timeout)" in failed["error"]
 
 
+@pytest.mark.system
 def test_free_episodes_are_played_ahead(running: Running, tmp_path: Path) -> None:
     how = ("deterministic=false", "rollout.max_staleness=2", "trainer.steps=3")
     run = driven(running, tmp_path, "ahead", *how)
@@ -99,6 +102,7 @@ def test_free_episodes_are_played_ahead(running: Running, tmp_path: Path) -> Non
     assert not [t for t in threading.enumerate() if t.name.startswith(("episode", "sampler"))]
 
 
+@pytest.mark.system
 def test_an_abort_ends_free_episodes_in_mid_turn(running: Running, tmp_path: Path) -> None:
     (tmp_path / "envs.py").write_text(ENVS)
     (tmp_path / "rows.jsonl").write_bytes(ROWS)

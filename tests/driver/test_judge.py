@@ -192,6 +192,7 @@ def test_equal_questions_are_asked_once(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) == 3
 
 
+@pytest.mark.system
 def test_damaged_cache_is_asked_anew(server: Server, tmp_path: Path) -> None:
     scored(server, "x", cwd=tmp_path, cache="kept")
     (kept,) = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
@@ -213,6 +214,7 @@ while True:
 """
 
 
+@pytest.mark.system
 def test_killed_writers_leave_whole_texts(tmp_path: Path) -> None:
     from lorad.driver.user.judge_reward import _Cache
 

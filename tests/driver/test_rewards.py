@@ -110,6 +110,7 @@ def test_builtins_need_no_process(tmp_path: Path, processes: Processes) -> None:
         assert processes() == []
 
 
+@pytest.mark.system
 def test_endless_pattern_fails_only_its_sample(tmp_path: Path) -> None:
     spec = RewardSpec(name="regex", pattern="^(a+)+$", timeout=1.0)
     with Rewarder([spec], tmp_path) as rewarder:

@@ -47,6 +47,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("more", [(), ("rollout.max_staleness=1",), ("algorithm.name=dapo",)])
 def test_form_and_workers_change_no_bit(running: Running, home: Path, more: tuple[str, ...]) -> None:
     found = []
@@ -157,6 +158,7 @@ def test_math_compares_values(completion: str, answer: str, value: float, home: 
 MIXTURE = "data.train={one.jsonl: 3, two.jsonl: 1}"
 
 
+@pytest.mark.system
 def test_killed_mixture_resumes_where_it_was(running: Running, home: Path) -> None:
     for name, count in (("one", 5), ("two", 3)):
         rows = [{"prompt": f"S:{name[0]}{i}=", "answer": str(i)} for i in range(count)]

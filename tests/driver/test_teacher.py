@@ -52,6 +52,7 @@ def distill(model: Path, *more: str) -> tuple[str, ...]:
     return f"algorithm={{name: distill, group_size: 2, teacher: {model}}}", reward, *more
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("with_adapter", [False, True])
 def test_log_probabilities_equal_its_own_pools(
     running: Running, model: Path, reference: Reference, tmp_path: Path, with_adapter: bool
@@ -70,6 +71,7 @@ def test_log_probabilities_equal_its_own_pools(
     assert not np.allclose(beside.logprobs, own.logprobs, atol=0.1)
 
 
+@pytest.mark.system
 def test_student_follows_another_model(running: Running, model: Path, tmp_path: Path) -> None:
     more = ("trainer.steps=12", "data.prompts_per_step=16", "eval.problems=64", "eval.every=12")
     run = Driven(running, tmp_path, "student", *distill(model, *more))
@@ -79,6 +81,7 @@ def test_student_follows_another_model(running: Running, model: Path, tmp_path: 
     assert {record.data["metrics"]["reward"] for record in run.facts("step")} == {0.0}
 
 
+@pytest.mark.system
 def test_kill_changes_nothing_under_a_teacher(
     running: Running, model: Path, reference: Reference, tmp_path: Path
 ) -> None:

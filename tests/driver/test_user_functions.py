@@ -96,6 +96,7 @@ def advantage(rewards, group_sizes, lengths, info):
     assert found.tolist() == advantages(given.rewards, given.group_sizes).tolist()
 
 
+@pytest.mark.system
 def test_stopped_gradients_go_without_a_value(make: Make) -> None:
     stopped = TORCH.replace("ratio = (logprobs - old).exp()", "ratio = (logprobs - old).exp().detach()")
     stopped = stopped.replace("return -surrogate[mask]", "return -(surrogate * logprobs)[mask]")
@@ -187,6 +188,7 @@ def test_unfit_function_is_refused_by_key(make: Make, source: str, says: str) ->
     assert says in str(refused.value) and refused.value.key == "algorithm.loss" and refused.value.hint
 
 
+@pytest.mark.system
 def test_a_large_batch_passes(make: Make) -> None:
     tokens, groups = 300_000, np.full(30, 10)
     numbers = np.linspace(-1, -0.1, tokens).astype(np.float32)
@@ -211,6 +213,7 @@ def test_user_functions_see_only_named_secrets(make: Make, monkeypatch: pytest.M
     assert function.advantages(of_advantage()).tolist() == of_advantage().rewards.tolist()
 
 
+@pytest.mark.system
 def test_killed_driver_leaves_no_loss_process(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def loss():\n    while True: pass")
     driver = f"""

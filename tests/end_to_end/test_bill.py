@@ -20,6 +20,8 @@ from lorad.daemon.record.repair import repair
 from lorad.protocol.journal import lineage, read
 from tests.kit.world import SMALL, World, world
 
+pytestmark = pytest.mark.system
+
 RUNS = [f"run-{number}" for number in range(8)]
 SPEC = SMALL.replace("steps: 6", "steps: 4") + "resources: {restart: on-failure}\n"
 # those that are killed, before they can end, and stopped later: the first one has no checkpoint when it is

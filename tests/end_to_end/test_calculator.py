@@ -14,6 +14,8 @@ from lorad.rl.tools.specs import tool_of
 from tests.end_to_end.test_school_maths import make_model, write
 from tests.kit.world import REPOSITORY, World, world
 
+pytestmark = pytest.mark.system
+
 EXAMPLE = REPOSITORY / "examples" / "calculator.yaml"
 TEMPLATE = """{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}\
 {# <tool_call>{"name": …, "arguments": …}</tool_call> #}\

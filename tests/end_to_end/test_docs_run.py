@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,10 @@ from typer.main import get_command
 from lorad.cli.app import app
 from lorad.errors import Conflict
 from lorad.protocol.listener import answers
+from tests.kit.warm.processes import CLIENT as WARM
 from tests.kit.world import REPOSITORY, World, world
+
+pytestmark = pytest.mark.system
 
 FIRST = ("docs/getting-started.md", "docs/many-runs.md", "docs/serving.md")  # make what others speak of
 LAST = "docs/reliability.md"  # ends daemon and pools
@@ -165,7 +167,7 @@ class Shell:
         self.made, self.done, self.broken = made, set[str](), set[str]()
         (made.root / "bin").mkdir()
         (made.root / "examples").mkdir()
-        (made.root / "bin" / "lorad").write_text(f'#!/bin/sh\nexec {sys.executable} -m lorad "$@"\n')
+        (made.root / "bin" / "lorad").write_text(f'#!/bin/sh\nexec {shlex.join(WARM)} -m lorad "$@"\n')
         (made.root / "bin" / "lorad").chmod(0o755)
 
     def type(self, command: Command) -> None:

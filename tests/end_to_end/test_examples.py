@@ -14,6 +14,8 @@ from lorad.spec.model import Spec
 from lorad.spec.text import load_spec
 from tests.kit.world import REPOSITORY, World, world
 
+pytestmark = pytest.mark.system
+
 EXAMPLES = REPOSITORY / "examples"
 SMALL = (
     *(

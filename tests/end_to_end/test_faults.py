@@ -13,6 +13,8 @@ from lorad.models.directory import resolve
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.world import REPOSITORY, SMALL, World, world
 
+pytestmark = pytest.mark.system
+
 REWARDS = """
 import os, time
 

@@ -19,6 +19,8 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.status import PoolStatus
 from tests.kit.pool_kit import DEADLINE, MODULES, Running, batch, publish, running_pool
 
+pytestmark = pytest.mark.system
+
 STEPS = 2
 LR = 1e-2
 

@@ -8,6 +8,8 @@ import pytest
 from lorad.rl.tasks import problem
 from tests.kit.world import World, world
 
+pytestmark = pytest.mark.system
+
 SPEC = """
 data: {train: sort, eval: sort}
 rollout: {max_new_tokens: 12}

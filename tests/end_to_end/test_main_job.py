@@ -13,6 +13,8 @@ from lorad.adapters.directory import verify
 from lorad.models.directory import resolve
 from tests.kit.world import REPOSITORY, World, world
 
+pytestmark = pytest.mark.system
+
 RUN_KEYS = {
     *("name", "state", "reason", "step", "steps", "reward", "eval_first", "eval_last"),
     *("version", "owner", "pool", "created_at"),

@@ -11,6 +11,8 @@ import pytest
 from lorad.rl.tasks import problem
 from tests.kit.world import World, world
 
+pytestmark = pytest.mark.system
+
 DPO = """
 seed: 3
 algorithm: dpo

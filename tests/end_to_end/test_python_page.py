@@ -13,6 +13,8 @@ import pytest
 
 from tests.kit.world import REPOSITORY, world
 
+pytestmark = pytest.mark.system
+
 PAGE = (REPOSITORY / "docs" / "python.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
 SPEC = """

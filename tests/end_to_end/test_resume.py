@@ -12,6 +12,8 @@ import pytest
 from lorad.models.directory import BUILTIN, resolve
 from tests.kit.world import World, world
 
+pytestmark = pytest.mark.system
+
 SPEC = """
 seed: 3
 lora: {rank: 8, alpha: 16, dropout: 0.1}

@@ -12,6 +12,8 @@ from lorad.rl.tasks import problem
 from tests.kit.fakes.hub import NAME, hub
 from tests.kit.world import SMALL, world
 
+pytestmark = pytest.mark.system
+
 SPEC = f"""
 algorithm: {{group_size: 4}}
 data: {{train: {NAME}, streaming: true, buffer: 20, prompts_per_step: 8}}

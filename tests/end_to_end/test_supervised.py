@@ -14,6 +14,8 @@ from lorad.client.shapes import Version
 from lorad.protocol.journal import read
 from tests.kit.world import World, world
 
+pytestmark = pytest.mark.system
+
 SFT = """
 seed: 3
 algorithm: sft

@@ -14,6 +14,8 @@ from lorad.models.directory import resolve
 from lorad.protocol.journal import lineage, read
 from tests.kit.world import SMALL, World, world
 
+pytestmark = pytest.mark.system
+
 QUICK = SMALL.replace("steps: 6", "steps: 2").replace("every: 2}", "every: 50}")
 REWARD = """
 print("imported")

@@ -12,6 +12,8 @@ import pytest
 
 from tests.kit.world import REPOSITORY, World, world
 
+pytestmark = pytest.mark.system
+
 SPEC = """
 algorithm: {group_size: 4}
 data: {train: lookup, prompts_per_step: 4}

@@ -8,6 +8,8 @@ import pytest
 
 from tests.kit.world import World, world
 
+pytestmark = pytest.mark.system
+
 SPEC = """
 seed: 3
 lora: {rank: 8, alpha: 16}

@@ -69,6 +69,7 @@ async def test_concurrent_calls_change_no_bit(engine: BuiltinEngine, base: Base)
     await other
 
 
+@pytest.mark.system
 async def test_samples_waiting_for_rows_stay_the_same(base: Base, compute: Compute) -> None:
     work = [prompt(f"p{n}", [5, 9, 4 + n], range(10 * n, 10 * n + 3)) for n in range(8)]
     sampling = Sampling(max_new_tokens=30, temperature=2.0, stop_token_ids=tuple(range(3, 20)))
@@ -80,6 +81,7 @@ async def test_samples_waiting_for_rows_stay_the_same(base: Base, compute: Compu
     }
 
 
+@pytest.mark.system
 async def test_a_long_sample_outgrows_its_first_cache(engine: BuiltinEngine) -> None:
     made = (await complete(engine, BASE, [prompt(seeds=[1, 2])], Sampling(max_new_tokens=300)))["p", 1]
     scores = await engine.score(BASE, Batch.of([(prompt().tokens, [np.array(made[0], np.int32)])]))
@@ -184,6 +186,7 @@ async def test_leaving_version_takes_no_new_calls(engine: BuiltinEngine, base: B
     await leaving
 
 
+@pytest.mark.system(but="1.0")
 @pytest.mark.parametrize("seconds", [calls.GATHER_SECONDS, 0.0])
 async def test_unstreamed_samples_come_whole_and_unchanged(
     engine: BuiltinEngine, monkeypatch: pytest.MonkeyPatch, seconds: float
@@ -253,6 +256,7 @@ async def test_call_joining_a_failing_batch_is_served(
     assert len(await second) == 1
 
 
+@pytest.mark.system
 async def test_separate_batches_share_one_cache_budget(base: Base, compute: Compute) -> None:
     engine = BuiltinEngine(base, compute, TINY, cache_bytes=450 * bytes_per_token(base), mix_calls=False)
     held: list[int] = []

@@ -42,6 +42,7 @@ def graphed(models: Merger, captured: list[int] | None = None) -> DecodeBatch:
     return batch
 
 
+@pytest.mark.system
 def test_captured_steps_give_what_exact_ones_give(models: Merger) -> None:
     helds = [version(models.base, 1, rank=2), version(models.base, 2, rank=6), NEVER]
     batch = graphed(models)
@@ -51,6 +52,7 @@ def test_captured_steps_give_what_exact_ones_give(models: Merger) -> None:
     assert {shape.rows for shape, _ in batch.stepper.graphs} > {2, 4}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("counts", [(4, 4), (3, 1), (3, 4), (1, 9)])
 def test_captured_step_follows_changed_row_owners(models: Merger, counts: tuple[int, int]) -> None:
     helds = [version(models.base, 1), version(models.base, 2)]
@@ -74,6 +76,7 @@ def test_captured_step_serves_the_last_bound_version(models: Merger) -> None:
     assert seen == [1, 1, 1]
 
 
+@pytest.mark.system
 def test_adapter_keeps_its_place_as_rows_end(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.engines.builtin.steps.BANKS", 1)
     captured: list[int] = []
@@ -84,6 +87,7 @@ def test_adapter_keeps_its_place_as_rows_end(models: Merger, monkeypatch: pytest
     assert seen[0] == seen[1] > 2
 
 
+@pytest.mark.system
 def test_padding_counts_against_the_memory(models: Merger) -> None:
     batch = DecodeBatch(models, 64, 1000 * bytes_per_token(models.base))
     batch.stepper = GraphedSteps(models, lambda: lambda run: run)
@@ -93,6 +97,7 @@ def test_padding_counts_against_the_memory(models: Merger) -> None:
     assert same(made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[17], new=100)))
 
 
+@pytest.mark.system
 def test_moved_cache_is_captured_again(models: Merger) -> None:
     captured: list[int] = []
     batch = graphed(models, captured)
@@ -101,6 +106,7 @@ def test_moved_cache_is_captured_again(models: Merger) -> None:
     assert captured[0] < captured[-1]
 
 
+@pytest.mark.system
 def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
     most = models.base.config.max_position_embeddings
     start = tuple(4 + n % 60 for n in range(most - 21))

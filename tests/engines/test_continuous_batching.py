@@ -42,6 +42,7 @@ async def test_every_request_gets_all_its_tokens() -> None:
     assert (await crowded()).lengths == [arrival.tokens for arrival in crowd()]
 
 
+@pytest.mark.system
 async def test_the_trace_is_the_same_every_time() -> None:
     assert await crowded() == await crowded()
 

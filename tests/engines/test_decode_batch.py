@@ -73,6 +73,7 @@ def same(made: Sequence[Sample], expected: Sequence[Sample]) -> bool:
     return bool(max(differences) < 1e-4)
 
 
+@pytest.mark.system
 def test_preempted_samples_come_out_the_same(models: Merger) -> None:
     tokens = 500
     small = DecodeBatch(models, 64, tokens * bytes_per_token(models.base))
@@ -108,6 +109,7 @@ def test_a_group_larger_than_the_batch_is_split(models: Merger) -> None:
     assert same(made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[40], stops=10)))
 
 
+@pytest.mark.system
 def test_rows_stay_full_while_samples_wait(models: Merger) -> None:
     batch = DecodeBatch(models, 32, ENOUGH)
     rows = watch(batch, lambda: len(batch.samples) if batch.pending else 32)
@@ -178,6 +180,7 @@ def test_prefix_cache_evicts_within_its_budget(models: Merger, prefilled: list[i
     assert prefilled == [len(LONG_PROMPT) + 1] * 3
 
 
+@pytest.mark.system
 def test_long_row_survives_many_joining_short_rows(models: Merger) -> None:
     few = DecodeBatch(models, 256, 10_000 * bytes_per_token(models.base))
     long = tuple(4 + n % 60 for n in range(1000))

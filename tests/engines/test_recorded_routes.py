@@ -86,6 +86,7 @@ def test_cached_prefixes_keep_their_routes(models: Merger) -> None:
     assert calls[0].caller.cached > before
 
 
+@pytest.mark.system
 def test_samples_that_lost_their_place_keep_them(models: Merger) -> None:
     small, call = (
         DecodeBatch(models, 64, 300 * bytes_per_token(models.base)),

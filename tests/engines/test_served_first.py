@@ -119,6 +119,7 @@ async def test_health_has_the_adapters_per_step(engine: BuiltinEngine) -> None:
     assert (await engine.health()).adapters_per_step == 3.0
 
 
+@pytest.mark.system
 async def test_served_call_waits_for_no_runs_memory() -> None:
     compute, base = Compute(), load_base(TINY, torch.float32, torch.device("cpu"))
     engine = BuiltinEngine(base, compute, TINY, mix_calls=False, cache_bytes=40 * bytes_per_token(base))

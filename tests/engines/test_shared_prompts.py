@@ -76,6 +76,7 @@ def test_group_fits_where_its_copies_would_not(models: Merger) -> None:
     assert rows[0] == 32 and not batch.preempted and max(tokens) <= budget
 
 
+@pytest.mark.system
 def test_preempted_sample_continues_its_prompt(models: Merger) -> None:
     make = partial(group, 24, new=300, stops=1)
     batch = DecodeBatch(models, 64, (len(LONGER) + 1 + 1500) * bytes_per_token(models.base))
@@ -112,6 +113,7 @@ def test_other_version_has_other_keys(models: Merger) -> None:
     assert same(finish(batch, *make()), alone(models, make)) and max(slots) == 2
 
 
+@pytest.mark.system
 def test_captured_steps_follow_shared_prompts(models: Merger) -> None:
     batch = DecodeBatch(models, 64, ENOUGH)
     batch.stepper = GraphedSteps(models, lambda: capture)

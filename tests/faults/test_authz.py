@@ -8,6 +8,8 @@ import pytest
 from tests.faults.authz import unlisted
 from tests.kit.passable import why_not
 
+pytestmark = pytest.mark.system
+
 
 def test_every_request_has_its_rights_listed() -> None:
     assert unlisted() == []

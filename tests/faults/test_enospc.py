@@ -13,6 +13,8 @@ from lorad.store import runs
 from tests.faults.enospc import NoMount, filled, undisturbed
 from tests.kit.daemon_world import finished, open_context, serving
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.long
 def test_full_disk_changes_no_bytes_of_a_run() -> None:

@@ -8,6 +8,8 @@ from lorad.protocol import bounded
 from tests.faults.fuzz import pelt
 from tests.faults.fuzz_moves import explore
 
+pytestmark = pytest.mark.system
+
 
 async def test_no_request_is_a_defect_or_hangs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "LOOK", 0.1)

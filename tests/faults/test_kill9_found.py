@@ -7,6 +7,8 @@ import pytest
 from lorad.errors import Conflict
 from tests.kit.daemon_world import finished, serving
 
+pytestmark = pytest.mark.system
+
 
 async def test_resume_completes_a_run_killed_after_training(home: Path) -> None:
     async with serving(home) as api:

@@ -1,6 +1,10 @@
 """The power goes: a short version of `make powercut`."""
 
+import pytest
+
 from tests.faults.powercut import play
+
+pytestmark = pytest.mark.system
 
 
 def test_power_cut_loses_nothing_acknowledged() -> None:

@@ -151,6 +151,7 @@ def test_leaving_client_ends_only_its_generation(client: OpenAI, world: World) -
     until(lambda: world.gateway.limits.under_way == 0)
 
 
+@pytest.mark.system
 def test_gateway_reconnects_to_a_returned_pool(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_alternatives_are_the_most_likely_tokens(client: OpenAI) -> None:
     assert max(map(len, sampled.top_logprobs)) == 2  # also the token itself
 
 
+@pytest.mark.system
 def test_a_stream_has_the_alternatives_of_the_whole(client: OpenAI) -> None:
     asked: Any = {
         "model": "bot",

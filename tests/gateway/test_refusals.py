@@ -109,6 +109,7 @@ async def test_the_port_of_a_suite_wants_its_key(world: World) -> None:
                 assert answer.status == status
 
 
+@pytest.mark.system
 def test_endless_template_is_cut(
     client: OpenAI, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

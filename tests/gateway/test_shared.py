@@ -30,6 +30,8 @@ from tests.daemon.test_system_mode import ALICE, BOB, Box, as_user, status_of
 from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
 
+pytestmark = pytest.mark.system
+
 ENDLESS = (
     "{% if messages[0]['content'] == 'loop' %}{% set big = range(99999) %}"
     "{% for a in big %}{% for b in big %}{% for c in big %}{% endfor %}{% endfor %}{% endfor %}{% endif %}"

@@ -87,6 +87,7 @@ def test_calls_are_told_from_text(speaker: Speaker) -> None:
     assert (choice.message.content, choice.finish_reason) == ("Hm ", "tool_calls")
 
 
+@pytest.mark.system
 def test_a_stream_has_the_calls_of_the_whole(speaker: Speaker) -> None:
     speaker.says(PIECES)
     chunks = [chunk.choices[0] for chunk in speaker.asked(stream=True, logprobs=True)]
@@ -99,6 +100,7 @@ def test_a_stream_has_the_calls_of_the_whole(speaker: Speaker) -> None:
     assert [token.token for token in logprobs[:-1]] == PIECES
 
 
+@pytest.mark.system
 def test_parallel_calls_can_be_refused(speaker: Speaker) -> None:
     speaker.says([CALL, f" {CALL}"])
     choice = speaker.asked().choices[0]

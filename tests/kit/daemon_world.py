@@ -23,7 +23,7 @@ from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.process.commands import Commands
-from lorad.daemon.process.processes import Processes, read_status
+from lorad.daemon.process.processes import read_status
 from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.runs.create import create, make_directory
@@ -36,10 +36,16 @@ from lorad.store.db import Store
 from lorad.store.ingest import ingest
 from lorad.store.rows import RunRow
 from tests.kit.fakes.daemon_fakes import FACTS, Driver
+from tests.kit.warm.processes import CLIENT, WarmProcesses
 
 SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
-FAKES = str(Path(__file__).parent / "fakes/daemon_fakes.py")
-COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight", "gateway")))
+FAKES = "tests.kit.fakes.daemon_fakes"
+COMMANDS = Commands(
+    driver=(sys.executable, "-m", FAKES, "driver"),
+    pool=(sys.executable, "-m", FAKES, "pool"),
+    preflight=(*CLIENT, "-m", FAKES, "preflight"),
+    gateway=(sys.executable, "-m", FAKES, "gateway"),
+)
 QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
 
 
@@ -54,7 +60,7 @@ def open_context(home: Path, **config: Any) -> Context:
         store,
         journal,
         GpuState([device]),
-        processes=Processes(COMMANDS),
+        processes=WarmProcesses(COMMANDS),
         patience=QUICK,
     )
 

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from lorad.daemon.process.shared_home import closed_part
+from tests.kit.warm.client import PLACE
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
@@ -38,6 +39,7 @@ def make_passable() -> None:
     closed = closed_part(Path(sys.executable).resolve())
     if closed is None:
         return
+    os.environ.pop(PLACE, None)  # what the warm process forks does not have this namespace
     checked(_libc.unshare(CLONE_NEWNS))
     mount(None, Path("/"), MS_REC | MS_PRIVATE)
     aside = Path(tempfile.mkdtemp())

@@ -18,13 +18,13 @@ from lorad.daemon.daemon import answering
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
-from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.reconcile import reconcile
 from lorad.store.db import Store
 from tests.kit.daemon_world import COMMANDS, QUICK
 from tests.kit.leftovers import kill_leftovers
+from tests.kit.warm.processes import WarmProcesses
 
 OWNER, OTHER, ADMIN, ROOT = 4001, 4002, 4003, 0  # none of them is in /etc/passwd but the last
 
@@ -72,7 +72,7 @@ def open_shared(home: Path, **sharing: Any) -> Context:
         store,
         journal,
         GpuState([device]),
-        processes=Processes(COMMANDS),
+        processes=WarmProcesses(COMMANDS),
         patience=QUICK,
         users=SharedBox(),
     )

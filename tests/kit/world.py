@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.protocol.journal import read
 from lorad.protocol.listener import answers
 from tests.kit.leftovers import kill_leftovers
+from tests.kit.warm.processes import CLIENT as WARM
 
 REPOSITORY = Path(__file__).parents[2]
+COLD = (sys.executable,)
 
 # Small and quick: 4 prompts x 4 samples.
 SMALL = """
@@ -37,9 +39,14 @@ checkpoint: {every: 2}
 
 
 class World:
-    """`lorad(...)` runs the command line; everything that it starts dies with the world."""
+    """`lorad(...)` runs the command line; everything that it starts dies with the world.
 
-    def __init__(self) -> None:
+    python: how an interpreter is called. Command, daemon, drivers and pools are forks of the warm process
+    where there is one, unless that is `COLD`.
+    """
+
+    def __init__(self, python: Sequence[str] = WARM) -> None:
+        self.python = python
         self.root = Path(tempfile.mkdtemp(prefix="lr-"))
         self.home = Home(self.root / "home")
         self.client = Client(self.home)
@@ -47,8 +54,8 @@ class World:
     def lorad(self, *arguments: object, expect: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
         """The finished command; its exit code must be `expect`."""
         done = subprocess.run(
-            [sys.executable, "-m", "lorad", *map(str, arguments)],
-            env=os.environ | {"LORAD_HOME": str(self.home.root), "PYTHONPATH": str(REPOSITORY)} | env,
+            [*self.python, "-m", "lorad", *map(str, arguments)],
+            env=self.environment | env,
             cwd=self.root,
             capture_output=True,
             text=True,
@@ -58,6 +65,11 @@ class World:
             f"lorad {arguments} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
         )
         return done
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command of this world has."""
+        return os.environ | {"LORAD_HOME": str(self.home.root), "PYTHONPATH": str(REPOSITORY)}
 
     def json(self, *arguments: object, expect: int = 0) -> Any:
         """What the command prints on stdout with --json."""
@@ -155,8 +167,8 @@ class World:
 
 
 @contextmanager
-def world() -> Iterator[World]:
-    made = World()
+def world(python: Sequence[str] = WARM) -> Iterator[World]:
+    made = World(python)
     try:
         yield made
     finally:

@@ -31,6 +31,7 @@ def fill(disk: Path, leave: int) -> None:
         file.write(bytes(shutil.disk_usage(disk).free - leave))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.long) for name in ("mlflow", "wandb"))]
 )

@@ -15,6 +15,8 @@ from lorad.loggers.follow import values
 from lorad.protocol.journal import JournalWriter, lineage
 from tests.kit.journals import begin, end, evaluation, records_of, step
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_SILENT": "true"}
 REWINDS = 3

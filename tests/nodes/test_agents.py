@@ -420,6 +420,7 @@ async def wire(told: GrantedNode) -> AsyncIterator[tuple[GrantedNode, asyncio.Ev
     await asyncio.sleep(0)
 
 
+@pytest.mark.system
 async def test_a_held_gpu_is_not_granted_twice(agents: Agents) -> None:
     """Whatever is left of a killed agent's children holds it too; and each of these has another TMPDIR."""
     gpu, locks = f"GPU-{uuid.uuid4()}", gpu_locks.DIRECTORY
@@ -445,6 +446,7 @@ def test_the_interface_is_that_of_the_address() -> None:
     assert interface_of("127.0.0.2") == "lo" and interface_of("203.0.113.7") == ""
 
 
+@pytest.mark.system
 async def test_a_new_agent_clears_what_is_left(agents: Agents, tmp_path: Path) -> None:
     told = await agents.granted("h1")
     async with Node.connected(told, agents.identity, LIFE, setup()) as node:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.nodes.kit import ROOT
 
 CODE = """
@@ -14,6 +16,7 @@ print(*(name for name in sys.modules if name.startswith(THEIRS)))
 """
 
 
+@pytest.mark.system
 def test_one_machine_loads_nothing_of_nodes() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("\n", "")

@@ -69,6 +69,7 @@ async def opened(trainer: Trainer) -> None:
     await trainer.open("a", SlotSpec(config, seed=3))
 
 
+@pytest.mark.system
 async def test_nodes_compute_the_same_bits(tmp_path: Path) -> None:
     """Four steps here are two over nodes, a checkpoint, and two more here."""
     kept, work = tmp_path / "kept", [tmp_path / str(number) for number in range(3)]

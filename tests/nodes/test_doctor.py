@@ -14,6 +14,7 @@ from tests.kit.world import REPOSITORY, world
 NODES = [{"host": f"h{number}", "address": f"127.0.0.{number}"} for number in (1, 2)]
 
 
+@pytest.mark.system
 def test_every_node_is_looked_at() -> None:
     with world() as made:
         made.home.root.mkdir(mode=0o700)

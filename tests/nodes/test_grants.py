@@ -103,6 +103,7 @@ async def _take(setup: NodesSetup, directory: Path) -> None:
         pass
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("victim", ["agent", "grant"])
 async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None:
     async with taken(setup(), "p", tmp_path, tmp_path) as grant:
@@ -153,6 +154,7 @@ async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[Stati
         assert node.name == "h2" and node.told.memory == (80 << 30,)
 
 
+@pytest.mark.system
 async def test_too_few_large_nodes_are_refused(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
     words = r"1 of 2 nodes are free; h1: GPU .*-24 has 24\.0 GiB, and the pool needs 32\.0 GiB of each"
     with pytest.raises(SpecError, match=words):
@@ -170,6 +172,7 @@ def test_what_ray_grants_is_large_enough(tmp_path: Path) -> None:
         Grant(setup(kind="ray", memory=32 << 30), "p@1", tmp_path, tmp_path)._check(told)
 
 
+@pytest.mark.system
 async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
     async with taken(setup(), "p", tmp_path, tmp_path) as grant:
         os.kill(grant.hosts[1].told.pid, signal.SIGTERM)
@@ -181,6 +184,7 @@ async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
         assert await grant.hosts[1].digest("absent") == ""
 
 
+@pytest.mark.system
 async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
     """Where Ray was asked to go the agent is asked to leave; where Ray was lost it is not."""
     async with taken(setup(), "p", tmp_path, tmp_path) as grant:
@@ -193,6 +197,7 @@ async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
         assert await stays.digest("absent") == "" and status(tmp_path).leaving == ("h2",)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -> None:
     async with taken(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
@@ -207,6 +212,7 @@ async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -
         assert found.state == "granted" and [each.pid for each in found.nodes][1] == node.told.pid
 
 
+@pytest.mark.system
 def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
     changes = {"nodes": setup(), "ranks": RanksSetup(dp=2), "trainer": "fsdp", "mode": "resident"}
     with running_pool(tmp_path, **changes) as running, running.connect("a") as driver:
@@ -243,6 +249,7 @@ def test_split_without_nodes_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("count", [1, 2])
 def test_split_servers_return_on_another_node(tmp_path: Path, count: int) -> None:
     """The pool goes on meanwhile, also where it has no other server."""

@@ -41,6 +41,7 @@ def trainer(over: tuple[RemoteTrainer, list[Node]]) -> RemoteTrainer:
     return over[0]
 
 
+@pytest.mark.system
 @shared
 async def test_every_call_reaches_both_nodes(trainer: RemoteTrainer, tmp_path: Path) -> None:
     await trainer.open("a", SPEC)
@@ -133,6 +134,7 @@ async def waits(root: Path) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("victim", ["rank", "launcher", "guard", "agent"])
 async def test_a_death_on_one_node_ends_all(tmp_path: Path, victim: str) -> None:
     async with nodes(tmp_path) as (agents, hosts):
@@ -149,6 +151,7 @@ async def test_a_death_on_one_node_ends_all(tmp_path: Path, victim: str) -> None
         await trainer.shut_down()
 
 
+@pytest.mark.system
 async def test_a_hung_rank_is_found_by_its_shadow(tmp_path: Path) -> None:
     async with nodes(tmp_path) as (agents, hosts):
         trainer = await tiny_trainer(tmp_path, hosts, hang=6.0)
@@ -172,6 +175,7 @@ async def test_ranks_need_a_whole_number_a_node(tmp_path: Path) -> None:
             await tiny_trainer(tmp_path, hosts, dp=1, tp=2)
 
 
+@pytest.mark.system
 async def test_other_weights_on_one_node_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes(tmp_path) as (_, hosts):
 
@@ -183,6 +187,7 @@ async def test_other_weights_on_one_node_are_refused(tmp_path: Path, monkeypatch
             await tiny_trainer(tmp_path, hosts)
 
 
+@pytest.mark.system
 async def test_settings_are_refused_from_a_node(tmp_path: Path) -> None:
     async with nodes(tmp_path) as (agents, hosts):
         with pytest.raises(SpecError, match="colour is none of this backend's") as refused:
@@ -202,6 +207,7 @@ def has_ipv6() -> bool:
     return True
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 async def test_ranks_meet_over_ipv6(tmp_path: Path) -> None:
     async with nodes(tmp_path, addresses=("::1", "::1")) as (_, hosts):

@@ -82,6 +82,7 @@ async def test_a_dead_relay_is_passed_by(world: World) -> None:
     assert set(await world.whole()) == set(NAMES) - dead
 
 
+@pytest.mark.system
 async def test_a_relay_may_die_amid_the_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = world.swarm.agents[ROOTS[1]]
     seen: list[bytes] = []
@@ -98,6 +99,7 @@ async def test_a_relay_may_die_amid_the_bytes(world: World, monkeypatch: pytest.
     assert await world.whole() == NAMES and world.left() == {"run@1"}
 
 
+@pytest.mark.system
 async def test_each_hop_hashes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that one relay changes are nowhere: those behind it are given them directly."""
     send = Relay.send

@@ -224,6 +224,7 @@ async def test_a_killed_server_returns_on_its_node(world: World) -> None:
     await world.engine.unload("e@1")
 
 
+@pytest.mark.system
 async def test_a_lost_node_costs_its_servers_alone(own: World) -> None:
     """Samples begin again elsewhere; the servers return on another node."""
     await own.load("run@1")
@@ -250,6 +251,7 @@ async def test_a_lost_node_costs_its_servers_alone(own: World) -> None:
         await own.engine.close()
 
 
+@pytest.mark.system
 async def test_the_last_node_is_waited_for(own: World) -> None:
     """As long as patience lasts; then the engine is over."""
     own.engine.expect_nodes(600.0)
@@ -264,6 +266,7 @@ async def test_the_last_node_is_waited_for(own: World) -> None:
         await asked
 
 
+@pytest.mark.system
 async def test_a_load_goes_on_without_a_lost_node(own: World) -> None:
     put = own.hosts[1].put
 
@@ -277,6 +280,7 @@ async def test_a_load_goes_on_without_a_lost_node(own: World) -> None:
     assert await own.names() == ["run@1"] and len(await own.engine.scores(BASE, CANARY)) == 1
 
 
+@pytest.mark.system
 async def test_a_sleeping_node_may_be_lost(own: World) -> None:
     await own.load("run@1")
     await own.load("run@2")
@@ -289,6 +293,7 @@ async def test_a_sleeping_node_may_be_lost(own: World) -> None:
     assert [path.name for path in (own.hosts[0].directory / "adapters").iterdir()] == ["run@2"]
 
 
+@pytest.mark.system
 async def test_a_silent_node_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples begin again elsewhere, and a version comes to be there, once the node is given up."""
     monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
@@ -304,6 +309,7 @@ async def test_a_silent_node_holds_nobody_up(tmp_path: Path, monkeypatch: pytest
         assert hosts[1].lost.done() and await own.names() == ["run@1"]
 
 
+@pytest.mark.system
 async def test_the_last_node_takes_the_engine_along(own: World) -> None:
     for process in own.agents.processes.values():
         process.kill()
@@ -322,6 +328,7 @@ async def test_a_node_may_return_under_its_name(tmp_path: Path) -> None:
     await fleet.close()
 
 
+@pytest.mark.system
 async def test_another_base_on_a_node_is_refused(tmp_path: Path) -> None:
     async with nodes(tmp_path) as (_, hosts):
 

@@ -66,6 +66,7 @@ def test_a_fault_in_what_is_served_is_found(fault: str, lr: float, tmp_path: Pat
         assert {chunk.version for chunk in generate(connection, "sorter@1")} == {"sorter@1"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
 def test_stale_version_is_found_after_small_steps(lr: float, tmp_path: Path) -> None:
     expected = pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version")
@@ -107,6 +108,7 @@ def test_engine_with_unrounded_base_is_refused(form: Quantize, tmp_path: Path) -
         pass
 
 
+@pytest.mark.system(but="0.001")
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
 def test_thirty_clean_versions_pass(lr: float, tmp_path: Path) -> None:
     verdicts = []
@@ -117,6 +119,7 @@ def test_thirty_clean_versions_pass(lr: float, tmp_path: Path) -> None:
     assert verdicts == ["passed"] * 31
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
 def test_bfloat16_is_not_blind(lr: float, tmp_path: Path) -> None:
     with opened_pool(tmp_path, dtype="bfloat16") as connection:

@@ -156,6 +156,7 @@ def test_a_later_attempt_is_amplified_again(opens: Opens, running: Running, tmp_
         later.call("close", Nothing())
 
 
+@pytest.mark.system
 def test_twenty_clean_versions_pass(opens: Opens, tmp_path: Path) -> None:
     publish_until(opens(4), tmp_path, 19, lr=3e-4)
 

@@ -64,6 +64,9 @@ CASES = [
 ]
 
 
+@pytest.mark.system(
+    but=["DropsExpert-mode0-0.001", "SwapsGateAndUp-mode10-1e-05", "SwapsGateAndUp-mode9-0.001"]
+)
 @pytest.mark.parametrize(("fault", "mode", "lr"), CASES)
 def test_faults_on_experts_are_found(fault: str, mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
     with opened(tmp_path, fault, mode) as run:
@@ -77,6 +80,7 @@ def test_faults_on_experts_are_found(fault: str, mode: tuple[str, str], lr: floa
             publish(run, tmp_path, 2)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("fault", ["PermutesExperts", "SwapsGateAndUp"])
 def test_without_routes_rounding_excuses_small_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +95,7 @@ def test_without_routes_rounding_excuses_small_faults(
     assert found.verdict == "inconclusive" and "to different experts" in found.detail
 
 
+@pytest.mark.system(but="mode0-1e-05")
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
 @pytest.mark.parametrize("mode", MODES)
 def test_clean_versions_of_experts_pass(mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
@@ -177,6 +182,7 @@ def test_other_families_learn_and_are_attested(tmp_path: Path, family: str) -> N
             publish(run, tmp_path, 2)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("able", [True, False])
 def test_routes_take_the_noise_of_many_experts_away(
     able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

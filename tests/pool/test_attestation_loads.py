@@ -136,6 +136,7 @@ def test_version_is_served_only_after_attestation(tmp_path: Path) -> None:
         assert texts(generate(other, "sorter@0", verb="serve"))
 
 
+@pytest.mark.system
 def test_kept_versions_stay_whatever_else_is_loaded(tmp_path: Path) -> None:
     with pool(tmp_path) as (running, server):
         versions = published(running, tmp_path, SPARE + 2)
@@ -159,6 +160,7 @@ def test_released_version_stays_while_its_run_lives(tmp_path: Path) -> None:
         until(lambda: held(running) == [])
 
 
+@pytest.mark.system
 def test_requests_in_flight_end_before_a_version_goes(tmp_path: Path) -> None:
     with pool(tmp_path) as (running, server), running.connect() as other:
         (version,) = published(running, tmp_path, 1)
@@ -185,6 +187,7 @@ async def test_released_version_stays_while_in_use(compute: Compute) -> None:
     assert not await engine.loaded()
 
 
+@pytest.mark.system
 def test_unkept_versions_make_room_for_kept_ones(tmp_path: Path) -> None:
     with pool(tmp_path, "HoldsFour", **APART) as (running, server):
         first, *others = published(running, tmp_path, 4)

@@ -254,6 +254,7 @@ except Fenced as error:
 """
 
 
+@pytest.mark.system
 def test_a_stopped_driver_that_wakes_up_is_refused(running: Running) -> None:
     command = [sys.executable, "-c", OLD_DRIVER, running.config.socket]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as old:

@@ -118,6 +118,7 @@ def test_streams_that_are_given_up_leave_nothing_behind(run: Connection, pool: R
     assert changes() == ["sleep"]
 
 
+@pytest.mark.system
 def test_runs_in_a_timesliced_pool_learn_as_alone(tmp_path: Path) -> None:
     digests: dict[str, list[str]] = {}
 

@@ -101,6 +101,7 @@ def test_an_adapter_that_is_not_finite_changes_nothing(run: Connection, tmp_path
     assert f"{run.run}@0" in loaded and f"{run.run}@7" not in loaded
 
 
+@pytest.mark.system
 def test_thousands_of_prompts_travel_in_one_call(run: Connection) -> None:
     many = Generate("base", prompts(3000, samples=1), Sampling(max_new_tokens=1))
     *items, done = run.stream("generate", many)

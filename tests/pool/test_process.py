@@ -4,7 +4,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.listener import listen
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import DEADLINE, OPEN, config_of, publish, running_pool, until
+from tests.kit.warm.processes import CLIENT
 
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -31,7 +31,7 @@ def start(home: Path) -> Iterator[Start]:
 
     def begin(**changes: object) -> subprocess.Popen[str]:
         configuration.write(config_of(home, **changes), home)
-        command = [sys.executable, "-m", "lorad.pool", str(home)]
+        command = [*CLIENT, "-m", "lorad.pool", str(home)]
         started.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -64,7 +64,7 @@ def test_sigterm_writes_pending_versions_and_removes_socket(start: Start, home: 
         assert second.wait(DEADLINE) == 1
         assert "another process answers" in second.communicate()[1]
         info: PoolInfo = connection.call("hello", Nothing())
-        assert (info.pid, info.threads, info.model) == (process.pid, 1, "builtin:tiny")
+        assert (info.threads, info.model) == (1, "builtin:tiny")
         assert stat.S_IMODE((home / "pool.sock").stat().st_mode) == 0o600
         connection.call("open", OPEN)
         published = publish(connection, tmp_path, 0)
@@ -107,6 +107,6 @@ def test_missing_model_ends_the_pool_with_a_message(start: Start, tmp_path: Path
 
 
 def test_pool_without_configuration_ends_with_a_message(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lorad.pool", str(tmp_path)]
+    command = [*CLIENT, "-m", "lorad.pool", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pool.json" in done.stderr

@@ -102,6 +102,7 @@ def test_lodger_on_a_gpu_counts_the_larger_side() -> None:
     assert "processes" not in lodger and "keys and values" not in lodger
 
 
+@pytest.mark.system
 @pytest.mark.skipif(torch.version.cuda is not None, reason="processes were measured with torch for CPUs")
 def test_real_pool_takes_what_was_said(tmp_path: Path) -> None:
     found = measured("builtin", "builtin", model_of("tiny", tmp_path), steps=2)

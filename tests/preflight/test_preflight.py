@@ -157,6 +157,7 @@ def test_data_are_counted(tmp_path: Path) -> None:
     assert len(facts.warnings) == 2
 
 
+@pytest.mark.system
 def test_reward_needing_absent_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "S:1=", "level": 1}')
     (tmp_path / "r.py").write_text("def f(completion, level): return 1\ndef g(answer, depth): return 1\n")
@@ -318,6 +319,7 @@ def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
         answer(json.dumps({"facts": facts}).encode(), b"")
 
 
+@pytest.mark.system
 def test_a_look_measures_all_rows(tmp_path: Path) -> None:
     rows = [json.dumps({"prompt": "1" * length, "answer": "1"}) + "\n" for length in (3, 5, 9, 40)]
     (tmp_path / "rows.jsonl").write_text("".join(rows))

@@ -209,6 +209,7 @@ runpy.run_module("lorad.pool", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.system
 def test_pool_beats_before_it_imports_torch(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
     attempt = home / "attempts" / "0001"
     attempt.mkdir(parents=True)

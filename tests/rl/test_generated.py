@@ -16,6 +16,8 @@ from lorad.spec.data import Data
 from lorad.spec.model import convert
 from lorad.spec.reward import RewardSpec
 
+pytestmark = pytest.mark.system
+
 HERE = Path()
 WORDS = Data(
     train="reasoning_gym:spell_backward",

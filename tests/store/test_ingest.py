@@ -310,6 +310,7 @@ def test_journal_of_an_unknown_run_is_refused(store: Store, path: Path) -> None:
         ingest(store, "stranger", path)
 
 
+@pytest.mark.system
 def test_kill_9_during_ingest_loses_nothing(tmp_path: Path, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)

@@ -194,6 +194,7 @@ def test_schema_is_made_under_the_lock(path: Path, monkeypatch: pytest.MonkeyPat
     store.close()
 
 
+@pytest.mark.system
 def test_concurrent_first_opens_all_succeed(path: Path) -> None:
     command = [sys.executable, "-c", OPEN_AND_ADD_A_RUN, str(path)]
     children = [
@@ -215,6 +216,7 @@ def test_concurrent_first_opens_all_succeed(path: Path) -> None:
     store.close()
 
 
+@pytest.mark.system
 def test_kill_9_during_first_start_is_harmless(tmp_path: Path) -> None:
     new = Store(tmp_path / "new.db")
     expected = schema_of(new)
@@ -228,6 +230,7 @@ def test_kill_9_during_first_start_is_harmless(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.system
 def test_kill_9_during_an_upgrade_keeps_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_rows(tmp_path / "old.db")
     store = Store(tmp_path / "old.db")

@@ -6,6 +6,8 @@ import signal
 from subprocess import CompletedProcess
 from typing import Any
 
+import pytest
+
 from lorad.daemon.process.processes import attempts_under, read_status
 from tests.kit.world import World
 from tests.tinker.crash import RUN, Asker, box
@@ -23,6 +25,7 @@ def env(made: World, *options: str, key: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.system
 def test_env_makes_a_key_and_finds_the_door() -> None:
     with box(overrides=["checkpoint.every=7"]) as (made, port, _):
         first = env(made, key="tml-of-somebody-else")
@@ -47,6 +50,7 @@ def door(made: World) -> int:
     return int(status["pid"])
 
 
+@pytest.mark.system
 def test_the_door_outlives_the_daemon_unless_asked() -> None:
     with box() as (made, port, key):
         Asker(port, key)

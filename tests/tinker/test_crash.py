@@ -1,6 +1,10 @@
 """A short form of `make tinker-crash`."""
 
+import pytest
+
 from tests.tinker import crash
+
+pytestmark = pytest.mark.system
 
 
 def test_nothing_differs_whatever_is_killed() -> None:

@@ -186,6 +186,7 @@ def test_a_published_version_is_served_from_its_files(running: Running, tmp_path
     assert not np.array_equal(*scores)
 
 
+@pytest.mark.system
 def test_versions_after_a_checkpoint_stay_parents(running: Running, tmp_path: Path) -> None:
     """What was published before a death is not published again, and the next version follows it."""
     made = LaneRun(running, tmp_path, "parents")

@@ -58,6 +58,7 @@ def assert_same(made: World, name: str) -> None:
     assert same(tensors_in(made.home.run(name).root), tensors_in(made.home.run("calm").root))
 
 
+@pytest.mark.system
 def test_steps_are_seen_as_those_of_any_run(calm: World) -> None:
     calm.reached("calm", STEPS)
     shown = calm.client.show("calm")
@@ -79,6 +80,7 @@ def test_steps_without_a_planned_end_are_a_count(calm: World) -> None:
     assert {name: text.plain for name, text in on_the_dashboard.items()} == {"step": "8", "progress": ""}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("victim", ["driver", "pool"])
 def test_a_death_changes_nothing_that_is_told(calm: World, victim: str) -> None:
     name = f"struck-{victim}"
@@ -90,6 +92,7 @@ def test_a_death_changes_nothing_that_is_told(calm: World, victim: str) -> None:
     assert [step.step for step in calm.client.steps(name)] == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.system
 def test_a_parked_model_goes_on_when_resumed(calm: World) -> None:
     """A pause between the passes of a step gives the slot back."""
     wanted = [*script(STEPS)]

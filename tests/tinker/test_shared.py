@@ -25,6 +25,8 @@ from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
 from tests.tinker.door_kit import BASE, Caller, a_pass
 
+pytestmark = pytest.mark.system
+
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
 
 

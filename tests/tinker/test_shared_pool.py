@@ -53,6 +53,7 @@ def outcomes(*who: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.system
 def test_each_is_as_it_is_alone() -> None:
     together = outcomes(*WHO)
     for name in WHO:

@@ -129,6 +129,7 @@ def test_no_more_than_a_chunk_is_made(rows: int) -> None:
     assert largest.numbers <= max(rows, HIDDEN) * WORDS
 
 
+@pytest.mark.system
 def test_a_cut_vocabulary_equals_a_whole_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kit.fakes.vocabulary_rank"]
     ranks = [

@@ -12,6 +12,8 @@ from lorad.models.directory import linear_shapes, read_config, resolve
 from tests.kit.world import REPOSITORY, World, world
 from tests.models.test_families import make_model
 
+pytestmark = pytest.mark.system
+
 DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
 EVERY = ("checkpoint.every=4", "eval.every=0", "trainer.steps=16")
 

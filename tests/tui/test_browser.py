@@ -13,9 +13,12 @@ from tests.kit.chromium import BROWSER, Tab, chromium
 from tests.kit.served import served
 from tests.kit.world import World, world
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium on this machine: `.ci/setup-browser` installs Debian's"
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        BROWSER is None, reason="no Chromium on this machine: `.ci/setup-browser` installs Debian's"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,7 @@ def test_ended_runs_are_quieter_unless_they_failed() -> None:
     assert str(cells(as_shape(Run, a_run("a")))["name"].style) == ""
 
 
+@pytest.mark.system
 async def test_chosen_columns_are_shown_and_remembered() -> None:
     world = busy_world()
     asked: list[Json] = []

@@ -261,6 +261,7 @@ async def test_there_are_as_many_charts_as_fit(size: tuple[int, int], many: int)
         await until(user, lambda: len(charts(user)) == 1)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(12, 3), (300, 90)])
 async def test_the_curves_fit_any_terminal(size: tuple[int, int]) -> None:
     async with looking(a_world()) as user:
@@ -331,6 +332,7 @@ async def test_keys_zoom_and_move_the_window() -> None:
         await until(user, lambda: "steps 0–400 " in screen_text(user))
 
 
+@pytest.mark.system
 async def test_metric_is_chosen_by_key_or_name() -> None:
     world = a_world()
     serve(
@@ -355,6 +357,7 @@ async def test_a_logarithmic_chart_says_what_it_leaves_out() -> None:
         await until(user, lambda: "3 ≤ 0 left out · log" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_another_run_can_be_overlaid_by_name() -> None:
     world = a_world(400, a_run("other", step=300), a_run(HOSTILE))
     serve(world, "other", lambda: 300, lambda number: step(number, reward=0.9))
@@ -373,6 +376,7 @@ async def test_another_run_can_be_overlaid_by_name() -> None:
         await until(user, lambda: "other" not in screen_text(user))
 
 
+@pytest.mark.system
 async def test_overlaid_run_that_is_deleted_disappears() -> None:
     world = a_world(400, a_run("other"))
     serve(world, "other", lambda: 300)
@@ -387,6 +391,7 @@ async def test_overlaid_run_that_is_deleted_disappears() -> None:
         assert tab(user).scene.others == ()
 
 
+@pytest.mark.system
 async def test_new_steps_appear_by_themselves() -> None:
     world, many = a_world(), [3]
     serve(world, "first", lambda: many[0])
@@ -397,6 +402,7 @@ async def test_new_steps_appear_by_themselves() -> None:
         await until(user, lambda: "reward  0.007" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_smoothing_is_named_and_themes_differ() -> None:
     async with looking(a_world()) as user:
         await until(user, lambda: "ema 0.6" in screen_text(user))

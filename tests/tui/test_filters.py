@@ -54,6 +54,7 @@ def test_absent_fields_are_found_by_no_word() -> None:
     assert wanted(run, "sort") and not wanted(run, "none")
 
 
+@pytest.mark.system
 def test_base_is_known_before_the_pool(frozen: Client) -> None:
     found = [run.name for run in frozen.list() if wanted(run, "base:qwen3-8b state:queued")]
     assert found == ["waits", "waits-too"]

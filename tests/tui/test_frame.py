@@ -190,6 +190,7 @@ async def test_misunderstood_answer_is_shown_without_a_crash() -> None:
         await until(user, lambda: "not understood" in line(user, "#status"))
 
 
+@pytest.mark.system
 async def test_no_is_what_every_careless_key_answers() -> None:
     world = World(a_run("precious"))
     async with using(world) as user:
@@ -282,6 +283,7 @@ async def test_keymap_changes_keys_and_help() -> None:
         assert shown.split()[1] == "f9" or shown.split()[0] == "f9"
 
 
+@pytest.mark.system
 async def test_help_shows_keys_of_the_current_screen() -> None:
     async with using(World(a_run("sorter")), (100, 60)) as user:
         await until(user, lambda: names(user) == ["sorter"])
@@ -305,6 +307,7 @@ async def test_help_shows_keys_of_the_current_screen() -> None:
         )
 
 
+@pytest.mark.system
 async def test_help_finds_keys_of_every_screen_by_words() -> None:
     async with using(World(a_run("sorter"))) as user:
         await until(user, lambda: names(user) == ["sorter"])

@@ -80,6 +80,7 @@ async def test_narrow_bar_drops_the_palette_last(width: int, told: str) -> None:
         assert (before.strip(), palette) == (told, "^p palette" if width > 10 else "")
 
 
+@pytest.mark.system
 async def test_kill_back_help_and_quit_fit_80_columns() -> None:
     async with using(World(a_run("sorter", spec={})), (80, 24)) as user:
         await until(user, lambda: names(user) == ["sorter"])

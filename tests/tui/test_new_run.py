@@ -46,6 +46,7 @@ async def begin(user: User, *typed: str) -> NewRun:
     return screen
 
 
+@pytest.mark.system
 async def test_a_run_is_started_by_keys_alone() -> None:
     world = a_world()
     async with using(world, (80, 24)) as user:
@@ -60,6 +61,7 @@ async def test_a_run_is_started_by_keys_alone() -> None:
     assert load_spec(body["spec"]) == expected
 
 
+@pytest.mark.system
 async def test_help_opens_from_the_form_and_its_fields() -> None:
     async with using(a_world(), (80, 24)) as user:
         form = await begin(user)
@@ -75,6 +77,7 @@ async def test_help_opens_from_the_form_and_its_fields() -> None:
         await until(user, lambda: isinstance(user.app.screen, Help))
 
 
+@pytest.mark.system
 async def test_copied_run_begins_in_the_same_directory() -> None:
     world = a_world()
     async with using(world, (160, 50)) as user:
@@ -87,6 +90,7 @@ async def test_copied_run_begins_in_the_same_directory() -> None:
     )
 
 
+@pytest.mark.system
 async def test_wrong_value_is_marked_and_starts_nothing() -> None:
     world = a_world()
     async with using(world, (80, 24)) as user:
@@ -100,6 +104,7 @@ async def test_wrong_value_is_marked_and_starts_nothing() -> None:
     assert world.bodies == []
 
 
+@pytest.mark.system
 async def test_refusal_by_the_daemon_keeps_the_form() -> None:
     def refuse(body: dict[str, Any]) -> dict[str, Any]:
         raise SpecError("there is no file /x", key="data", hint="Look there.")
@@ -125,6 +130,7 @@ async def test_prefix_matches_are_offered_first() -> None:
         assert screen_text(user).index("run      lea") < screen_text(user).index("template small")
 
 
+@pytest.mark.system
 async def test_readonly_starts_nothing() -> None:
     world = a_world()
     async with using(world, readonly=True) as user:
@@ -134,6 +140,7 @@ async def test_readonly_starts_nothing() -> None:
     assert world.bodies == []
 
 
+@pytest.mark.system
 async def test_leaving_a_changed_form_asks_first() -> None:
     async with using(a_world()) as user:
         screen = await begin(user)
@@ -149,6 +156,7 @@ def written(directory: Path) -> Spec:
     return load_spec((directory / "run.yaml").read_text())
 
 
+@pytest.mark.system
 async def test_form_can_be_written_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     async with using(a_world()) as user:
@@ -169,6 +177,7 @@ async def test_form_can_be_written_to_a_file(tmp_path: Path, monkeypatch: pytest
         assert written(tmp_path).name == "new"
 
 
+@pytest.mark.system
 async def test_a_file_is_chosen_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "its").mkdir()
     (tmp_path / "its" / "my.yaml").write_text("lora: {rank: 3}\nreward: rewards.py:f\n")
@@ -182,6 +191,7 @@ async def test_a_file_is_chosen_by_its_path(tmp_path: Path, monkeypatch: pytest.
     assert world.bodies[-1][1]["cwd"] == str(tmp_path / "its")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_form_fits_any_terminal(size: tuple[int, int]) -> None:
     async with using(a_world(), (100, 30)) as user:
@@ -193,6 +203,7 @@ async def test_form_fits_any_terminal(size: tuple[int, int]) -> None:
         await until(user, lambda: screen.focused is not None and screen.focused.is_attached)
 
 
+@pytest.mark.system
 async def test_hostile_text_of_a_spec_is_escaped() -> None:
     world = a_world()
     world.answers["runs/old"]["spec"]["data"]["train"] = "[red]x[/] \x1b[31m"

@@ -67,6 +67,7 @@ ANSWER = (
 )
 
 
+@pytest.mark.system
 async def test_a_long_prompt_leaves_room_for_completions() -> None:
     samples = [a_sample(0, index, 1, prompt=QUESTION, answer=ANSWER) for index in range(4)]
     async with using(a_world({1: samples}), (80, 24)) as user:
@@ -79,6 +80,7 @@ async def test_a_long_prompt_leaves_room_for_completions() -> None:
         await until(user, lambda: "muffins for her" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_keys_go_to_other_steps_and_back() -> None:
     async with using(a_world({step: samples_of(step, [step]) for step in (1, 2, 3)})) as user:
         await opened(user, 2, "made at 3")
@@ -90,6 +92,7 @@ async def test_keys_go_to_other_steps_and_back() -> None:
         await until(user, lambda: "made at 3," in text(user) and "● latest" in head(user))
 
 
+@pytest.mark.system
 async def test_latest_step_is_followed_until_one_is_chosen() -> None:
     steps = {step: samples_of(step, [7]) for step in (1, 2, 3)}
     world = a_world(steps)
@@ -106,6 +109,7 @@ async def test_latest_step_is_followed_until_one_is_chosen() -> None:
         assert "made at 2," in text(user)
 
 
+@pytest.mark.system
 async def test_samples_of_a_step_are_asked_for_once() -> None:
     world, asked = a_world({1: samples_of(1, [0])}), list[dict[str, str]]()
     world.answers["runs/a/samples"] = counted(asked, world.answers["runs/a/samples"])
@@ -118,6 +122,7 @@ async def test_samples_of_a_step_are_asked_for_once() -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.system
 async def test_pruned_samples_are_explained() -> None:
     async with using(a_world({2: samples_of(2, [0])})) as user:
         await opened(user, 2, "made at 2")
@@ -127,6 +132,7 @@ async def test_pruned_samples_are_explained() -> None:
         await until(user, lambda: "made at 2," in text(user))
 
 
+@pytest.mark.system
 async def test_search_counts_matches_and_n_cycles() -> None:
     async with using(a_world({1: samples_of(1, [0, 1])})) as user:
         await opened(user, 2, "made at 1")
@@ -152,6 +158,7 @@ async def test_completions_are_ordered_by_reward_advantage_and_length() -> None:
         )
 
 
+@pytest.mark.system
 async def test_comparison_finds_the_same_prompt_earlier() -> None:
     steps = {1: samples_of(1, [5, 6]), 2: samples_of(2, [7, 8]), 3: samples_of(3, [6, 5])}
     async with using(a_world(steps), (160, 40)) as user:
@@ -167,6 +174,7 @@ async def test_comparison_finds_the_same_prompt_earlier() -> None:
         await until(user, lambda: "made at [-1-]{+3+}, sample 0" in text(user))
 
 
+@pytest.mark.system
 async def test_comparison_without_the_prompt_names_its_replacement() -> None:
     async with using(a_world({1: samples_of(1, [5, 6]), 2: samples_of(2, [7, 8])}), (160, 40)) as user:
         await opened(user, 2, "made at 2")
@@ -179,6 +187,7 @@ async def test_comparison_without_the_prompt_names_its_replacement() -> None:
         await until(user, lambda: "beside" not in head(user) and "Sort these: 6 3 2" not in text(user))
 
 
+@pytest.mark.system
 async def test_hostile_completions_are_shown_inert() -> None:
     world = a_world(
         {1: [a_sample(0, 0, 1, prompt=HOSTILE, completion=HOSTILE, finish=HOSTILE, error=HOSTILE)]}
@@ -191,6 +200,7 @@ async def test_hostile_completions_are_shown_inert() -> None:
         await until(user, lambda: "match 1 of 2" in head(user))
 
 
+@pytest.mark.system(but=["\\u0301", "a b ", "\\u6f22"])
 @pytest.mark.parametrize("letter", ["x", "漢", "e\u0301", "\u0301", "👩", "a b "])
 async def test_megabyte_line_scrolls_to_its_end(letter: str) -> None:
     long = letter * ((1 << 20) // len(letter.encode())) + "END"
@@ -218,6 +228,7 @@ async def test_an_answer_that_holds_no_samples_says_so(odd: Any) -> None:
         await opened(user, 2, "an answer is not understood")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_a_small_terminal_shows_what_fits(size: tuple[int, int]) -> None:
     async with using(a_world({1: samples_of(1, [0])})) as user:

@@ -131,6 +131,7 @@ async def test_what_other_runs_do_asks_nothing() -> None:
         assert len(calls) - before <= 1  # of the tick
 
 
+@pytest.mark.system
 async def test_move_rolls_back_and_remove_ask_as_everywhere() -> None:
     world = a_world(an_alias("bot"))
     world.answers["POST aliases/bot"] = an_alias("bot", version=4) | {
@@ -149,6 +150,7 @@ async def test_move_rolls_back_and_remove_ask_as_everywhere() -> None:
         assert len(world.bodies) == 1  # the answer was no
 
 
+@pytest.mark.system
 async def test_enter_opens_the_run_and_escape_leads_back() -> None:
     async with serving(a_world(an_alias("bot"))) as user:
         await until(user, lambda: "sorter@6" in screen_text(user))
@@ -171,6 +173,7 @@ async def test_chat_compares_alias_and_previous_version() -> None:
         assert """lorad generate bot 'it'"'"'s 3' --temperature 0""" in line(user, "#status")
 
 
+@pytest.mark.system
 async def test_escape_drops_an_awaited_answer() -> None:
     world, answers = a_world(an_alias("bot")), threading.Event()
     world.answers["POST generate"] = lambda body: answers.wait() and said(body)
@@ -193,6 +196,7 @@ async def test_escape_drops_an_awaited_answer() -> None:
         await until(user, lambda: not user.app.screen.query_one(Chat).display)
 
 
+@pytest.mark.system
 async def test_dropped_answers_do_not_pile_up() -> None:
     world, answers = a_world(an_alias("bot")), threading.Event()
     world.answers["POST generate"] = lambda body: answers.wait() and said(body)
@@ -221,6 +225,7 @@ async def test_an_error_stays_in_its_column_in_words() -> None:
         assert heads(user)[0] == "✖ bot"
 
 
+@pytest.mark.system
 async def test_what_a_model_says_is_shown_literally() -> None:
     world = a_world(an_alias("bot", by=HOSTILE))
     world.answers["POST generate"] = {
@@ -235,6 +240,7 @@ async def test_what_a_model_says_is_shown_literally() -> None:
         assert "\x1b" not in screen_text(user) and "[b]stop" in heads(user)[0]
 
 
+@pytest.mark.system
 async def test_earlier_prompts_come_back_with_up_and_down() -> None:
     world = a_world(an_alias("bot"))
     async with serving(world) as user:
@@ -287,6 +293,7 @@ async def test_home_without_aliases_can_still_chat() -> None:
         assert "lorad generate sorter hm" in line(user, "#status")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(200, 60), (40, 10), (12, 3)])
 async def test_it_fits_any_terminal(size: tuple[int, int]) -> None:
     rows = [an_alias("bot"), an_alias("支持-🤖-" * 9, "a-long-name" * 5, 10**6, step=None, owner="x" * 50)]

@@ -25,7 +25,9 @@ def client(frozen: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
     transport(frozen).cut(False)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "160x50"])
+@pytest.mark.parametrize(
+    "size", [SMALL, pytest.param(LARGE, marks=pytest.mark.system)], ids=["80x24", "160x50"]
+)
 @pytest.mark.parametrize("name", WALKS)
 def test_screen(name: str, size: tuple[int, int], client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client), terminal_size=size, run_before=WALKS[name])

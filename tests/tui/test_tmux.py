@@ -13,7 +13,10 @@ import pytest
 from tests.kit.tmux import Terminal
 from tests.kit.world import REPOSITORY, World, world
 
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="there is no tmux: apt install tmux")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="there is no tmux: apt install tmux"),
+]
 
 SMALL = "trainer.steps=400 data.prompts_per_step=4 algorithm.group_size=4 eval.every=0 checkpoint.every=4"
 

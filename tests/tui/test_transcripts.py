@@ -3,6 +3,7 @@ shown."""
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
@@ -60,6 +61,7 @@ async def typed(user: User, key: str, words: str) -> None:
     await user.press(key, *letters, "enter")
 
 
+@pytest.mark.system
 async def test_transcript_of_an_episode_unfolds() -> None:
     world = a_world({1: [a_sample(0, 0, 1, **EPISODE), a_sample(0, 1, 1)]})
     async with using(world, (160, 48)) as user:
@@ -76,6 +78,7 @@ async def test_transcript_of_an_episode_unfolds() -> None:
         await until(user, lambda: CALL in reader(user).said and "▸ calls" not in reader(user).said)
 
 
+@pytest.mark.system
 async def test_filter_chooses_among_all_samples() -> None:
     rows = [*samples_of(1, [0, 1]), a_sample(2, 0, 1, finish="length", reward=None, error="judge is down")]
     async with using(a_world({1: rows}), (200, 40)) as user:
@@ -96,6 +99,7 @@ async def test_filter_chooses_among_all_samples() -> None:
         await until(user, lambda: says(user, "3 prompts, 9 samples"))
 
 
+@pytest.mark.system
 async def test_all_samples_are_ordered_together() -> None:
     async with using(a_world({1: samples_of(1, [0, 1])}), (200, 40)) as user:
         await opened(user, 2, "2 prompts, 8 samples")
@@ -140,6 +144,7 @@ def evaluated() -> World:
     return world
 
 
+@pytest.mark.system
 async def test_held_out_prompt_is_followed() -> None:
     async with using(evaluated(), (160, 40)) as user:
         await opened(user, 2, "made at 20")
@@ -159,6 +164,7 @@ async def test_held_out_prompt_is_followed() -> None:
         await until(user, lambda: says(user, "beside: the same prompt in step 20"))
 
 
+@pytest.mark.system
 async def test_samples_of_another_run_stand_beside() -> None:
     world = a_world({3: samples_of(3, [0, 1])})
     world.runs.append(a_run("other", step=2))
@@ -177,6 +183,7 @@ async def test_samples_of_another_run_stand_beside() -> None:
         await until(user, lambda: says(user, "this prompt is not in steps 2 to 2 of other"))
 
 
+@pytest.mark.system
 async def test_texts_are_shown_as_wanted() -> None:
     text = "a\tb <|im_end|>\n# Title\nsome **strong** words"
     tokens = {"widths": [4, 10, 22], "logprobs": [-5.0, -0.01, -0.5], "tokens": [1, 2, 3]}

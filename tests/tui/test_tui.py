@@ -128,6 +128,7 @@ async def test_an_empty_home_says_how_to_begin() -> None:
         await until(user, lambda: "lorad init" in screen_text(user))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_every_screen_fits_any_terminal(size: tuple[int, int]) -> None:
     world = World(a_run("sorter"), a_run("waiter", state="queued", waiting="waits for a device " * 9))
@@ -142,6 +143,7 @@ async def test_every_screen_fits_any_terminal(size: tuple[int, int]) -> None:
         await until(user, lambda: "waits for a device" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_help_lists_every_key() -> None:
     async with using(World(), (120, 300)) as user:
         await user.press("question_mark", "slash", "full_stop")  # all of them, since each id has one

@@ -61,6 +61,7 @@ def everything(base: str) -> list[str]:
 
 
 # -- who comes in --------------------------------------------------------------------------------------------
+@pytest.mark.system
 async def test_every_address_needs_a_key(server: Served) -> None:
     async with visit(server) as guest, aiohttp.ClientSession() as stranger:
         used = server.url.partition("?")[2]
@@ -71,6 +72,7 @@ async def test_every_address_needs_a_key(server: Served) -> None:
                         assert (answer.status, "printed" in await answer.text()) == (401, True), path + query
 
 
+@pytest.mark.system
 async def test_without_a_key_the_terminal_is_refused(server: Served) -> None:
     async with visit(server) as guest, aiohttp.ClientSession() as http:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
@@ -159,6 +161,7 @@ async def test_the_page_needs_nothing_from_elsewhere(server: Served) -> None:
             assert await guest.status(guest.base + "".join(name)) == 200, name
 
 
+@pytest.mark.system
 async def test_tokens_and_keys_reach_no_process_or_log(server: Served) -> None:
     async with visit(server) as guest, await guest.terminal() as socket:
         await drawn(socket)
@@ -221,6 +224,7 @@ async def test_a_request_within_another_is_never_read(server: Served, sent: byte
     assert answer.count(b"HTTP/1.") == 1 and b" 400 " in answer.partition(b"\r\n")[0]
 
 
+@pytest.mark.system
 async def test_a_session_ends_when_its_browser_goes_away(server: Served) -> None:
     await until(lambda: not server.sessions())
     async with visit(server) as guest:
@@ -230,6 +234,7 @@ async def test_a_session_ends_when_its_browser_goes_away(server: Served) -> None
         await until(lambda: not server.sessions())
 
 
+@pytest.mark.system
 async def test_hanging_session_is_killed_with_its_browser(server: Served) -> None:
     async with visit(server) as guest:
         async with await guest.terminal() as socket:
@@ -265,6 +270,7 @@ async def test_screenshot_needs_a_key(server: Served) -> None:
             assert (refused.status, "<svg" in await file.text()) == (401, True)
 
 
+@pytest.mark.system
 async def test_only_so_many_sessions_are_open_at_once(server: Served) -> None:
     await until(lambda: not server.sessions())
     async with visit(server) as guest:
@@ -280,6 +286,7 @@ async def test_only_so_many_sessions_are_open_at_once(server: Served) -> None:
     raise AssertionError("not within 30 s")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 async def test_sessions_end_with_the_server_however_it_ends(made: World, signal_number: int) -> None:
     with served(made) as server:
@@ -293,6 +300,7 @@ async def test_sessions_end_with_the_server_however_it_ends(made: World, signal_
 
 
 # -- the command ---------------------------------------------------------------------------------------------
+@pytest.mark.system
 async def test_a_readonly_server_has_readonly_sessions(made: World) -> None:
     with served(made, "--readonly") as server:
         async with visit(server) as guest, await guest.terminal() as socket:

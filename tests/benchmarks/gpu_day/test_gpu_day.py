@@ -16,6 +16,8 @@ from tests.benchmarks.gpu_day.stages import STAGES, Outcome, Stage, run_stage
 from tests.benchmarks.gpu_day.targets import TARGETS, judge
 from tests.kit.world import REPOSITORY
 
+pytestmark = pytest.mark.system
+
 LEAVES_ONE = """
 import subprocess, sys, time
 left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from lorad.models.directory import resolve
 from tests.benchmarks.kit.models import make
-from tests.kit.world import World, world
+from tests.kit.world import COLD, World, world
 from tests.trainers.real.pairs import ENGINES, configured, missing
 
 MB, EVERY, DEADLINE = 1 << 20, 0.05, 900.0
@@ -119,7 +119,7 @@ def measured(case: str, engine: str, model: Path, steps: int) -> Found:
     sizes = [f"trainer.{key}={value}" for key, value in CASES[case].items()]
     on = (f"model.path={model}", f"trainer.steps={steps}", *sizes)
     on += (f"trainer.backend={trainer}", f"rollout.backend={engine}")
-    with world() as made:
+    with world(COLD) as made:
         made.home.root.mkdir(parents=True)
         made.home.config.write_text(json.dumps({"backends": configured(trainer, engine)}))
         (made.root / "reward.py").write_text(REWARD)

@@ -189,6 +189,7 @@ async def test_export_writes_whole_versions_to_empty_directories_only(home: Path
             await api("export", "a", str(home / "other"))
 
 
+@pytest.mark.system
 async def test_forced_pool_stop_leaves_a_resumable_run(home: Path) -> None:
     behave(home, driver={"seconds": 0.3})
     async with serving(home) as api:

@@ -41,6 +41,7 @@ async def test_check_sees_a_name_in_use(home: Path) -> None:
             await check(api, name="a")
 
 
+@pytest.mark.system
 async def test_suffix_takes_the_first_free_number(home: Path) -> None:
     async with serving(home) as api:
         names = [(await started(api, "a", suffix=True)).name for _ in range(3)]

@@ -66,6 +66,7 @@ def test_slots_split_cores_and_memory_between_pools() -> None:
     assert (whole.threads, half.threads, asked.threads) == (8, 4, 7)
 
 
+@pytest.mark.system
 async def test_two_bases_run_side_by_side_on_slots(home: Path) -> None:
     behave(home, driver={"seconds": 0.3})
     async with reconciling(home) as ctx:

@@ -199,6 +199,7 @@ def checks(made: World) -> dict[str, Any]:
     return {check["name"]: check for check in made.json("doctor")}
 
 
+@pytest.mark.system
 def test_doctor_explains_threads_and_malloc_of_pools() -> None:
     with world() as made:
         made.home.root.mkdir()

@@ -95,6 +95,7 @@ def test_orphans_are_ended_and_nobody_else(home: Path, attempt: AttemptDir) -> N
     Processes().kill_group(beside)
 
 
+@pytest.mark.system
 def test_doctor_finds_orphans_and_repair_ends_them() -> None:
     with world() as made:
         attempt = AttemptDir(made.home.run("gone").root / "attempts" / "0001")

@@ -8,9 +8,10 @@ import pytest
 
 from lorad.box.config import Config
 from lorad.daemon.process.commands import secrets_of
+from lorad.daemon.process.processes import Processes
 from lorad.errors import SpecError
 from lorad.spec.text import load_spec
-from tests.kit.daemon_world import behave, serving
+from tests.kit.daemon_world import COMMANDS, behave, serving
 
 VALUE = "zx81-the-value-that-nobody-finds-4711"
 TOKEN = "hf_" + "a1B2" * 8
@@ -23,6 +24,7 @@ async def test_secret_appears_only_in_the_runs_environment(home: Path) -> None:
     (home / "config.yaml").write_text(f"secrets: {{MY_TOKEN: {file}}}\n")
     behave(home, driver={"seconds": 0.3})
     async with serving(home, secrets={"MY_TOKEN": file}) as api:
+        api.ctx.processes = Processes(COMMANDS)  # what is forked has the environment of its parent in /proc
         await api.run("a")
         shown = await api.until("a", "running")
         assert {process.role for process in shown.processes} >= {"driver", "pool"}

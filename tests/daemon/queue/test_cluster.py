@@ -122,6 +122,7 @@ async def test_unused_nodes_are_given_back(home: Path) -> None:
         assert json.loads((pool.root / "pool.json").read_text())["idle_timeout"] == 0.5
 
 
+@pytest.mark.system
 async def test_patience_ends_and_others_have_their_turn(home: Path) -> None:
     behave(home, **SLOW)
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, patience=3.0)) as ctx:
@@ -159,6 +160,7 @@ async def test_higher_priority_asks_first(home: Path) -> None:
         assert {run.reason for run in ended} == {"completed"}
 
 
+@pytest.mark.system
 async def test_lower_priority_gives_its_nodes(home: Path) -> None:
     behave(home, driver={"seconds": 1.0})  # of a step of the first attempt, which is still there then
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
@@ -276,6 +278,7 @@ def test_nodes_of_ray_with_the_base_are_named(home: Path) -> None:
     assert replace(pool.setup, nodes=found).key == pool.setup.key
 
 
+@pytest.mark.system
 async def test_an_exclusive_run_holds_up_no_others(home: Path) -> None:
     behave(home, driver={"seconds": 0.6})
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 4)) as ctx:

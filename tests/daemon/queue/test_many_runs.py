@@ -80,6 +80,7 @@ async def test_runs_with_different_settings_share_a_pool(home: Path) -> None:
             assert (await until_state(ctx, name, "ended")).reason == "completed"
 
 
+@pytest.mark.system
 async def test_lost_pool_restarts_once_for_all_runs(home: Path) -> None:
     behave(home, driver=SLOW)
     async with reconciling(home) as ctx:

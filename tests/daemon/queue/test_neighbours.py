@@ -121,6 +121,7 @@ def test_processes_of_lorad_are_not_foreign() -> None:
     assert Sight(0.0, processes=(*mine, someone)).foreign() == [someone]
 
 
+@pytest.mark.system
 async def test_yielded_gpu_has_no_pool_left(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ async def test_yielded_gpu_has_no_pool_left(
         assert (row.reason, row.attempt) == ("completed", 2)
 
 
+@pytest.mark.system
 async def test_yielding_run_learns_the_same(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,7 @@ def test_preemption_before_a_step_is_no_failure(home: Path) -> None:
     assert futile_attempts(ctx, "low") == 0
 
 
+@pytest.mark.system
 def test_preempted_run_ends_as_if_never_disturbed() -> None:
     with world() as made:
         spec = made.spec(SMALL)

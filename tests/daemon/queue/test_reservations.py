@@ -155,6 +155,7 @@ async def test_reserving_anew_keeps_its_time(home: Path) -> None:
         assert (again.urgent, again.seconds, again.why) == (True, 3600.0, "paper")
 
 
+@pytest.mark.system
 def test_yielding_run_ends_as_if_never_disturbed() -> None:
     with world() as made:
         spec = made.spec(SMALL)

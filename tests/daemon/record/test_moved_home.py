@@ -93,6 +93,7 @@ async def test_a_moved_home_is_repaired_where_it_is(home: Path, journal: str) ->
     kill_leftovers(home)
 
 
+@pytest.mark.system
 def test_run_in_a_moved_home_ends_and_resumes() -> None:
     with world() as made:
         made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")

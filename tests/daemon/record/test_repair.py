@@ -238,6 +238,7 @@ def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.Mo
     assert "`lorad daemon stop`" in refused.value.hint
 
 
+@pytest.mark.system
 def test_doctor_repairs_database_under_a_working_run(home: Path) -> None:
     with world() as made:
         made.lorad("run", made.spec(), "trainer.steps=40", "--name", "r", "--detach")

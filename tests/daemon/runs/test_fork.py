@@ -153,6 +153,7 @@ async def test_a_damaged_checkpoint_begins_nothing(home: Path) -> None:
         assert [path.name for path in (home / "runs").iterdir()] == ["a"]
 
 
+@pytest.mark.system
 def test_fork_carries_moments_unless_fresh() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2")

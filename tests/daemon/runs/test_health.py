@@ -150,6 +150,7 @@ async def test_hung_driver_is_replaced_when_wanted(home: Path) -> None:
         assert ctx.pools["tiny-1"].number == 1
 
 
+@pytest.mark.system
 async def test_stopped_pool_is_replaced_with_its_tenants(home: Path) -> None:
     behave(home, driver={"seconds": 0.3})
     async with reconciling(home, **QUICK) as ctx:
@@ -287,6 +288,7 @@ async def test_where_it_hangs_is_in_its_log(home: Path, monkeypatch: pytest.Monk
         assert "which hangs" in text and "drive (" in text
 
 
+@pytest.mark.system
 def test_real_run_survives_hung_driver_and_pool() -> None:
     with world() as made:
         made.home.root.mkdir()

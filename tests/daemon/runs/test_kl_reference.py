@@ -28,6 +28,7 @@ NOTHING = "def score(completion): return 0.0\n"
 PULLED = ("algorithm.kl.coef=0.5", "reward=nothing.py:score", "trainer.steps=2")
 
 
+@pytest.mark.system
 def test_unrewarded_run_stays_with_its_adapter() -> None:
     with world() as made:
         (made.root / "nothing.py").write_text(NOTHING)
@@ -67,6 +68,7 @@ def told(made: World, run: str) -> list[tuple[str, str, str]]:
     return [(there["name"], there["sha256"], there["attested"]) for there in found if there]
 
 
+@pytest.mark.system
 def test_a_reference_outlives_its_run_and_a_kill() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2", "lora.rank=8")

@@ -144,6 +144,7 @@ async def test_run_of_a_sweep_keeps_its_name(home: Path) -> None:
             await api("rename", "lr-1", "b")
 
 
+@pytest.mark.system
 async def test_mentions_of_versions_get_the_new_name(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)

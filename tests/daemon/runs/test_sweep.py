@@ -81,6 +81,7 @@ async def sweep(
     return started
 
 
+@pytest.mark.system
 async def test_all_points_run_with_their_values_shown(home: Path) -> None:
     async with serving(home) as api:
         made = await sweep(api, "trainer.lr=1e-4,3e-4", "seed=1,2")
@@ -351,6 +352,7 @@ async def until_decided(api: Api) -> Any:
     return await until(lambda: [row for row in sweeps.sweeps(api.ctx.store) if row.rungs])
 
 
+@pytest.mark.system
 def test_sweep_works_from_the_command_line() -> None:
     with world() as made:
         spec = made.spec(SMALL)

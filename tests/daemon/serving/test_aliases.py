@@ -243,6 +243,7 @@ async def test_pinned_or_aliased_run_is_not_removed(home: Path) -> None:
         await api("remove", "a")
 
 
+@pytest.mark.system
 def test_serving_survives_pool_kill_gc_and_rollback() -> None:
     with world() as made:
         made.run("a", "trainer.steps=3", "checkpoint.keep_versions=1", text=SMALL)

@@ -310,6 +310,7 @@ async def test_imported_adapter_forks_but_never_resumes(home: Path, tmp_path: Pa
         assert (await api.until("on", "ended")).reason == "completed"
 
 
+@pytest.mark.system
 def test_real_pool_serves_from_the_command_line() -> None:
     with world() as made:
         source = adapter_in(

@@ -8,6 +8,8 @@ import pytest
 from lorad.client.check_shapes import Files
 from tests.kit.world import SMALL, World, world
 
+pytestmark = pytest.mark.system
+
 SPEC = SMALL.replace("{every: 2}", "{every: 2, keep: 2, keep_versions: 3}").replace("steps: 6", "steps: 40")
 
 

@@ -203,6 +203,7 @@ async def test_only_newest_logs_and_lives_stay(home: Path) -> None:
         ]
 
 
+@pytest.mark.system
 async def test_long_ended_pool_loses_its_directory(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")

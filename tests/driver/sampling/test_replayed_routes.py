@@ -45,6 +45,7 @@ def routes(run: Driven) -> list[tuple[float, float]]:
     return [(m["routes_differ"], m["routes_unknown"]) for m in metrics if "routes_differ" in m]
 
 
+@pytest.mark.system
 def test_killed_and_resumed_equals_undisturbed(running: Running, tmp_path: Path) -> None:
     calm, killed = (Driven(running, tmp_path, name, *HOW) for name in ("calm", "killed"))
     assert calm.drive().reason == "completed"

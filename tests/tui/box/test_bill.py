@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+import pytest
+
 from lorad.tui.bill import BillScreen
 from lorad.tui.run.screen import RunScreen
 from tests.kit.tui_world import World, busy_world, line, screen_text, until, using
@@ -39,6 +41,7 @@ async def test_the_bill_has_lines_and_sum() -> None:
         assert asked[0]["by"] == "user" and abs(float(asked[0]["since"]) - time.time() + 7 * 86400) < 600
 
 
+@pytest.mark.system
 async def test_keys_choose_by_what_and_since_when() -> None:
     asked: list[Json] = []
     async with using(a_world(asked), (120, 36)) as user:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from lorad.tui.curves.remembered import choices
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.picker import Choose
@@ -11,6 +13,7 @@ from tests.kit.tui_world import a_run, screen_text, until, using
 from tests.tui.test_curves import a_world, looking, serve, step, tab
 
 
+@pytest.mark.system
 async def test_x_goes_by_tokens_and_time() -> None:
     world = a_world(4)
     serve(world, "first", lambda: 4, lambda number: step(number, tokens=1000))
@@ -36,6 +39,7 @@ async def test_other_runs_show_their_values_at_equal_tokens() -> None:
         await until(user, lambda: "A 0.001  B 0.002" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_choices_are_there_the_next_time() -> None:
     async with looking(a_world()) as user:
         await user.press("e", "u", "b", "j", "D", "m")
@@ -55,6 +59,7 @@ async def test_system_metrics_are_found_by_that_word() -> None:
         assert "gradient norm" not in screen_text(user)
 
 
+@pytest.mark.system
 async def test_last_chart_cannot_be_hidden() -> None:
     async with looking(a_world()) as user:
         await user.press(*"D" * 20)

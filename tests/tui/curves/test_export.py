@@ -45,6 +45,7 @@ def test_csv_has_the_window_and_seconds(tmp_path: Path) -> None:
     assert [(row["step"], row["seconds"]) for row in found] == [("2", "3.0"), ("3", "4.0")]
 
 
+@pytest.mark.system
 def test_svg_names_metrics_and_runs(tmp_path: Path) -> None:
     path = write(str(tmp_path / "a.svg"), ["reward", "kl"], runs("_a", "<b>$x$"), Look(log=True))
     text = " ".join(ElementTree.parse(path).getroot().itertext())
@@ -72,6 +73,7 @@ def test_impossible_names_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert wrong_with(str(tmp_path / "a.csv")) == ""
 
 
+@pytest.mark.system
 async def test_key_writes_what_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first-reward.png").touch()

@@ -67,6 +67,7 @@ async def test_bar_presses_what_is_clicked(text: str, screen: type) -> None:
         await until(user, lambda: isinstance(user.app.screen, screen))
 
 
+@pytest.mark.system
 async def test_clicks_answer_a_question() -> None:
     world = World(a_run("first"))
     async with using(world) as user:

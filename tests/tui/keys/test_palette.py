@@ -92,6 +92,7 @@ async def test_no_keeps_the_line_and_does_nothing() -> None:
         assert typed(user) == "kill other" and world.asked == []
 
 
+@pytest.mark.system
 async def test_filter_leaves_out_runs_that_fit_not() -> None:
     world = a_world(*SWEEP)
     world.runs[2]["state"] = "paused"
@@ -115,6 +116,7 @@ async def test_tab_completes_verbs_then_runs() -> None:
         await until(user, lambda: shown(user)[:1] == ["other"])
 
 
+@pytest.mark.system
 async def test_versions_and_keys_are_completed() -> None:
     async with using(a_world("sorter")) as user:
         await until(user, lambda: len(names(user)) == 1)
@@ -124,6 +126,7 @@ async def test_versions_and_keys_are_completed() -> None:
         await until(user, lambda: "trainer.lr=" in shown(user))
 
 
+@pytest.mark.system
 async def test_fork_sends_the_settings_that_were_typed() -> None:
     world = a_world("r1")
     async with using(world) as user:
@@ -143,6 +146,9 @@ async def test_rename_sends_the_new_name() -> None:
         await until(user, lambda: world.bodies == [("runs/r1/rename", {"name": "best"})])
 
 
+@pytest.mark.system(
+    but=["stop-no run was named", "stpo r1-Did you mean stop", "stop nobody-no run named nobody"]
+)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -170,6 +176,7 @@ async def test_errors_are_said_in_place(text: str, says: str) -> None:
         assert isinstance(user.app.screen, CommandLine) and typed(user) == text and world.asked == []
 
 
+@pytest.mark.system
 async def test_up_and_down_go_through_the_history() -> None:
     async with using(a_world("r1")) as user:
         await until(user, lambda: len(names(user)) == 1)
@@ -200,6 +207,7 @@ async def test_unpin_names_what_holds_the_version() -> None:
         assert world.bodies[-1][0] == "versions/r1%403/unpin"
 
 
+@pytest.mark.system
 async def test_logs_opens_that_tab_of_the_run() -> None:
     async with using(a_world("r1")) as user:
         await until(user, lambda: len(names(user)) == 1)

@@ -56,6 +56,7 @@ def cut_keys(user: User) -> list[str]:
     ]
 
 
+@pytest.mark.system(but=["bill", "palette"])
 @pytest.mark.parametrize("name", WALKS)
 async def test_screen_is_whole(name: str, client: Client) -> None:
     async with app_of(client).run_test(size=SIZE) as user:

@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from msgspec.structs import replace
 
 from lorad.client.client import Client
@@ -48,6 +49,7 @@ async def test_checkpoints_are_newest_first_with_lost_steps() -> None:
         )
 
 
+@pytest.mark.system
 async def test_resume_starts_from_the_selected_checkpoint() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")
@@ -56,6 +58,7 @@ async def test_resume_starts_from_the_selected_checkpoint() -> None:
         await until(user, lambda: "lorad resume a --detach --from 10" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_fork_takes_the_version_of_the_checkpoint() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")

@@ -121,6 +121,7 @@ def test_too_many_new_events_are_fetched_anew() -> None:
     assert tab.read(Client(transport=Prepared(world)), changes, RUN) == News(EVENTS_BEFORE, is_all=True)
 
 
+@pytest.mark.system
 async def test_kinds_and_words_narrow_until_escape() -> None:
     async with looking_at(PAST) as (user, _):
         await user.press("v", "v")
@@ -141,6 +142,7 @@ async def test_selected_event_is_shown_whole_below() -> None:
         await until(user, lambda: "the end" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_cursor_stays_on_event_or_newest() -> None:
     async with looking_at(PAST) as (user, world):
         table = user.app.screen.query_one(Events).query_one(Rows)
@@ -153,6 +155,7 @@ async def test_cursor_stays_on_event_or_newest() -> None:
         assert table.key == "9"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_any_size_does(size: tuple[int, int]) -> None:
     async with looking_at(PAST) as (user, _):

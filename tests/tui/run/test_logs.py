@@ -64,6 +64,7 @@ def lines(count: int) -> str:
     return "".join(f"step {number}\n" for number in range(1, count + 1))
 
 
+@pytest.mark.system
 async def test_end_is_followed_until_scrolled_up() -> None:
     files = Files(driver=lines(200))
     async with looking_at(files) as (user, world):
@@ -81,6 +82,7 @@ async def test_end_is_followed_until_scrolled_up() -> None:
         await until(user, lambda: "step 202" in screen_text(user) and "▼ follows" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_filter_applies_while_it_is_typed() -> None:
     files = Files(driver=lines(30) + "ERROR: step 3 broke\n")
     async with looking_at(files) as (user, world):
@@ -99,6 +101,7 @@ async def test_filter_applies_while_it_is_typed() -> None:
         await until(user, lambda: not isinstance(user.app.screen, RunScreen))
 
 
+@pytest.mark.system
 async def test_each_process_has_its_log_and_its_command() -> None:
     files = Files({"driver": "of the driver\n", "trainer": "of the trainer\n", "engine-1": "of the second\n"})
     async with looking_at(files, spec=SERVERS) as (user, _):
@@ -126,6 +129,7 @@ def test_only_processes_with_logs_are_offered(run: dict[str, Any], found: list[s
     assert sources(shaped(RunDetails, a_run("a") | {"pool": None} | run)) == found
 
 
+@pytest.mark.system
 async def test_truncated_or_new_log_is_read_anew() -> None:
     files = Files(driver=lines(50))
     async with looking_at(files) as (user, world):
@@ -146,6 +150,7 @@ async def test_what_programs_print_is_shown_literally() -> None:
         assert "\x1b" not in screen_text(user) and "\t" not in screen_text(user)
 
 
+@pytest.mark.system
 async def test_levels_have_signs_as_well_as_colours() -> None:
     files = Files(driver="fine\nWARNING: odd\nRuntimeError: bad\n")
     async with looking_at(files) as (user, _):
@@ -153,6 +158,7 @@ async def test_levels_have_signs_as_well_as_colours() -> None:
         assert "! WARNING: odd" in screen_text(user) and "  fine" in screen_text(user)
 
 
+@pytest.mark.system
 async def test_an_empty_log_says_so() -> None:
     async with looking_at(Files()) as (user, _):
         await until(user, lambda: "nothing printed" in screen_text(user))
@@ -192,6 +198,7 @@ def test_fast_growing_log_is_read_from_its_end() -> None:
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_any_size_does(size: tuple[int, int]) -> None:
     async with looking_at(Files(driver=lines(50) + "wide " * 100 + "\n")) as (user, _):

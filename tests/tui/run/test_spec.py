@@ -59,6 +59,7 @@ def test_lines_of_two_specs_bear_signs() -> None:
     ]
 
 
+@pytest.mark.system
 async def test_defaults_are_hidden_until_asked_for() -> None:
     async with using(a_world(), (160, 50)) as user:
         await open_tab(user)
@@ -69,6 +70,7 @@ async def test_defaults_are_hidden_until_asked_for() -> None:
         await until(user, lambda: "dropout: 0.0" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_spec_is_compared_with_another_run() -> None:
     async with using(a_world(), (160, 50)) as user:
         await open_tab(user)
@@ -81,6 +83,7 @@ async def test_spec_is_compared_with_another_run() -> None:
         assert "+   schedule: linear" in screen_text(user) and "-   steps: 7" in screen_text(user)
 
 
+@pytest.mark.system
 async def test_comparison_with_an_unknown_run_says_so() -> None:
     def nothing(query: dict[str, str]) -> None:
         raise NotFound("no run named ghost", hint="")
@@ -96,6 +99,7 @@ async def test_comparison_with_an_unknown_run_says_so() -> None:
         assert "lr: 3e-5" in screen_text(user)
 
 
+@pytest.mark.system
 async def test_search_finds_a_key_until_escape() -> None:
     async with using(a_world(), (80, 24)) as user:
         await open_tab(user)
@@ -106,6 +110,7 @@ async def test_search_finds_a_key_until_escape() -> None:
         assert isinstance(user.app.screen, RunScreen)
 
 
+@pytest.mark.system
 async def test_the_copied_yaml_is_the_spec() -> None:
     world = a_world()
     async with using(world, (80, 24)) as user:
@@ -115,6 +120,7 @@ async def test_the_copied_yaml_is_the_spec() -> None:
         assert load_spec(user.app.clipboard) == convert(world.answers["runs/mine"]["spec"])
 
 
+@pytest.mark.system
 async def test_new_run_begins_from_the_shown_spec() -> None:
     async with using(a_world(), (80, 24)) as user:
         await open_tab(user)
@@ -124,6 +130,7 @@ async def test_new_run_begins_from_the_shown_spec() -> None:
         )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_the_tab_fits_any_terminal(size: tuple[int, int]) -> None:
     async with using(a_world(), (100, 30)) as user:

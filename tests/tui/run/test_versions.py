@@ -49,6 +49,7 @@ async def test_what_a_resume_rewound_is_a_branch() -> None:
         assert "│ ○ @3" in shown and "├─○ @2" in shown and "● @1" in shown
 
 
+@pytest.mark.system
 async def test_enter_on_a_fork_opens_its_run() -> None:
     world = a_world([a_version(0), a_version(1)])
     world.runs.append(a_run("a-fork", origin="a@0"))
@@ -59,6 +60,7 @@ async def test_enter_on_a_fork_opens_its_run() -> None:
         assert isinstance(user.app.screen, RunScreen)
 
 
+@pytest.mark.system
 async def test_action_applies_to_the_selected_version() -> None:
     world = a_world([a_version(0), a_version(1)])
     world.answers["POST versions/a%401/pin"] = a_version(1, pinned=True)
@@ -73,6 +75,7 @@ async def test_action_applies_to_the_selected_version() -> None:
         assert "a@1 is pinned." in line(user, "#status")
 
 
+@pytest.mark.system
 async def test_only_marked_versions_are_targets() -> None:
     world = a_world([a_version(0), a_version(1)], origin="base@9")
     async with using(world) as user:
@@ -85,6 +88,7 @@ async def test_only_marked_versions_are_targets() -> None:
         ]
 
 
+@pytest.mark.system
 async def test_swap_suggests_the_alias_of_this_run() -> None:
     async with using(a_world([a_version(0, aliases=["bot"]), a_version(1)])) as user:
         await opened(user, 3, "◉ @1")
@@ -94,6 +98,7 @@ async def test_swap_suggests_the_alias_of_this_run() -> None:
         )
 
 
+@pytest.mark.system
 async def test_a_new_version_appears_and_the_cursor_stays() -> None:
     versions = [a_version(0), a_version(1)]
     world = a_world(versions)
@@ -108,6 +113,7 @@ async def test_a_new_version_appears_and_the_cursor_stays() -> None:
         await until(user, lambda: rows(user).key == "2")
 
 
+@pytest.mark.system
 async def test_thousands_of_versions_page() -> None:
     async with using(a_world([a_version(number) for number in range(3000)])) as user:
         await opened(user, 3, "◉ @2999")
@@ -134,6 +140,7 @@ async def test_names_of_others_are_shown_literally() -> None:
         assert "\x1b" not in screen_text(user)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
 async def test_run_without_versions_fits_small_terminals(size: tuple[int, int]) -> None:
     async with using(a_world([])) as user:

@@ -1,0 +1,61 @@
+"""Runs a command in a fork of the warm process: `python -I -S client.py [-u] -m MODULE …`, -c, or a file.
+
+It has the same input, output, directory and environment; signals are passed on, and its exit code is this
+one's. Where the environment names no warm process, the command begins as any other. It needs the standard
+library alone, so that it starts in ten milliseconds.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+
+PLACE = "LORAD_WARM"  # the variable that names the socket of the warm process
+GROUP = "LORAD_CPU_GROUP"  # the variable that names the control group of whoever asks, see cpu_seconds.py
+HEAVY_PLACE = ".torch"  # what follows it for the one that has torch
+HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial")  # words of command lines that need it
+MESSAGE_BYTES = 1 << 20
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def ask(
+    place: str, question: dict[str, object], argv: list[str], fds: list[int]
+) -> tuple[socket.socket, int]:
+    """Have a process forked; returns the connection, which ends with the process, and its pid.
+
+    argv: what is to run there in the end.
+
+    Raises OSError where no warm process answers.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+        connection.connect(place + HEAVY_PLACE * any(word in HEAVY for word in argv))
+        socket.send_fds(connection, [json.dumps(question).encode()], fds)
+        answer = connection.recv(64)
+        if not answer:
+            raise ConnectionResetError(f"{place}: nothing was forked")
+        return connection, int(answer)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def question(argv: list[str], environment: dict[str, str], cwd: str) -> dict[str, object]:
+    """Make the question for a command. argv: what follows `python`."""
+    return {"kind": "run", "argv": argv, "env": environment, "cwd": cwd}
+
+
+def main() -> int:
+    if not (place := os.environ.get(PLACE)):
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    connection, _ = ask(place, question(sys.argv[1:], dict(os.environ), os.getcwd()), sys.argv[1:], [0, 1, 2])
+    for number in PASSED_ON:
+        signal.signal(number, lambda received, _: connection.send(str(received).encode()))
+    ended = connection.recv(64)
+    return int(ended) if ended else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The warm process of a run of pytest, and its workers as forks of it."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.client import launch
+from tests.kit.warm.client import HEAVY_PLACE, PLACE
+from tests.kit.warm.processes import CLIENT, WarmDaemon
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def listening(place: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(place)
+    listener.listen(128)
+    return listener
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the warm process with the first pytest; workers find it in their environment.
+
+    It imports at once where many tests are to be run, else when it is asked for something.
+    """
+    launch._spawn = WarmDaemon
+    if PLACE in os.environ:
+        return
+    directory = tempfile.TemporaryDirectory(prefix="lr-warm-")
+    place = os.environ[PLACE] = f"{directory.name}/socket"
+    now = ["--now"] if config.getoption("numprocesses", None) else []
+    with listening(place) as light, listening(place + HEAVY_PLACE) as heavy:
+        fds = [light.fileno(), heavy.fileno()]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kit.warm.server", *map(str, fds), *now],
+            stdin=subprocess.PIPE, cwd=REPOSITORY, start_new_session=True, pass_fds=fds,
+        )  # fmt: skip
+
+    def end() -> None:
+        process.communicate()
+        directory.cleanup()
+        del os.environ[PLACE]
+
+    config.add_cleanup(end)
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Have each worker forked from the warm process."""
+    for spec in specs:
+        spec.python = " ".join(CLIENT)

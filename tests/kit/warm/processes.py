@@ -1,0 +1,129 @@
+"""Processes of a daemon that are forked from the warm process, with what they import imported."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from lorad.box.paths import Home
+from lorad.daemon.process.processes import Processes
+from tests.kit.warm import client
+from tests.kit.warm.client import PLACE
+
+MOST_ENDS = 100
+CLIENT = (sys.executable, "-I", "-S", client.__file__)
+
+
+def is_warm(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a warm process serves the tests."""
+    return bool(environment.get(PLACE))
+
+
+def python(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return what stands for `python` in a command line: a fork of the warm process, where there is one."""
+    return CLIENT if is_warm(environment) else (sys.executable,)
+
+
+class WarmProcesses(Processes):
+    """Shims are children of the warm process, where there is one: connections to it tell of their ends."""
+
+    _ends: ClassVar[dict[Path, int]] = {}  # descriptors that can be read when the shim of a directory is over
+
+    def _start_shim(self, root: Path) -> int:
+        if not is_warm():
+            return super()._start_shim(root)
+        asked: dict[str, object] = {"kind": "shim", "root": str(root), "detached": True}
+        asked |= {"env": dict(os.environ), "cwd": os.getcwd()}
+        connection, pid = client.ask(os.environ[PLACE], asked, argv_of(root), [])
+        if len(WarmProcesses._ends) > MOST_ENDS:  # of daemons that are gone
+            for other in [other for other, fd in WarmProcesses._ends.items() if can_read(fd, 0)]:
+                os.close(WarmProcesses._ends.pop(other))
+        WarmProcesses._ends[root] = connection.detach()
+        return pid
+
+    def _has_ended(self, root: Path, pid: int) -> bool:
+        if not is_warm():
+            return super()._has_ended(root, pid)
+        fd = WarmProcesses._ends.get(root)
+        if fd is None:
+            return True
+        if not can_read(fd, 0):
+            return False
+        os.close(WarmProcesses._ends.pop(root))
+        return True
+
+
+def argv_of(root: Path) -> list[str]:
+    """Read what the shim of an attempt is to start."""
+    argv: list[str] = json.loads((root / "command.json").read_bytes())["argv"]
+    return argv
+
+
+def can_read(fd: int, seconds: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def keep_warm() -> None:
+    """Have a process of lorad that was forked from the warm process start others from there too."""
+    from lorad.client import launch
+    from lorad.daemon.api.verbs import trial
+    from lorad.daemon.runs import preflight
+
+    guarded = preflight.guarded
+
+    def warm_guarded(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
+        is_python = argv[0] == sys.executable and "-I" not in argv
+        return guarded([*python(env), *argv[1:]] if is_python else argv, env, **options)
+
+    for place, name, value in (
+        (Processes, "_start_shim", WarmProcesses._start_shim),
+        (Processes, "_has_ended", WarmProcesses._has_ended),
+        (preflight, "guarded", warm_guarded),
+        (trial, "guarded", warm_guarded),
+        (launch, "_spawn", WarmDaemon),
+    ):
+        setattr(place, name, value)
+
+
+class WarmDaemon(subprocess.Popen[bytes]):
+    """A daemon that was forked; it outlives this process."""
+
+    def __init__(self, home: Home, log: IO[bytes], *, system: bool = False) -> None:
+        argv = ["-m", "lorad.daemon", *(["--system"] if system else [])]
+        environment = {name: value for name, value in os.environ.items() if name != "LORAD_ATTEMPT"}
+        asked = client.question(argv, environment | {"LORAD_HOME": str(home.root)}, "/") | {"detached": True}
+        with open(os.devnull, "r+b") as nothing:
+            fds = [nothing.fileno(), log.fileno(), log.fileno()]
+            self._connection, self.pid = client.ask(os.environ[PLACE], asked, argv, fds)
+        self.returncode: int | None = None
+        self.args = argv
+
+    def poll(self) -> int | None:
+        """Return the exit code, once there is one."""
+        if self.returncode is None and can_read(self._connection.fileno(), 0):
+            self._take()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not can_read(self._connection.fileno(), timeout):
+                raise subprocess.TimeoutExpired("lorad.daemon", timeout or 0.0)
+            self._take()
+        assert self.returncode is not None
+        return self.returncode
+
+    def __del__(self) -> None:
+        """Leave the daemon alone."""
+        self._connection.close()
+
+    def _take(self) -> None:
+        ended = self._connection.recv(64)
+        self.returncode = int(ended) if ended else 1
+        self._connection.close()

@@ -1,0 +1,285 @@
+"""Two processes that have imported what lorad's processes import, and fork them: one has torch, one has not.
+
+A test worker, a pool, a driver or a command line begins within some 40 milliseconds of processor time
+instead of after up to five seconds of imports. `python -m tests.kit.warm.server FD FD [--now]` serves at two
+listening sockets until its standard input ends. Each has one thread and computes nothing, so that a fork is
+as good as a fresh interpreter. What differs: /proc shows the command line and the environment of the warm
+process, and malloc and OpenMP were set up by it.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import lorad
+from lorad.daemon.process import shim
+from tests.kit.warm.client import GROUP, MESSAGE_BYTES
+from tests.kit.warm.processes import keep_warm
+
+LIGHT = ("aiohttp.web", "rich.console")
+# what pools and workers of pytest import beside it, and the rooms and modules of lorad that are theirs
+HEAVY_PACKAGES = (
+    *("torch", "transformers", "peft", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet"),
+    *("pytest", "pytest_asyncio", "xdist.remote", "hypothesis", "syrupy", "textual.app"),
+)
+HEAVY = (
+    *("models", "trainers", "engines", "pool", "backends.engine_trial", "tui"),
+    *("rl.loss", "rl.user.autograd", "rl.value_loss"),
+)
+LEFT_OUT = (
+    *("migrations", "grants.ray", "driver.user"),
+    "rl.template_child",  # puts a stand-in where transformers is
+)
+
+
+class Child:
+    """A process that was forked for a connection."""
+
+    def __init__(self, pid: int, connection: socket.socket, *, detached: bool) -> None:
+        self.pid, self.connection, self.detached = pid, connection, detached
+        self.pidfd = os.pidfd_open(pid)
+
+
+class Server:
+    """Answers one question after the other; children are watched by their pidfds."""
+
+    def __init__(self, listener: socket.socket, names: Sequence[str]) -> None:
+        self.names = names  # of modules, to be imported before the first fork
+        self.listener = listener
+        self.poll = select.poll()
+        self.is_loaded = False
+        self.children: dict[int, Child] = {}  # by the descriptors of their pidfds and connections
+
+    def load(self) -> None:
+        """Import what children need; what is missing in an environment is left out."""
+        self.is_loaded = True
+        sys.modules["pandas"] = None  # type: ignore[assignment]  # see lorad/daemon/__main__.py
+        with without_collector():
+            for name in self.names:
+                with suppress(Exception):
+                    importlib.import_module(name)
+        del sys.modules["pandas"]
+
+    def serve(self) -> None:
+        """Answer until standard input ends."""
+        for fd in (0, self.listener.fileno()):
+            self.poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in self.poll.poll():
+                if fd == 0:
+                    return
+                if fd == self.listener.fileno():
+                    self._answer(self.listener.accept()[0])
+                elif (child := self.children.get(fd)) is not None:
+                    if fd == child.pidfd:
+                        self._ended(child)
+                    else:
+                        self._signal(child)
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MESSAGE_BYTES)
+        if not self.is_loaded:
+            self.load()
+        data, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+        if not data:
+            connection.close()
+            return
+        asked = json.loads(data)
+        pid = os.fork()
+        if pid == 0:
+            become(asked, fds)
+        for fd in fds:
+            os.close(fd)
+        child = Child(pid, connection, detached=asked.get("detached", False))
+        for fd in (child.pidfd, connection.fileno()):
+            self.children[fd] = child
+            self.poll.register(fd, select.POLLIN)
+        with suppress(OSError):
+            connection.send(str(pid).encode())
+
+    def _ended(self, child: Child) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        with suppress(OSError):
+            code = os.waitstatus_to_exitcode(status)
+            child.connection.send(str(code if code >= 0 else 128 - code).encode())
+        self._forget(child)
+
+    def _signal(self, child: Child) -> None:
+        """Pass a signal on; whoever asked and is gone ends what was forked for it."""
+        data = b""
+        with suppress(OSError):
+            data = child.connection.recv(64)
+        if not data:
+            self.poll.unregister(child.connection)
+            del self.children[child.connection.fileno()]
+            if child.detached:
+                return
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, int(data) if data else signal.SIGKILL)
+
+    def _forget(self, child: Child) -> None:
+        for fd in (child.pidfd, child.connection.fileno()):
+            if self.children.pop(fd, None) is not None:
+                self.poll.unregister(fd)
+        os.close(child.pidfd)
+        child.connection.close()
+
+
+def become(asked: dict[str, Any], fds: Sequence[int]) -> NoReturn:
+    """Be the process that was asked for, in the fork; never returns."""
+    code = 1
+    try:
+        for target, fd in enumerate(fds or [os.open(os.devnull, os.O_RDWR)] * 3):
+            os.dup2(fd, target)
+        os.closerange(3, 1 << 16)
+        begin_anew(asked["env"], asked["cwd"])
+        if asked.get("detached"):
+            os.setsid()
+        if asked["kind"] == "shim":
+            os.execvpe = exec_or_run  # type: ignore[assignment]
+            code = ended_with(lambda: run_shim(asked["root"]))
+        else:
+            code = ended_with(lambda: run(asked["argv"]))
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def begin_anew(environment: dict[str, str], cwd: str) -> None:
+    """What an interpreter begins with: signals, environment, directory, standard streams."""
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if group := environment.get(GROUP):
+        with open(f"{group}/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    os.chdir(cwd)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through=bool(environment.get("PYTHONUNBUFFERED")))
+    gc.enable()
+
+
+def ended_with(work: Callable[[], object]) -> int:
+    """Work as the main module of an interpreter does, to its end; returns the exit code."""
+    try:
+        code = exit_code(work)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        return 130
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    return code
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    try:
+        returned = work()
+        return returned if isinstance(returned, int) else 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def run_shim(root: str) -> int:
+    sys.argv = [shim.__file__, root]
+    return shim.main()
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run what `python ARGV` runs."""
+    words, safe = list(argv), False
+    while words and words[0] in ("-u", "-B", "-P", "-I", "-S"):
+        safe = words.pop(0) in ("-P", "-I") or safe
+    for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if place and place not in sys.path:
+            sys.path.insert(0, place)
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        main = sys.modules["__main__"] = type(sys)("__main__")
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    elif words[0] == "-m":
+        if not safe:
+            sys.path.insert(0, os.getcwd())
+        sys.argv = words[1:]
+        if words[1].partition(".")[0] == "lorad":
+            keep_warm()
+        sys.modules.pop(f"{words[1]}.__main__", None)
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def exec_or_run(file: str, argv: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """In place of os.execvpe in the fork of a shim: Python programs are run here, others executed."""
+    if file != sys.executable or "-I" in argv:
+        real_execvpe(file, list(argv), environment)
+    begin_anew(environment, os.getcwd())
+    os._exit(ended_with(lambda: run(argv[1:])))
+
+
+real_execvpe = os.execvpe
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.freeze()
+
+
+def modules(*, heavy: bool) -> Iterator[str]:
+    """Yield the modules of lorad that reach torch, or the others; none is imported for that."""
+    root = os.path.dirname(lorad.__file__)
+    for folder, _, files in os.walk(root, followlinks=True):
+        for file in files:
+            name = os.path.relpath(os.path.join(folder, file), root).removesuffix(".py").replace("/", ".")
+            is_left_out = not file.endswith(".py") or file.startswith("__") or name.startswith(LEFT_OUT)
+            if not is_left_out and name.startswith(HEAVY) is heavy:
+                yield f"lorad.{name}"
+
+
+def main() -> None:
+    listeners = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:3]]
+    light = Server(listeners[0], [*LIGHT, *modules(heavy=False)])
+    heavy = Server(listeners[1], [*HEAVY_PACKAGES, *modules(heavy=True)])
+    light.load()
+    if os.fork():
+        heavy.listener.close()
+        light.serve()
+    else:
+        light.listener.close()
+        if "--now" in sys.argv:
+            heavy.load()
+        heavy.serve()
+
+
+if __name__ == "__main__":
+    main()
