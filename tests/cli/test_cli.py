@@ -121,6 +121,7 @@ def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     assert not directory.exists()
 
 
+@pytest.mark.system
 def test_exclusive_run_waits_and_says_why(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "first", "--detach")
     made.reached("first", 1)

@@ -209,7 +209,8 @@ async def test_daemon_keeps_home_within_disk_budget(home: Path, monkeypatch: pyt
 
 
 async def test_only_pokes_and_time_make_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, now = Loop(), time.monotonic()
+    loop = Loop()
+    now = 1000.0  # a sum with it is exact
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert [loop.looks_at_all(), loop.looks_at_all()] == [True, False]
     loop.poke()

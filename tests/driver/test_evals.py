@@ -54,6 +54,7 @@ def test_sets_are_due_at_their_own_steps(running: Running, home: Path) -> None:
     assert size["score"] == sum(len(line["completion"]) for line in first) / 2
 
 
+@pytest.mark.system
 def test_sets_change_no_bit_of_a_run(running: Running, home: Path) -> None:
     plain, more = Driven(running, home, "plain", "eval.every=2"), Driven(running, home, "more", SETS)
     assert [plain.drive().reason, more.drive().reason] == ["completed"] * 2

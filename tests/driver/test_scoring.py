@@ -140,6 +140,7 @@ def test_math_without_its_package_says_so(bare: Path, home: Path) -> None:
     assert "reward.python" in refused.value.hint
 
 
+@pytest.mark.system(but=["so \\\\boxed{\\\\frac{1}{2}}-0.5-1.0"])
 @pytest.mark.parametrize(
     ("completion", "answer", "value"),
     [

@@ -116,6 +116,7 @@ def test_pool_without_teacher_ends_the_run(model: Path, tmp_path: Path) -> None:
     assert end.reason == "failed" and "pool p does not hold" in end.detail
 
 
+@pytest.mark.system
 def test_plain_run_is_the_same_beside_a_teacher(running: Running, tmp_path: Path) -> None:
     """A pool with a teacher takes runs without one, and gives them the same bits."""
     (tmp_path / "pool").mkdir()

@@ -320,6 +320,7 @@ async def test_an_agent_asks_to_be_let_go(agents: Agents, tmp_path: Path) -> Non
     assert agents.processes["h1"].wait(10) == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("asks", ["SIGTERM", "pool"])
 async def test_a_leaving_agent_outlives_its_starter(agents: Agents, tmp_path: Path, asks: str) -> None:
     """`ray stop` ends the actor that holds its stdin at once; the pool lets it go after its step."""

@@ -147,6 +147,7 @@ def unlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
         (gpu_locks.DIRECTORY / f"{gpu}.lock").unlink(missing_ok=True)
 
 
+@pytest.mark.system
 async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
     asked = setup(nodes=1, devices=1, hosts=unlike, memory=32 << 30)
     async with taken(asked, "p", tmp_path, tmp_path) as grant:

@@ -66,6 +66,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield made
 
 
+@pytest.mark.system
 async def test_many_nodes_pass_a_directory_on(world: World) -> None:
     assert await world.put() == [None] * 16
     assert await world.whole() == NAMES and world.puts == []
@@ -114,6 +115,7 @@ async def test_each_hop_hashes(world: World, monkeypatch: pytest.MonkeyPatch) ->
     assert await world.whole() == NAMES and world.left() == {"run@1"}
 
 
+@pytest.mark.system
 async def test_another_agent_may_only_put(world: World, tmp_path: Path) -> None:
     first, second = (world.swarm.agents[name] for name in ROOTS)
     told = world.swarm.told[1]

@@ -65,6 +65,7 @@ def test_engine_waking_with_other_weights_serves_nobody(
                 generate(connection, version)
 
 
+@pytest.mark.system(but="bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_engine_that_wakes_as_it_was_serves(dtype: str, tmp_path: Path) -> None:
     with opened(tmp_path, "Sleeps", mode="timesliced", dtype=dtype) as connection:

@@ -33,16 +33,19 @@ def test_screen(name: str, size: tuple[int, int], client: Client, snap_compare: 
     assert snap_compare(app_of(client), terminal_size=size, run_before=WALKS[name])
 
 
+@pytest.mark.system(but=["markdown", "hostile"])
 @pytest.mark.parametrize("name", ODD)
 def test_odd(name: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client), terminal_size=MIDDLE, run_before=ODD[name])
 
 
+@pytest.mark.system(but=["light"])
 @pytest.mark.parametrize("theme", ["light", "ansi", "contrast"])
 def test_theme(theme: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=WALKS["dashboard"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("theme", ["light", "ansi"])
 def test_theme_of_texts(theme: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=ODD["chances"])
