@@ -54,7 +54,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 200
 JOBS ?= 2
-WORKERS ?= 4
+WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-system test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \

@@ -46,7 +46,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in FIRST)
+    """Order the files so that what waits runs beside what computes: tests of the daemon are spread among the others."""
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [path for path in files if "daemon" in path.parts]
+    computing = [path for path in files if "daemon" not in path.parts]
+    place = {path: at / len(kind) for kind in (waiting, computing) for at, path in enumerate(kind)}
+    items.sort(key=lambda item: (item.path.stem not in FIRST, place[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -215,9 +215,16 @@ async def using(
         world.live(False)
 
 
+def at_rest(user: User) -> bool:
+    """Whether the screen shows all that its widgets were given: Textual draws a few times a second."""
+    screen = user.app.screen
+    return not (screen._layout_required or screen._dirty_widgets or screen._repaint_required)
+
+
 async def until(user: User, condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until a condition holds and the screen is drawn."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (condition() and at_rest(user)):
         assert time.monotonic() < deadline, screen_text(user)
         await user.pause(0.02)
 

@@ -41,14 +41,16 @@ E4M3 = np.array(
 
 
 def by_hand(weight: torch.Tensor, form: Quantize) -> torch.Tensor:
-    """The nearest numbers of the grid, searched for among all; of two as near, fp8 has the even one."""
+    """The nearest numbers of the grid; of two as near, fp8 has the even one."""
     numbers = weight.float().numpy()
     rows = numbers.reshape(-1, 64 if form == "nf4" else numbers.shape[1])
     grid = NF4 if form == "nf4" else np.concatenate([-E4M3[:0:-1], E4M3])
     scales = np.abs(rows).max(1, keepdims=True) / np.float32(1 if form == "nf4" else 448)
     odd = np.arange(len(grid)) % 2 * 1e-12 * (form == "fp8")
-    found = [grid[(np.abs(row[:, None].astype(np.float64) - grid) + odd).argmin(1)] for row in rows / scales]
-    return torch.from_numpy((np.stack(found) * scales).reshape(numbers.shape))
+    exact = (rows / scales).astype(np.float64)
+    above = np.searchsorted(grid, exact).clip(1, len(grid) - 1)
+    far = [np.abs(exact - grid[place]) + odd[place] for place in (above - 1, above)]
+    return torch.from_numpy((grid[above - (far[0] <= far[1])] * scales).reshape(numbers.shape))
 
 
 def snapped(model: str, form: Quantize, target: Path) -> Path:
