@@ -189,7 +189,8 @@ async def test_only_pinned_and_aliased_versions_stay_loaded(home: Path) -> None:
         assert kinds == ["pin", "unpin"]
 
 
-async def test_refusal_of_a_pin_warns_once(home: Path) -> None:
+async def test_refusal_of_a_pin_warns_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.daemon.serving.keep_loaded._FIRST_PAUSE", 3600.0)
     behave(home, pool={"refuses": ["a@1002"]})
     async with serving(home) as api:
         finished(api.ctx)
@@ -197,10 +198,12 @@ async def test_refusal_of_a_pin_warns_once(home: Path) -> None:
         await api("pin", "a@1002")
         await api("pin", "a@1003")
         await until(lambda: kept(api) == ["a@1003"])
+        pool = api.ctx.pools["tiny-1"]
         for _ in range(3):
             api.ctx.serving.served += 1
             api.ctx.loop.poke()
-            await asyncio.sleep(0.05)
+            await until(lambda: pool.held_at[1] == api.ctx.serving.served and not pool.is_holding)
+        assert pool.refusals["a@1002"].times == 1
         (warning,) = (await api("show", "a")).warnings
         assert "a@1002 is pinned, but pool tiny-1 does not keep it loaded: a@1002 is not what" in warning
 
