@@ -46,7 +46,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files so that what waits runs beside what computes: tests of the daemon are spread among the others."""
+    """Order the files so that what waits, which is tests of the daemon, runs beside what computes."""
     files = list(dict.fromkeys(item.path for item in items))
     waiting = [path for path in files if "daemon" in path.parts]
     computing = [path for path in files if "daemon" not in path.parts]

@@ -437,7 +437,9 @@ def write_source(path: Path, source: str) -> None:
     Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
-def run_tests(copy: Path, tests: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
+def run_tests(
+    copy: Path, tests: Sequence[str], limit: float, *options: str
+) -> subprocess.CompletedProcess[str]:
     """Run the quick ones of some tests in the copy, until the first fails. limit: seconds.
 
     Raises CannotJudge where that takes too long.
@@ -445,7 +447,19 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> subprocess.Comp
     own = ("LORAD_", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     environment |= {"PYTHONPATH": str(copy), "TMPDIR": str(copy.parent / TEMPORARY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", QUICK, *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        QUICK,
+        *options,
+        *tests,
+    ]
     try:
         return subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, timeout=limit, check=False
@@ -457,7 +471,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> subprocess.Comp
 def check_whole(copy: Path, faults: Sequence[Fault]) -> None:
     """Raise CannotJudge where a test fails without any mistake."""
     tests = sorted({fault.test for fault in faults})
-    done = run_tests(copy, tests, LIMIT_SECONDS * len(tests))
+    done = run_tests(copy, tests, LIMIT_SECONDS * len(tests), "-n", "4", "--dist", "loadfile")
     if done.returncode:
         output = (done.stdout + done.stderr)[-SHOWN_CHARACTERS:]
         raise CannotJudge(f"the tests do not pass without a mistake:\n{output}")

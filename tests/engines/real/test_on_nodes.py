@@ -35,7 +35,7 @@ class TestServersOnNodes(EngineSuite):
 
 
 # a node knows nothing of a server's kind: CI takes one
-@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
 async def test_a_server_reads_its_nodes_copy(engine: Engine, server: RemoteEngine, shapes: Shapes) -> None:
     """Killed, it returns there, and serves what it served."""
     adapter = random_adapter(shapes, 1)

@@ -103,8 +103,15 @@ class TestDoraContextParallel(Ranks, Dora):
     backend, sizes = "fsdp", {"cp": 2}
 
 
-class TestFsdpContextParallel(Ranks, Numbers, Losses, Labels, Masks, Critics):
-    """All that reads sequences, of which each rank has a part."""
+class TestFsdpContextParallel(Ranks, Numbers, Masks):
+    """What reads sequences, of which each rank has a part."""
+
+    backend, sizes = "fsdp", {"cp": 2}
+
+
+@pytest.mark.long
+class TestLossesContextParallel(Ranks, Losses, Labels, Critics):
+    """Losses are given the log-probabilities of whole sequences, as on data-parallel ranks."""
 
     backend, sizes = "fsdp", {"cp": 2}
 
@@ -126,7 +133,14 @@ class TestMegatronOneRank(Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
 
 
-class TestMegatronTensorParallel(Ranks, TrainerSuite):
+class TestMegatronTensorParallel(Ranks, PolicySuite):
+    backend, sizes = "megatron", {"tp": 2}
+
+
+@pytest.mark.long
+class TestCriticsTensorParallel(Ranks, Critics):
+    """A critic's head lies beside the model on each rank, as on those of FSDP."""
+
     backend, sizes = "megatron", {"tp": 2}
 
 
@@ -167,6 +181,7 @@ class TestQwen2OnMegatron(OtherFamily):
     backend, sizes, family = "megatron", {"tp": 2}, "qwen2"
 
 
+@pytest.mark.long
 class TestLlamaOnMegatron(OtherFamily):
     backend, sizes, family = "megatron", {"tp": 2}, "llama"
 
@@ -200,14 +215,14 @@ class TestMixtureOnMegatron(WholeMixture):
     backend, sizes = "megatron", {}
 
 
-class TestMixtureOnMegatronExpertParallel(Mixture, Slots):
-    """Ranks share the state of slots otherwise than on dense models: experts' among fewer."""
-
+class TestMixtureOnMegatronExpertParallel(Mixture):
     backend, sizes = "megatron", {"dp": 2, "ep": 2}
 
 
 @pytest.mark.long
 class TestEveryRuleExpertParallel(WholeMixture):
+    """Ranks share the state of slots otherwise than on dense models: experts' among fewer."""
+
     backend, sizes = "megatron", {"dp": 2, "ep": 2}
 
 

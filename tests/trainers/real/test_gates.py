@@ -134,7 +134,7 @@ async def test_gradients_are_those_of_the_builtin_trainer(lend: Lend, topology: 
     np.testing.assert_allclose(gradients[1], gradients[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("topology", ["fsdp-dp2", "megatron-tp2"])
+@pytest.mark.parametrize("topology", ["fsdp-dp2", pytest.param("megatron-tp2", marks=LONG)])
 async def test_bfloat16_keeps_adapters_at_rate_zero(lend: Lend, topology: str, tmp_path: Path) -> None:
     trainer = lend(topology, dtype="bfloat16")
     await open_trained(trainer, "a")
