@@ -165,6 +165,8 @@ def begin_anew(environment: dict[str, str], cwd: str) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if group := environment.get(GROUP):
         with open(f"{group}/cgroup.procs", "w") as file:
