@@ -99,7 +99,7 @@ def test_server_reads_what_the_trainer_trains_on(made: World, kind: str) -> None
     assert "32 episodes of step 4 played again, 0 differ" in made.lorad("replay", "looked").stderr
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sglang", marks=pytest.mark.long), "vllm"], indirect=True)
+@pytest.mark.long
 def test_episodes_run_free_through_a_server(made: World, kind: str) -> None:
     """In lockstep nobody would reach a third turn while a first one waits for that."""
     rows = [json.dumps({"prompt": prompt, "answer": "-"}) for prompt in ("S:28=", "S:391=")]

@@ -24,8 +24,9 @@ TOKENS = np.random.default_rng(0).integers(0, 55, 40).astype(np.int32)
 BATCH = Batch.of([(TOKENS[:4], [TOKENS[4:20], TOKENS[20:]])])
 
 
-# in float32 CI replays routes on Megatron: test_matrix
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
+# CI tries the rules of replayed routes on ranks: test_conformance
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ranks_send_tokens_where_the_engine_did(dtype: str) -> None:
     with world() as made:
         how = ("trainer.backend=fsdp", "trainer.dp=2", f"model.dtype={dtype}", "rollout.routes=record")

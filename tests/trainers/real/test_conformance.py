@@ -186,6 +186,7 @@ class TestLlamaOnMegatron(OtherFamily):
     backend, sizes, family = "megatron", {"tp": 2}, "llama"
 
 
+@pytest.mark.long
 class TestQwen2OnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "qwen2"
 
@@ -200,9 +201,9 @@ class TestLlamaOnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "llama"
 
 
-class Mixture(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, Numbers, Gradients, Checkpoints):
-    """What experts change: numbers, gradients and checkpoints. The other rules know nothing of the model
-    behind a head, and CI tries them on dense ones.
+class Mixture(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, Numbers, Gradients):
+    """What experts change: numbers, gradients and the checkpoints of their own adapters. The other rules know
+    nothing of the model behind a head, and CI tries them on dense ones.
     """
 
 

@@ -12,6 +12,9 @@ from tests.conformance.trainer_experts import write_mixture
 from tests.trainers.real.experts_rank import KINDS
 from tests.trainers.real.start import MEGATRON_CPU
 
+# CI tries the rules of adapters on experts over these ranks: test_conformance
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("experts_rank.py")
 WORLDS = (1, 2)

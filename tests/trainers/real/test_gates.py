@@ -41,7 +41,7 @@ TOPOLOGIES: dict[str, dict[str, Any]] = {
 """moe: on a mixture of experts, with adapters on each of them."""
 # moe-megatron-ep2 has data-parallel ranks of Megatron
 NOT_IN_CI = {
-    "fsdp", "megatron", "megatron-dp2", "megatron-pp2",
+    "fsdp", "megatron", "megatron-tp2", "megatron-dp2", "megatron-pp2",
     "moe-fsdp-dp2", "moe-megatron", "moe-megatron-tp2-dp2-ep2", "moe-megatron-pp2-ep2",
 }  # fmt: skip
 EACH = [pytest.param(name, marks=[LONG] if name in NOT_IN_CI else []) for name in TOPOLOGIES]
@@ -158,7 +158,9 @@ JOURNEYS = [
     pytest.param(("builtin", "megatron-tp2", "fsdp-dp2", "builtin"), id="one trainer after another"),
     pytest.param(("megatron-tp2", "megatron-pp2", "megatron-dp2", "megatron-tp2"), id="megatron", marks=LONG),
     pytest.param(("fsdp-dp2", "fsdp", "builtin", "fsdp-dp2"), id="fsdp", marks=LONG),
-    pytest.param(("moe-builtin", "moe-megatron-ep2", "moe-fsdp-dp2", "moe-builtin"), id="experts"),
+    pytest.param(
+        ("moe-builtin", "moe-megatron-ep2", "moe-fsdp-dp2", "moe-builtin"), id="experts", marks=LONG
+    ),
     pytest.param(
         ("moe-megatron-ep2", "moe-megatron", "moe-megatron-pp2-ep2", "moe-megatron-ep2"),
         id="experts on megatron",

@@ -1,5 +1,7 @@
 """A run continues from its checkpoint on another trainer, as a user would ask for it."""
 
+import pytest
+
 from tests.daemon.runs.test_kl_reference import told
 from tests.kit.world import SMALL, world
 
@@ -24,6 +26,7 @@ def test_a_run_moves_between_trainers_and_topologies() -> None:
         assert "lora.rank is part of what this run is" in refused
 
 
+@pytest.mark.long
 def test_reference_moves_with_its_run() -> None:
     """What KL is measured against is what it was."""
     with world() as made:

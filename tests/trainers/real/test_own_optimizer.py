@@ -36,7 +36,9 @@ def run_ranks(python: str, directory: Path, world: int) -> None:
     assert [rank.returncode for rank in ranks] == [0] * world, said
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
+# CI compares what Megatron trains with what the builtin trainer does: test_gates
+@pytest.mark.long
+@pytest.mark.parametrize("world", [1, 2])
 def test_steps_equal_those_of_megatrons_optimizer(megatron_python: str, tmp_path: Path, world: int) -> None:
     shapes = linear_shapes(read_config(write_random_model(tmp_path / "model")))
     (tmp_path / "start").mkdir()
