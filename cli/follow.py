@@ -10,11 +10,13 @@ from contextlib import contextmanager
 
 import typer
 
+from lorad.alarms import alarms
+from lorad.box.config import config_of
 from lorad.cli import output, table
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
-from lorad.client.words import evals_in_words, failures, share, starts_in_words, steps_in_words
+from lorad.client.words import evals_in_words, failures, idleness, share, starts_in_words, steps_in_words
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.25  # seconds between looks
@@ -58,6 +60,7 @@ def follow(
 
 def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client], None]) -> RunDetails:
     step, evaluated, attempt = None, -1, 0
+    limits, told = config_of(client.home).alarms, set[str]()
     while True:
         try:
             run = client.show(name)
@@ -71,6 +74,10 @@ def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client
             restart(client)
             continue
         view.update(run, steps, evals)
+        for alarm in alarms([run], limits) if run.state == "running" else []:
+            if alarm.kind not in told:
+                told.add(alarm.kind)
+                view.say(f"alarm: {alarm.says}")
         step = steps[-1].step if steps else step
         evaluated = evals[-1].step if evals else evaluated
         if run.state in _OVER:
@@ -88,6 +95,9 @@ class _Silent:
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         """Take in the run as it is, its new steps and its new evaluations."""
 
+    def say(self, words: str) -> None:
+        """Print a line that stays."""
+
 
 class _Lines(_Silent):
     """A line when something changes: for logs and pipes."""
@@ -100,12 +110,15 @@ class _Lines(_Silent):
         said = (run.state, run.waiting, len(waits))  # not each minute that it comes nearer
         if said != self._said and run.state not in _OVER:  # the verb prints last how it ended
             self._said = said
-            output.note(f"{run.name}: {run.state}" + (f" ({'; '.join(waits)})" if waits else ""))
+            self.say(f"{run.name}: {run.state}" + (f" ({'; '.join(waits)})" if waits else ""))
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
-            output.note(f"step {step.step}{f'/{run.steps}' * bool(run.steps)}  {figures}")
+            self.say(f"step {step.step}{f'/{run.steps}' * bool(run.steps)}  {figures}")
         for found in evals:
-            output.note(_evaluation(found))
+            self.say(_evaluation(found))
+
+    def say(self, words: str) -> None:
+        output.note(words)
 
 
 class Live(_Silent):
@@ -133,7 +146,7 @@ class Live(_Silent):
         from rich.text import Text
 
         for found in evals:
-            self._live.console.print(_evaluation(found), markup=False, highlight=False)
+            self.say(_evaluation(found))
         if steps:
             self._figures = _ranked(steps[-1].metrics)
             if run.steps:
@@ -142,6 +155,9 @@ class Live(_Silent):
         after = [(words, 0) for words in _waits(run)] or self._figures
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
+
+    def say(self, words: str) -> None:
+        self._live.console.print(output.printable(words), markup=False, highlight=False)
 
 
 def _waits(run: Run) -> list[str]:
@@ -216,5 +232,5 @@ def _conclusion(run: Run) -> str:
     evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""
     ended_early = run.reason == "completed" and run.step < run.steps
     detail = f": {run.detail}" if run.detail and (ended_early or run.reason not in _GOOD) else ""
-    failed = f"; {failures(run)}" if failures(run) else ""
-    return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"
+    told = "".join(f"; {words}" for words in (failures(run), idleness(run)) if words)
+    return f"{name} ended ({run.reason}) at {where}{evals}{told}{detail}"

@@ -14,6 +14,7 @@ from lorad.cli import output, parallel, table
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
+from lorad.client.words import trained_nothing
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.5  # seconds between looks
@@ -64,7 +65,7 @@ def write_svg(sweep: Sweep, path: Path) -> None:
 
 def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
     halving = sweep.halving
-    best = ranked(sweep)[:1]
+    best = [run for run in ranked(sweep)[:1] if not trained_nothing(run)]
     return (
         sweep.sweep,
         _states_in_words(sweep),
@@ -162,7 +163,7 @@ def ranked(sweep: Sweep) -> list[SweepRun]:
         figures = {"eval": run.eval_last, "nll": run.nll_last, "reward": run.reward_mean, "loss": loss}
         signs = {name: 1 if name in LOWER_IS_BETTER else -1 for name in (metric, *figures)}
         scores = ((sign, figures.get(name)) for name, sign in signs.items())
-        has_failed = run.reason not in (None, "completed", "stopped")
+        has_failed = run.reason not in (None, "completed", "stopped") or trained_nothing(run)
         return has_failed, -passed, *(float("inf") if of is None else sign * of for sign, of in scores)
 
     return sorted(sweep.runs, key=rank)

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.shapes import Run, Signals
+from lorad.client.words import idleness, trained_nothing
 
 _Level = Literal["bad", "look"]
 
@@ -41,7 +42,7 @@ class Alarm(Struct, frozen=True):
 _KINDS = (
     *("daemon", "disk", "attestation", "ended", "engine", "trainer", "not-finite"),
     *("stall", "kl", "logprobs", "chosen", "rewards", "entropy", "critic", "zero-variance"),
-    *("truncation", "memory"),
+    *("truncation", "idle", "memory"),
 )
 _Found = Iterator[tuple[_Level, str, str]]  # level, kind, says
 # Signals that have a limit, and what is said of them.
@@ -100,8 +101,17 @@ def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:
         yield from _of_signals(run.signals, limits)
         yield from _of_pace(run, limits, now)
         yield from _of_preferences(run)
+        yield from _of_idleness(run)
     elif run.state == "ended":
         yield from _of_end(run, now)
+        if now - (_number(run.ended_at) or 0.0) < 24 * _HOUR:
+            yield from _of_idleness(run)
+
+
+def _of_idleness(run: Run) -> _Found:
+    """Steps that trained nothing: a run of nothing else has learned nothing, however well it ended."""
+    if words := idleness(run):
+        yield ("bad" if trained_nothing(run) else "look"), "idle", words
 
 
 def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:

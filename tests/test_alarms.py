@@ -41,6 +41,34 @@ def test_a_run_that_goes_well_has_no_alarm() -> None:
     assert of(run()) == []
 
 
+IDLE = {"idle_steps_total": 7.0, "zero_variance": 1.0, "truncated": 1.0}
+NOTHING = (
+    "7 of 7 steps changed nothing: in the last one all groups had one reward and 100% of the completions were "
+    "cut at rollout.max_new_tokens"
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "signals", "says"),
+    [
+        ("running", IDLE, [("bad", NOTHING)]),
+        ("ended", IDLE, [("bad", NOTHING)]),
+        ("ended", {"idle_steps_total": 4.0}, [("look", "4 of 7 steps changed nothing")]),
+        ("ended", {"idle_steps_total": 3.0}, []),
+        ("ended", {}, []),
+    ],
+)
+def test_a_run_that_trains_nothing_says_so(state: str, signals: Json, says: list[tuple[str, str]]) -> None:
+    found = alarms([run(state, signals=CALM | signals, ended_at=NOW - 60)], LIMITS, NOW)
+    assert [(alarm.level, alarm.says) for alarm in found if alarm.kind == "idle"] == says
+
+
+def test_the_first_idle_steps_are_no_alarm_yet() -> None:
+    assert "idle" not in of(run(step=2, signals=CALM | {"idle_steps_total": 2.0}))
+    ended = run("ended", step=2, signals=CALM | {"idle_steps_total": 2.0}, ended_at=NOW)
+    assert of(ended) == ["idle"]
+
+
 @pytest.mark.parametrize(
     ("signals", "kind"),
     [

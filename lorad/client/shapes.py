@@ -40,6 +40,7 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     failed_rewards_total: _Number | None = None  # sum over the whole run
     skipped_updates: _Number | None = None
     skipped_updates_total: _Number | None = None  # sum over the whole run
+    idle_steps_total: _Number | None = None  # steps of the whole run that changed no weight
     # of dpo: how far chosen completions are below the reference, in nats per token
     chosen_fall: _Number | None = None
     pair_accuracy: _Number | None = None  # share of pairs that are the right way round
@@ -200,8 +201,8 @@ class Step(Struct, frozen=True):
     """A step of the surviving lineage.
 
     Metrics of every step: lr, updates, response_length, truncated, zero_variance_groups, failed_rewards,
-    failed_rewards_total, skipped_updates, skipped_updates_total, tokens, trained_tokens, tokens_per_second,
-    seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward,
+    failed_rewards_total, skipped_updates, skipped_updates_total, idle_steps_total, tokens, trained_tokens,
+    tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward,
     reward_std (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained
     on), of a critic explained_variance, value, value_loss, value_clip_fraction, critic_grad_norm,
     grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef

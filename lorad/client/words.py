@@ -11,6 +11,7 @@ from lorad.protocol.evals import SetScore
 from lorad.text import duration, moment, number, size
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
+_FEW_IDLE, _MOSTLY_IDLE = 3, 0.5  # steps, and their share: so many without an update are told
 
 
 def why(run: Run) -> str:
@@ -18,7 +19,7 @@ def why(run: Run) -> str:
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
     starts = starts_in_words(run)
-    return "; ".join(filter(None, (starts and f"starts {starts}", words, failures(run))))
+    return "; ".join(filter(None, (starts and f"starts {starts}", words, failures(run), idleness(run))))
 
 
 def steps_in_words(run: Run, of: str = "/") -> str:
@@ -73,6 +74,31 @@ def failures(run: Run) -> str:
         "updates skipped": run.signals.skipped_updates_total,
     }
     return ", ".join(f"{count:,.0f} {words}" for words, count in counts.items() if count)
+
+
+def trained_nothing(run: Run) -> bool:
+    """Whether a run has made steps, and none of them changed a weight."""
+    return 0 < run.step <= (run.signals.idle_steps_total or 0)
+
+
+def idleness(run: Run) -> str:
+    """Say that steps of a run changed no weight, and what its last one had of the causes; "" where most did.
+
+    A run that learns has such steps now and then: a batch whose groups all have one reward.
+    """
+    idle, signals = run.signals.idle_steps_total or 0, run.signals
+    are_many = idle >= max(_FEW_IDLE, run.step * _MOSTLY_IDLE)
+    if not (are_many or (run.state == "ended" and trained_nothing(run))):
+        return ""
+    causes = []
+    if (flat := signals.zero_variance or 0.0) >= _MOSTLY_IDLE:
+        causes.append(
+            "all groups had one reward" if flat == 1 else f"{flat:.0%} of the groups had one reward"
+        )
+    if (cut := signals.truncated or 0.0) >= _MOSTLY_IDLE:
+        causes.append(f"{cut:.0%} of the completions were cut at rollout.max_new_tokens")
+    words = f"{idle:,.0f} of {run.step:,} steps changed nothing"
+    return f"{words}: in the last one {' and '.join(causes)}" if causes else words
 
 
 def evals_in_words(run: Run, arrow: str = " -> ") -> str:

@@ -39,6 +39,7 @@ def record(
     step = state.step + 1
     state.failed_rewards += int((~scored.scored).sum())
     count_skips(session, trained.skipped, has_stepped=bool(trained.steps))
+    state.idle_steps += not (trained.steps or trained.critic)
     path, digest = write_samples(session, step, _samples(session, rollout, scored, weighed))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
@@ -97,7 +98,7 @@ def _metrics(
     and staleness together. rejected: share of tokens that algorithm.correction leaves out; importance_capped:
     share whose importance weight the cap bounds; importance_max: the greatest of these weights. updates:
     optimizer steps; trained_tokens: those with a loss, once for each pass; skipped_updates: that loss or
-    gradient forbade; prompts_sampled, prompts_used: with
+    gradient forbade; idle_steps: those that changed no weight; prompts_sampled, prompts_used: with
     dynamic sampling, those that were sampled for the step, and those whose rewards differ;
     `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
@@ -117,6 +118,7 @@ def _metrics(
         "updates": float(len(trained.steps)),
         "skipped_updates": float(trained.skipped),
         "skipped_updates_total": float(state.skipped_updates),
+        "idle_steps_total": float(state.idle_steps),
         "response_length": float(np.mean([s.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
         "zero_variance_groups": float(scored.flat.sum()),

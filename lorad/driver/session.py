@@ -43,6 +43,7 @@ class State(Struct):
     changed: the step whose update made the present weights.
     published: the step whose weights `version` has.
     failed_rewards, skipped_updates: so many in the run until now.
+    idle_steps: so many steps of the run until now changed no weight.
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
     baseline: of algorithm.baseline `moving`; None before the first step.
     kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
@@ -61,6 +62,7 @@ class State(Struct):
     failed_rewards: int = 0
     skipped_updates: int = 0
     skipped_steps: int = 0
+    idle_steps: int = 0
     baseline: float | None = None
     kl_coef: float | None = None
     reference_sha256: str = ""

@@ -158,6 +158,7 @@ def _record(
 ) -> None:
     HEART.work("record")
     count_skips(session, int(not done.is_finite), has_stepped=done.step is not None)
+    session.state.idle_steps += done.step is None
     path, digest = write_samples(session, now.step + 1, _samples(session, now))
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
@@ -191,6 +192,7 @@ def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: 
         "updates": float(done.step is not None),
         "skipped_updates": float(not done.is_finite),
         "skipped_updates_total": float(state.skipped_updates),
+        "idle_steps_total": float(state.idle_steps),
         "tokens": float(tokens),
         "trained_tokens": float(sum(t.trained.sum() for e in examples for t in e.targets)),
         "tokens_per_second": tokens / max(seconds["train"], 1e-9),

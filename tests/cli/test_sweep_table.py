@@ -11,7 +11,7 @@ from msgspec import structs
 
 from lorad.cli.parallel import lines, svg
 from lorad.cli.sweeps import ranked, show
-from lorad.client.shapes import Halving, Rung, Sweep, SweepRun
+from lorad.client.shapes import Halving, Rung, Signals, Sweep, SweepRun
 
 KEPT = Path(__file__).parents[1] / "data/tables/sweep.txt"
 
@@ -68,6 +68,17 @@ def test_completions_are_ranked_by_their_likelihood(capsys: pytest.CaptureFixtur
     assert "nll" in lines[0] and "loss" in lines[0] and "reward" not in lines[0]
     (decided,) = (line for line in lines if line.startswith("step 2"))
     assert "0.4" in decided and "0.9" not in decided
+
+
+def test_runs_that_trained_nothing_are_never_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    def swept(name: str, score: float, idle: float) -> SweepRun:
+        signals = Signals(idle_steps_total=idle)
+        return SweepRun(name, "ended", "completed", step=4, steps=4, eval_last=score, signals=signals)
+
+    show([Sweep("s", runs=[swept("s-1", 0.9, 4), swept("s-2", 0.2, 1)])], one=False, as_json=False)
+    assert "s-2" in capsys.readouterr().out
+    show([Sweep("s", runs=[swept("s-1", 0.9, 4)])], one=False, as_json=False)
+    assert "s-1" not in capsys.readouterr().out
 
 
 def test_the_best_is_first_and_failures_last(capsys: pytest.CaptureFixture[str]) -> None:

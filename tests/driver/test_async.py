@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,8 @@ def test_samples_are_as_old_as_the_lag(calm: dict[int, Driven], lag: int) -> Non
 def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> None:
     steps, made = calm[1].facts("step"), {r.step for r in calm[1].facts("version")}
     empty = [r for r in steps if r.data["metrics"]["updates"] == 0]
+    idle = accumulate(r in empty for r in steps)
+    assert [r.data["metrics"]["idle_steps_total"] for r in steps] == [*idle]
     assert empty and made == {0, *(r.step for r in steps)} - {r.step for r in empty}
     assert [audit(run.run.root) for run in calm.values()] == [[], []]
     for metrics in (r.data["metrics"] for r in empty):
