@@ -14,6 +14,7 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     import typer
+    from typer._click.exceptions import NoSuchOption
     from typer.core import TyperCommand, TyperGroup
     from typer.main import get_command as build
 
@@ -93,17 +94,53 @@ _COMMANDS = {
 }
 
 
+# What people type who come from other tools: for the first it is the command, for the others a hint.
+_ALIASES = {"ps": "list", "ls": "list", "status": "top", "compare": "diff"}
+_MEANT = {
+    "cancel": ("stop", "kill"),
+    "delete": ("rm",),
+    "remove": ("rm",),
+    "models": ("adapters", "pools", "aliases"),
+    "gpus": ("devices",),
+    "merge": ("export --merge",),
+    "start": ("run", "resume"),
+    "restart": ("resume",),
+    "train": ("run",),
+    "info": ("show",),
+    "config": ("spec", "init"),
+    "chat": ("generate",),
+}
+_WITH_KEYS = ("run", "job", "check", "try", "sweep", "resume", "fork")  # commands that take KEY=VALUE
+
+
 class _LazyGroup(TyperGroup):
     """Knows every verb by name and imports its module only to run it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as click does, but suggest the nearest verbs for an unknown one."""
-        verb = args[0]
+        verb = _ALIASES.get(args[0], args[0])
         if verb in _COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
-            return super().resolve_command(ctx, args)
-        near = get_close_matches(verb, _COMMANDS) or [name for name in _COMMANDS if name.startswith(verb)]
+            return super().resolve_command(ctx, [verb, *args[1:]])
+        near = _MEANT.get(verb) or get_close_matches(verb, _COMMANDS)
+        near = near or [name for name in _COMMANDS if name.startswith(verb)]
         hint = f"Did you mean {' or '.join(near)}?" if near else "`lorad --help` lists all commands."
         raise SpecError(f"there is no command {verb}", hint=hint)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Invoke a command; a flag that it does not have may be a key of the spec. Raises SpecError."""
+        try:
+            return super().invoke(ctx)
+        except NoSuchOption as error:
+            verb = error.ctx.info_name if error.ctx is not None else ""
+            if verb not in _WITH_KEYS:
+                raise
+            from lorad.spec.errors import key_called
+            from lorad.spec.model import Spec
+
+            if not (key := key_called(Spec, error.option_name)):
+                raise
+            hint = f"Keys of the spec have no flags: write {key}=VALUE behind what is run."
+            raise SpecError(f"lorad {verb} has no option {error.option_name}", hint=hint) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)

@@ -43,8 +43,8 @@ def test_a_run_that_goes_well_has_no_alarm() -> None:
 
 IDLE = {"idle_steps_total": 7.0, "zero_variance": 1.0, "truncated": 1.0}
 NOTHING = (
-    "7 of 7 steps changed nothing: in the last one all groups had one reward and 100% of the completions were "
-    "cut at rollout.max_new_tokens"
+    "7 of 7 steps changed nothing: in the last one all groups had one reward and 100% of the completions "
+    "were cut at rollout.max_new_tokens"
 )
 
 

@@ -202,18 +202,18 @@ class Step(Struct, frozen=True):
 
     Metrics of every step: lr, updates, response_length, truncated, zero_variance_groups, failed_rewards,
     failed_rewards_total, skipped_updates, skipped_updates_total, idle_steps_total, tokens, trained_tokens,
-    tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were measured: reward,
-    reward_std (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over what was trained
-    on), of a critic explained_variance, value, value_loss, value_clip_fraction, critic_grad_norm,
-    grad_norm, importance_capped, importance_max, rejected (of the weights against the engine), kl_coef
-    (where it adapts), prompts_sampled, prompts_used (with dynamic sampling), logprob_difference,
-    logprob_difference_max, staleness_difference, routes_differ, routes_unknown (where routes are replayed),
-    seconds_publish, seconds_attest (a part of the one before), trainer_tokens_per_second, trainer_memory,
-    trainer_memory_peak (bytes), mfu, host_cpu, host_memory, device_utilization, device_memory, device_power
-    (watts). A step of sft or
-    dpo has no rewards, groups and ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy,
-    margin, chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each
-    comes with held_out_ before it.
+    tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they
+    were measured: reward, reward_std (over samples with a reward), loss, kl, entropy, ratio,
+    clip_fraction (over what was trained on), of a critic explained_variance, value, value_loss,
+    value_clip_fraction, critic_grad_norm, grad_norm, importance_capped, importance_max, rejected (of the
+    weights against the engine), kl_coef (where it adapts), prompts_sampled, prompts_used (with dynamic
+    sampling), logprob_difference, logprob_difference_max, staleness_difference, routes_differ,
+    routes_unknown (where routes are replayed), seconds_publish, seconds_attest (a part of the one
+    before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu, host_cpu,
+    host_memory, device_utilization, device_memory, device_power (watts). A step of sft or dpo has no
+    rewards, groups and ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy, margin,
+    chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each comes
+    with held_out_ before it.
     """
 
     step: int

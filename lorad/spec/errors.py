@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from lorad.errors import SpecError
 from lorad.spec.keys import in_words
+from lorad.spec.synonyms import called_elsewhere
 
 NAME_HINT = (
     "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
@@ -58,18 +59,28 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
 
 
 def _meant(part: type[Struct], key: str, prefix: str) -> str:
-    """Keys with that name further in, the nearest of them (`lr` is trainer.lr), else near ones, else all that
-    there are.
+    """Suggest the key that others call so and those with that name further in, the nearest of them (`lr` is
+    trainer.lr), else near ones, else all that there are.
     """
     below = {path: path.rpartition(".")[2] for path in leaves(part, prefix)}
     inner = [path for path, name in below.items() if name == key]
     inner = [path for path in inner if path.count(".") == min(path.count(".") for path in inner)]
+    inner = [*dict.fromkeys(filter(None, (called_elsewhere(key), *inner)))]
     fields = part.__struct_fields__
     near = inner or [f"{prefix}{name}" for name in difflib.get_close_matches(key, fields, n=1)]
     near = near or [
         path for path, name in below.items() if name in difflib.get_close_matches(key, below.values(), n=1)
     ]
     return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
+
+
+def key_called(spec: type[Struct], name: str) -> str:
+    """Return the key that a flag or a word may mean: one that others call so, else the nearest to the top
+    that is called so; "" for none.
+    """
+    word = name.lstrip("-").replace("-", "_")
+    inner = [path for path in leaves(spec) if path.rpartition(".")[2] == word]
+    return called_elsewhere(word) or min(inner, key=lambda path: path.count("."), default="")
 
 
 def leaves(part: type[Struct], prefix: str = "") -> list[str]:

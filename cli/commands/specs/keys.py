@@ -11,6 +11,7 @@ from lorad.errors import SpecError
 from lorad.spec.errors import leaves
 from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
+from lorad.spec.synonyms import called_elsewhere
 
 _COLUMNS = (
     *("key", table.Column("default", 1), table.Column("unit", 3)),
@@ -62,7 +63,8 @@ def _found(wanted: str | None) -> list[Key]:
     inside = [key for key in keys if key.name.startswith(f"{name}.")]
     last = [key for key in keys if key.name.rpartition(".")[2] == name]
     word = [key for key in keys if name.lower() in f"{key.name} {key.meaning}".lower()]
-    found = [*exact, *inside] or last or word
+    called = [key for key in keys if key.name == called_elsewhere(name)]
+    found = [*exact, *inside] or last or called or word
     if not found:
         raise SpecError(f"no key of the spec is called {wanted}, and none says it", hint=_hint(name))
     return found

@@ -1,0 +1,53 @@
+"""Commands and flags of other tools."""
+
+import pytest
+
+from lorad.cli import app as cli
+from lorad.errors import SpecError
+
+
+def run(*words: str) -> None:
+    cli.app(words, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [
+        ("--lr", "trainer.lr"),
+        ("--learning-rate", "trainer.lr"),
+        ("--num-generations", "algorithm.group_size"),
+    ],
+)
+def test_a_flag_that_is_a_key_is_answered_with_it(flag: str, key: str) -> None:
+    with pytest.raises(SpecError, match=f"lorad run has no option {flag}") as refused:
+        run("run", "spec.yaml", flag, "1")
+    assert f"write {key}=VALUE behind" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "hint"),
+    [
+        ("cancel", "Did you mean stop or kill?"),
+        ("gpus", "Did you mean devices?"),
+        ("merge", "Did you mean export --merge?"),
+        ("lsit", "Did you mean list?"),
+    ],
+)
+def test_a_verb_of_others_is_answered_with_ours(verb: str, hint: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        run(verb)
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(("alias", "verb"), [("ps", "list"), ("status", "top"), ("compare", "diff")])
+def test_aliases_are_the_commands_themselves(
+    alias: str, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(alias, "--help")
+    assert f" {verb} " in capsys.readouterr().out
+
+
+def test_every_hint_names_commands() -> None:
+    names = {name.split()[0] for names in cli._MEANT.values() for name in names} | {*cli._ALIASES.values()}
+    assert names <= {*cli._COMMANDS}
+    assert not {*cli._MEANT, *cli._ALIASES} & {*cli._COMMANDS}

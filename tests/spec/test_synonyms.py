@@ -1,0 +1,74 @@
+"""Keys by the names that TRL, SkyRL, miles, vime and verl have for them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lorad.errors import SpecError
+from lorad.spec.errors import leaves
+from lorad.spec.model import Spec, convert
+from lorad.spec.synonyms import SYNONYMS, called_elsewhere
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrate-from.md"
+NO_KEYS = {"PeftModel", "model", "create_loraplus_optimizer"}  # of others, named on the page
+SECTIONS = {field.name for field in msgspec.structs.fields(Spec)}
+KEYS = {*leaves(Spec), *SECTIONS}
+
+
+def names_in(cell: str) -> Iterator[str]:
+    """The names between backticks, those in braces one by one."""
+    for quoted in re.findall(r"`([^`]+)`", cell):
+        before, brace, inner = quoted.partition("{")
+        ends = inner.partition("}")[0].split(",") if brace else [""]
+        yield from (f"{before}{end.strip()}".split()[0].partition("=")[0] for end in ends)
+
+
+def rows() -> list[tuple[list[str], list[str]]]:
+    """The table of the page: keys of the spec, and what others call them."""
+    table = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    return [([*names_in(row[0])], [name for cell in row[1:] for name in names_in(cell)]) for row in table]
+
+
+def test_every_synonym_leads_to_a_key() -> None:
+    assert {key for key in SYNONYMS.values() if key not in KEYS} == set()
+
+
+def test_few_synonyms_are_keys_of_another_meaning() -> None:
+    """Where such a key is unknown, what others mean by it is likelier."""
+    last = {key.rpartition(".")[2]: key for key in leaves(Spec) if key.count(".") == 1}
+    differ = {word: key for word, key in SYNONYMS.items() if word in last and last[word] != key}
+    assert set(differ) <= {"batch_size", "epochs", "label_key", "max_tokens"}
+
+
+def test_the_page_and_the_list_agree() -> None:
+    table = rows()
+    assert len(table) > 30
+    unlike = []
+    for keys, others in table:
+        for name in others:
+            word = name.lstrip("-").rpartition(".")[2].replace("-", "_")
+            mine = {key.partition(":")[0] for key in keys}
+            is_same = any(key.rpartition(".")[2] == word for key in mine)
+            if not (is_same or any(called_elsewhere(word).startswith(key) for key in mine)):
+                unlike.append(name)
+    assert set(unlike) <= NO_KEYS
+
+
+@pytest.mark.parametrize(
+    ("spec", "key", "meant"),
+    [
+        ({"beta": 0.1}, "beta", "algorithm.kl.coef or algorithm.preference.beta"),
+        ({"learning_rate": 1e-5}, "learning_rate", "trainer.lr"),
+        ({"num_generations": 8}, "num_generations", "algorithm.group_size"),
+        ({"lora": {"r": 8}}, "lora.r", "lora.rank"),
+        ({"batch_size": 8}, "batch_size", "data.prompts_per_step or reward.batch_size"),
+        ({"lr": 1e-5}, "lr", "trainer.lr"),
+    ],
+)
+def test_a_key_of_others_is_answered_with_ours(spec: dict[str, object], key: str, meant: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        convert(spec)
+    assert (refused.value.key, refused.value.hint) == (key, f"Did you mean {meant}?")
