@@ -24,7 +24,7 @@ def said(check: Check, *, as_json: bool) -> None:
 def _fields(check: Check) -> Iterator[tuple[str, str]]:
     trainer, spec = check.spec.get("trainer", {}), check.spec
     yield "run", f"{check.name} (not made: this is a check)"
-    yield "model", f"{check.model_path}, {check.parameters:,} parameters, {check.model_dtype}"
+    yield "model", f"{check.model_path}, {check.parameters:,} parameters, {_dtype(check)}"
     share = f"{check.adapter_parameters / check.parameters:.2%}" if check.parameters else "unknown share"
     lora = spec.get("lora", {})
     rank, of_experts = lora.get("rank"), lora.get("experts", {}).get("rank", "auto")
@@ -42,6 +42,15 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "steps", f"{steps} of {check.samples_per_step} samples: {steps * check.samples_per_step:,} in all"
     yield "files", _files(check)
     yield "start", start_in_words(check.start)
+
+
+def _dtype(check: Check) -> str:
+    """Say which type the weights of the base have in the run, and in the file where that is another."""
+    model = check.spec.get("model", {})
+    dtype, form = model.get("dtype", "auto"), model.get("quantize")
+    own = dtype in ("auto", check.model_dtype)
+    types = check.model_dtype if own else f"{dtype} (its file has {check.model_dtype})"
+    return f"{types}, linears rounded to {form}" if form else types
 
 
 def _rate(check: Check) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lorad.cli.checked import said
 from lorad.client.check_shapes import Check
 from lorad.client.requests import RunRequest
 from lorad.errors import Conflict, SpecError
@@ -37,8 +38,29 @@ async def test_check_says_what_would_be_and_leaves_nothing(home: Path) -> None:
 async def test_check_sees_a_name_in_use(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
-        with pytest.raises(Conflict, match="there is a run named a"):
-            await check(api, name="a")
+        found = await check(api, "lora.rank=4", name="a")
+        assert found.warnings[0].startswith(
+            "there is a run named a, so `lorad run` refuses this name. Choose "
+        )
+        assert found.spec["lora"]["rank"] == 4 and found.files.versions == 7
+        assert (await check(api, name="b")).warnings == found.warnings[1:]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ((), "1,000 parameters, float32"),
+        (("model.dtype=bfloat16",), "1,000 parameters, bfloat16 (its file has float32)"),
+        (("model.quantize=nf4",), "1,000 parameters, float32, linears rounded to nf4"),
+    ],
+)
+async def test_check_prints_the_dtype_of_the_run(
+    keys: tuple[str, ...], says: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(home) as api:
+        said(await check(api, *keys, name="a"), as_json=False)
+        (model,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("model "))
+        assert model.endswith(says)
 
 
 @pytest.mark.system

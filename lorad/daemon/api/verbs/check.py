@@ -21,6 +21,7 @@ from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, staged
 from lorad.daemon.storage.footprint import footprint, short_of_disk
+from lorad.errors import Conflict
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec, to_json
 from lorad.states import RunState
@@ -30,12 +31,13 @@ from lorad.store.rows import RunRow
 async def check(ctx: Context, call: Call) -> Check:
     """Preflight a spec and forecast its start.
 
-    Raises what `run` raises: SpecError, Conflict (the name is in use), StorageError, NotAllowed.
+    A name that is in use is a warning: all else is worth knowing, too. Raises what `run` raises besides:
+    SpecError, StorageError, NotAllowed.
     """
     body = call.json(RunRequest)
     spec = await asked_for(ctx, call.caller, body)
-    if not body.replace or replaceable(ctx, call.caller, str(spec.name)) is None:
-        refuse_used(ctx, spec)
+    is_replaced = body.replace and replaceable(ctx, call.caller, str(spec.name)) is not None
+    used = "" if is_replaced else _whose_name(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
@@ -49,7 +51,17 @@ async def check(ctx: Context, call: Call) -> Check:
     model = facts.model_path, facts.model_dtype, facts.parameters
     request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
     start = await _start(ctx, call.caller, spec, request)
-    return _said(ctx, spec, facts, start)
+    said = _said(ctx, spec, facts, start)
+    return msgspec.structs.replace(said, warnings=[*filter(None, [used]), *said.warnings])
+
+
+def _whose_name(ctx: Context, spec: Spec) -> str:
+    """Say why a run cannot have the name; "" where it can."""
+    try:
+        refuse_used(ctx, spec)
+    except Conflict as error:
+        return f"{error.message}, so `lorad run` refuses this name. {error.hint}"
+    return ""
 
 
 async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> Start:
