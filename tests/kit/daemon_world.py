@@ -35,7 +35,7 @@ from lorad.store import runs
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
 from lorad.store.rows import RunRow
-from tests.kit.fakes.daemon_fakes import FACTS, Driver
+from tests.kit.fakes.daemon_fakes import FACTS, HELD, Driver
 from tests.kit.warm.processes import CLIENT, WarmProcesses
 
 SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
@@ -92,6 +92,15 @@ async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
 
 def behave(home: Path, **behaviour: Any) -> None:
     (home / "behaviour.json").write_text(json.dumps(behaviour))
+
+
+def hold(home: Path) -> None:
+    """Have drivers begin no step until `release`, so that what is looked at stays as long as it takes."""
+    (home / HELD).touch()
+
+
+def release(home: Path) -> None:
+    (home / HELD).unlink()
 
 
 def submit(

@@ -32,7 +32,16 @@ from lorad.daemon.serving.borrow_pool import admitted, guest
 from lorad.errors import Conflict
 from lorad.spec.model import convert
 from lorad.store import runs
-from tests.kit.daemon_world import behave, finished, open_context, reconciling, submit, until, until_state
+from tests.kit.daemon_world import (
+    finished,
+    hold,
+    open_context,
+    reconciling,
+    release,
+    submit,
+    until,
+    until_state,
+)
 from tests.kit.fakes.gpu_kit import NO_QUERY, Gpu, Nvml, gpus, leave, me, note, taken
 
 GPU = Device("cuda:0", "a GPU", 80 << 30, "GPU-0")
@@ -68,7 +77,7 @@ def test_slots_split_cores_and_memory_between_pools() -> None:
 
 @pytest.mark.system
 async def test_two_bases_run_side_by_side_on_slots(home: Path) -> None:
-    behave(home, driver={"seconds": 0.3})
+    hold(home)
     async with reconciling(home) as ctx:
         ctx.gpus.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
         for name in ("one", "two"):
@@ -82,6 +91,7 @@ async def test_two_bases_run_side_by_side_on_slots(home: Path) -> None:
         assert waiting.startswith(
             "0 of 2 devices free; pool one-1 is busy with run one; starts when it ends; pool two"
         )
+        release(home)
         assert (await until_state(ctx, "three", "ended")).reason == "completed"
 
 

@@ -43,7 +43,17 @@ from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
 from tests.faults.kill9_many import Many
-from tests.kit.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state
+from tests.kit.daemon_world import (
+    behave,
+    hold,
+    open_context,
+    pid_of,
+    reconciling,
+    release,
+    submit,
+    until,
+    until_state,
+)
 from tests.kit.world import world
 
 SLOW = {"seconds": 0.3}
@@ -67,7 +77,7 @@ def leave(ctx: Context, name: str) -> None:
 
 
 async def test_runs_with_different_settings_share_a_pool(home: Path) -> None:
-    behave(home, driver=SLOW)
+    hold(home)
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         submit(
@@ -76,6 +86,7 @@ async def test_runs_with_different_settings_share_a_pool(home: Path) -> None:
         submit(ctx, "c", algorithm={"group_size": 2}, rollout={"temperature": 0.5}, resources={"priority": 3})
         await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in "abc"))
         assert len(ctx.pools) == 1 and ctx.pools["tiny-1"].number == 1
+        release(home)
         for name in "abc":
             assert (await until_state(ctx, name, "ended")).reason == "completed"
 
@@ -171,7 +182,8 @@ def test_impossible_run_ends_with_the_reason(home: Path) -> None:
 
 
 async def test_what_a_pool_says_it_has_is_believed(home: Path) -> None:
-    behave(home, driver=SLOW, pool={"capacity": {"max_versions": 7, "versions": 1, "max_rank": 8}})
+    behave(home, pool={"capacity": {"max_versions": 7, "versions": 1, "max_rank": 8}})
+    hold(home)
     async with reconciling(home) as ctx:
         submit(ctx, "a", lora={"rank": 8})
         await until_state(ctx, "a", "running")
@@ -185,6 +197,7 @@ async def test_what_a_pool_says_it_has_is_believed(home: Path) -> None:
         assert (shown.capacity.max_versions, shown.tenants, shown.runs) == (7, [], [])
         submit(ctx, "d")
         assert "up to rank 8, this one has 16" in (await until_state(ctx, "d", "ended")).detail
+        release(home)
         for name in "abc":
             assert (await until_state(ctx, name, "ended")).reason == "completed"
 

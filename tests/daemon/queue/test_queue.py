@@ -19,10 +19,8 @@ from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.restart import futile_attempts
 from lorad.daemon.troubles import Item
 from lorad.store import runs
-from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
+from tests.kit.daemon_world import hold, open_context, reconciling, release, submit, until, until_state
 from tests.kit.fakes.gpu_kit import NO_QUERY, gpus, leave, note, taken
-
-SLOW = {"seconds": 0.3}
 
 
 def told(ctx: Context, name: str) -> str:
@@ -40,7 +38,7 @@ def other(home: Path) -> Path:
 async def test_gpu_changes_daemons_only_once_idle(
     home: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behave(home, driver=SLOW)
+    hold(home)
     quick = Queue(idle_timeout_wanted=0.2)
     async with reconciling(home, queue=quick) as first, reconciling(other) as second:
         for ctx in (first, second):
@@ -59,6 +57,7 @@ async def test_gpu_changes_daemons_only_once_idle(
         (found,) = await list_devices(second, NO_QUERY)
         assert found.lease is not None
         assert (found.pool, found.lease.pool, found.lease.why) == (None, "tiny-1", "run arith")
+        release(home)
         assert (await until_state(first, "arith", "ended")).reason == "completed"
         assert (await until_state(second, "b", "ended")).reason == "completed"
         assert not note_path(other, "GPU-0", "wanted").exists()

@@ -48,6 +48,7 @@ FACTS: dict[str, Any] = {
     "max_positions": 2048,
 }
 heartbeat.BEAT_SECONDS = 0.1
+HELD = "held"  # a file in LORAD_HOME: while it is there, drivers begin no step
 METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.02}
 
 
@@ -69,6 +70,7 @@ class Driver:
         self.run_dir = RunDir(Path(self.params["run_dir"]))
         self.spec = json.loads(Path(self.params.get("spec") or self.run_dir.spec).read_text())
         self.how = behaviour("driver")
+        self.home = Path(os.environ["LORAD_HOME"])
         self.stopped = False
         self.step = 0
 
@@ -103,6 +105,8 @@ class Driver:
     def loop(self, pool: Wire) -> str:
         while self.step < self.params["steps"] and not self.stopped:
             HEART.work("step")
+            while (self.home / HELD).exists():
+                time.sleep(0.02)
             while self.step + 1 == self.how.get("stuck_at"):
                 time.sleep(0.1)
             print("x" * self.how.get("prints", 0), flush=True)
