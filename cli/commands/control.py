@@ -168,6 +168,9 @@ def rm(
 
 def _remove_one(client: Client, name: str, *, yes: bool, as_json: bool) -> None:
     data = client.show(name)
+    if data.state not in many.OVER:
+        hint = f"`lorad kill {name}` ends it at once, `lorad stop {name}` after this step."
+        raise Conflict(f"{name} is {data.state}: only a run that is over can be deleted", hint=hint)
     if not yes:
         if not sys.stdin.isatty():
             raise Conflict(f"{name} is deleted only with --yes when nobody can be asked")

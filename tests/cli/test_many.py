@@ -13,7 +13,7 @@ from lorad.cli import listing
 from lorad.cli.app import app
 from lorad.client.client import Client
 from lorad.client.shapes import Run
-from lorad.errors import LoradError, NotFound, SpecError
+from lorad.errors import Conflict, LoradError, NotFound, SpecError
 from lorad.selection import Selection
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import Terminal
@@ -237,3 +237,8 @@ def test_two_runs_differ_by_keys_files_and_curves(typed: Typed, frozen: Client) 
     assert found["curves"][0]["step"] == 0 and None not in found["curves"][0]["figures"]["eval"]
     assert typed("diff", "sorter", "sorter", "--json")["spec"] == {}
     assert "trainer.steps\t60\t200\n" in typed("diff", "sorter", "one-answer")
+
+
+def test_a_run_at_work_is_refused_before_anybody_is_asked(typed: Typed) -> None:
+    with pytest.raises(Conflict, match="support-bot is running: only a run that is over can be deleted"):
+        typed("rm", "support-bot")

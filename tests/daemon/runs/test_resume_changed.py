@@ -62,6 +62,29 @@ def test_invalid_override_is_refused(override: str, says: str) -> None:
     assert says in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("without", "says"),
+    [
+        ((), []),
+        ((6,), ["steps 5 to 6 are made again: its newest checkpoint is of step 4 (checkpoint.every is 2)"]),
+        (
+            (2, 4, 6),
+            ["steps 1 to 6 are made again: it has no checkpoint yet (checkpoint.every is 2)"],
+        ),
+    ],
+)
+async def test_resume_says_which_steps_are_made_again(
+    home: Path, without: tuple[int, ...], says: list[str]
+) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET reason = 'lost' WHERE name = 'a'")
+            for step in without:
+                connection.execute("DELETE FROM checkpoints WHERE run = 'a' AND step = ?", (step,))
+        assert (await api("resume", "a", steps=8)).warnings == says
+
+
 async def test_next_attempt_uses_and_shows_changed_spec(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")

@@ -79,9 +79,20 @@ async def resume(ctx: Context, call: Call) -> Resumed:
             runs.set_fields(ctx.store, call.run, spec=text, **columns)
             _keep(ctx, run, request)
     ctx.loop.poke()
-    warnings = request.facts.warnings if request else []
+    again = _made_again(run, spec, chosen) if body.step is None else ""
+    warnings = [*filter(None, [again]), *(request.facts.warnings if request else [])]
     row = runs.get(ctx.store, call.run)
     return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
+
+
+def _made_again(run: RunRow, spec: Spec, chosen: CheckpointRow | None) -> str:
+    """Say which steps a resume makes again, since no checkpoint has them; "" for none."""
+    done = chosen.step if chosen else 0
+    if run.step <= done:
+        return ""
+    where = f"its newest checkpoint is of step {done}" if chosen else "it has no checkpoint yet"
+    steps = f"step {run.step} is" if run.step == done + 1 else f"steps {done + 1} to {run.step} are"
+    return f"{steps} made again: {where} (checkpoint.every is {spec.checkpoint.every})"
 
 
 def _refuse_live_or_imported(run: RunRow) -> None:
