@@ -83,7 +83,6 @@ async def test_a_dead_relay_is_passed_by(world: World) -> None:
     assert set(await world.whole()) == set(NAMES) - dead
 
 
-@pytest.mark.system
 async def test_a_relay_may_die_amid_the_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = world.swarm.agents[ROOTS[1]]
     seen: list[bytes] = []
