@@ -44,7 +44,8 @@ def plot_(
         typer.Option(
             "--metric",
             "-m",
-            help="Any metric of a step, or eval; several times for several charts. Default: reward.",
+            help="Any metric of a step, or eval; several times for several charts. Default: reward, and loss "
+            "of runs that have none.",
             show_default=False,
             autocompletion=candidates.metrics,
         ),
@@ -64,13 +65,14 @@ def plot_(
     as_json: AsJson = False,
 ) -> None:
     """Plot reward (or other metrics) of runs over steps, tokens or time; several runs share the axes."""
-    metrics = list(dict.fromkeys(metric or ["reward"]))
     look = Look(smooth, log, spikes=True, x=x.value, best=best)
     if out is not None:
         _refuse(out)
     only_run(meant)
     client = Client()
-    tracks = _tracks(client, _chosen(client, meant), metrics, whole=as_json or _is_csv(out))
+    tracks = _tracks(client, _chosen(client, meant), whole=as_json or _is_csv(out))
+    metrics = list(dict.fromkeys(metric or [_usual(tracks)]))
+    _refuse_missing(tracks, metrics)
     if as_json:
         output.print_json([row for metric in metrics for row in _rows(metric, tracks, look)])
     elif not any(_has(track, metric) for track in tracks.values() for metric in metrics):
@@ -107,15 +109,24 @@ def _chosen(client: Client, meant: Selection) -> list[Run]:
     return sorted(runs, key=lambda run: order.get(run.name, len(order)))
 
 
-def _tracks(client: Client, runs: Sequence[Run], metrics: Sequence[str], *, whole: bool) -> dict[str, Track]:
-    """Read the runs, with all their steps or as many as a picture can show.
-
-    Raises NotFound for a metric that none of them has, with those that there are.
-    """
+def _tracks(client: Client, runs: Sequence[Run], *, whole: bool) -> dict[str, Track]:
+    """Read the runs, with all their steps or as many as a picture can show."""
     from lorad.tui.curves.series import KEPT
     from lorad.tui.curves.step_reader import read_whole
 
-    tracks = {run.name: read_whole(client, run, _ALL if whole else KEPT) for run in runs}
+    return {run.name: read_whole(client, run, _ALL if whole else KEPT) for run in runs}
+
+
+def _usual(tracks: Mapping[str, Track]) -> str:
+    """Choose the metric where none is named: the reward, or the loss where no run samples anything."""
+    has_rewards = any(_has(track, "reward") for track in tracks.values())
+    return "loss" if not has_rewards and any(_has(track, "loss") for track in tracks.values()) else "reward"
+
+
+def _refuse_missing(tracks: Mapping[str, Track], metrics: Sequence[str]) -> None:
+    """Raise NotFound for a metric that none of the runs has, with those that there are; say which run lacks
+    one.
+    """
     begun = {name: track for name, track in tracks.items() if track.steps}
     for metric in metrics:
         without = [name for name, track in begun.items() if not _has(track, metric) and metric != "eval"]
@@ -125,7 +136,6 @@ def _tracks(client: Client, runs: Sequence[Run], metrics: Sequence[str], *, whol
             raise NotFound(f"{', '.join(without)}: no metric {metric}", hint=hint)
         if without:
             output.note(f"No {metric} in {', '.join(without)}.")
-    return tracks
 
 
 def _has(track: Track, metric: str) -> bool:

@@ -2,14 +2,16 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lorad.cli.app import app
-from lorad.cli.commands.plot import _tracks
+from lorad.cli.commands.plot import _refuse_missing, _tracks, _usual
 from lorad.client.client import Client
 from lorad.client.shapes import Run
+from lorad.client.transport import Json
 from lorad.errors import LoradError, NotFound, SpecError
 from tests.cli.test_many import Typed
 from tests.kit.frozen.world import frozen
@@ -75,8 +77,26 @@ def test_run_without_the_metric_is_named(capsys: pytest.CaptureFixture[str]) -> 
     serve(world, "a", lambda: 3, lambda number: step(number, cost=1.0))
     serve(world, "b", lambda: 3)
     runs = [shaped(Run, a_run("a")), shaped(Run, a_run("b"))]
-    assert _tracks(Client(transport=Prepared(world)), runs, ["cost"], whole=False)["a"].of("cost").xs
+    tracks = _tracks(Client(transport=Prepared(world)), runs, whole=False)
+    _refuse_missing(tracks, ["cost"])
+    assert tracks["a"].of("cost").xs
     assert capsys.readouterr().err == "No cost in b.\n"
+
+
+def without_reward(number: int) -> Json:
+    made = step(number)
+    del made["metrics"]["reward"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("steps", "make", "usual"), [(3, step, "reward"), (3, without_reward, "loss"), (0, step, "reward")]
+)
+def test_the_usual_curve_is_of_what_there_is(steps: int, make: Callable[[int], Json], usual: str) -> None:
+    world = World(a_run("a"))
+    serve(world, "a", lambda: steps, make)
+    tracks = _tracks(Client(transport=Prepared(world)), [shaped(Run, a_run("a"))], whole=False)
+    assert _usual(tracks) == usual
 
 
 @pytest.mark.parametrize(
