@@ -233,4 +233,5 @@ def _conclusion(run: Run) -> str:
     ended_early = run.reason == "completed" and run.step < run.steps
     detail = f": {run.detail}" if run.detail and (ended_early or run.reason not in _GOOD) else ""
     told = "".join(f"; {words}" for words in (failures(run), idleness(run)) if words)
-    return f"{name} ended ({run.reason}) at {where}{evals}{told}{detail}"
+    how = f"; `lorad resume {name}` continues" if run.reason == "lost" else ""
+    return f"{name} ended ({run.reason}) at {where}{evals}{told}{detail}{how}"

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal as signals
 import sys
 import time
@@ -27,6 +28,7 @@ from lorad.files import write_whole
 
 BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
+_HEALTHY = re.compile(r"\S+ \S+ (?:INFO|DEBUG) |step \d+/\d+  ")  # of a logger, or of a driver after a step
 _SEEN_SECONDS = 2.0
 DAMAGED = (
     "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
@@ -363,11 +365,14 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
 
 
 def log_tail(path: Path, lines: int = 1) -> str:
-    """Read the last non-empty lines of a log; "" when there is none."""
+    """Read the last lines of a log that may say why its process ended: neither empty ones nor what a process
+    says that is well; "" when there is none.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
+    stripped = [line.strip() for line in text.splitlines()]
+    return "\n".join([line for line in stripped if line and not _HEALTHY.match(line)][-lines:])

@@ -127,3 +127,15 @@ def test_attempts_are_listed_oldest_first(tmp_path: Path) -> None:
     for name in ("0010", "0002", "notes"):
         (tmp_path / "attempts" / name).mkdir(parents=True)
     assert [attempt.root.name for attempt in attempts_under(tmp_path)] == ["0002", "0010"]
+
+
+def test_the_tail_of_a_log_has_no_healthy_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "Traceback (most recent call last):\nValueError: no such key\n\n"
+        "2026-11-27 06:49:16,182 INFO lorad.pool.host: pool tiny-1 is closed\n"
+        "step 6/16  reward 0.750  loss -0.0049\n"
+    )
+    assert log_tail(log, 2) == "Traceback (most recent call last):\nValueError: no such key"
+    log.write_text("step 6/16  reward 0.750  loss -0.0049\n")
+    assert log_tail(log) == ""
