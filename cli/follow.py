@@ -20,6 +20,7 @@ from lorad.client.words import evals_in_words, failures, idleness, share, starts
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.25  # seconds between looks
+_QUIET = 10.0  # seconds without a line, after which one says what a run is doing
 _OVER = ("ended", "paused")
 _GOOD = ("completed", "stopped")
 # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
@@ -104,6 +105,7 @@ class _Lines(_Silent):
 
     def __init__(self) -> None:
         self._said = ("", "", 0)
+        self._quiet_since, self._doing = time.monotonic(), ""
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         waits = _waits(run)
@@ -116,9 +118,13 @@ class _Lines(_Silent):
             self.say(f"step {step.step}{f'/{run.steps}' * bool(run.steps)}  {figures}")
         for found in evals:
             self.say(_evaluation(found))
+        if run.doing not in ("", self._doing) and time.monotonic() - self._quiet_since > _QUIET:
+            self._doing = run.doing
+            self.say(f"{run.name}: {run.doing}")
 
     def say(self, words: str) -> None:
         output.note(words)
+        self._quiet_since = time.monotonic()
 
 
 class Live(_Silent):
@@ -152,7 +158,8 @@ class Live(_Silent):
             if run.steps:
                 left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
                 self._figures.append((f"ETA {output.duration(left)}", 1))
-        after = [(words, 0) for words in _waits(run)] or self._figures
+        doing = [(run.doing, 2)] if run.doing else []
+        after = [(words, 0) for words in _waits(run)] or [*doing, *self._figures]
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
 

@@ -45,6 +45,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "starts": starts_in_words(data),
         "queue": place_in_words(data),
         "step": steps_in_words(data, " of "),
+        "doing": data.doing,
         "reward": output.number(data.reward),
         "eval": evals_in_words(data),
         "held out": likelihood_in_words(data),

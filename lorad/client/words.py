@@ -15,11 +15,12 @@ _FEW_IDLE, _MOSTLY_IDLE = 3, 0.5  # steps, and their share: so many without an u
 
 
 def why(run: Run) -> str:
-    """Say why a run waits, or what went wrong, in one line."""
+    """Say why a run waits, what it is doing, or what went wrong, in one line."""
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
     starts = starts_in_words(run)
-    return "; ".join(filter(None, (starts and f"starts {starts}", words, failures(run), idleness(run))))
+    told = (starts and f"starts {starts}", run.doing, words, failures(run), idleness(run))
+    return "; ".join(filter(None, told))
 
 
 def steps_in_words(run: Run, of: str = "/") -> str:

@@ -24,6 +24,7 @@ from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
 from lorad.store import runs
+from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
@@ -53,6 +54,16 @@ def heal(ctx: Context) -> None:
             ctx.spawn(put_down(ctx, attempt, there[attempt][0]))
 
     each(ctx, heal_process, there, lambda attempt: there[attempt][1])
+    active = runs.in_states(ctx.store, *ACTIVE)
+    ctx.processes.doing = {run.name: words for run in active if (words := _in_words(ctx, run))}
+
+
+def _in_words(ctx: Context, run: RunRow) -> str:
+    """Say what a run's driver is doing, or its pool while the driver waits for that; "" if neither says."""
+    pool = ctx.pools.get(run.pool or "")
+    attempts = [run.attempt_dir, *([pool.attempt()] if pool is not None and pool.number else [])]
+    pulses = [ctx.processes.pulses.get(attempt) for attempt in attempts]
+    return next((pulse.beat.words for pulse in pulses if pulse is not None and pulse.beat.words), "")
 
 
 def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:

@@ -60,6 +60,7 @@ def open_session(
 ) -> Session | None:
     """Open and check everything that a loop needs, waiting for the pool last; None when a stop came first."""
     HEART.work("begin")
+    HEART.tell("reading the data")
     spec, cwd = load_spec(run_dir, params), Path(params.cwd)
     directory = resolve(spec.model.path, any_architecture=not needs_base(spec))
     spec = fitted(spec, read_facts(directory).max_positions)
@@ -75,6 +76,7 @@ def open_session(
     hosts = open_hosts(spec.env, cwd, open_format(spec, tokenizer)) if spec.env.name else None
     if hosts is not None:
         stack.callback(hosts.close)
+    HEART.tell("")  # the pool says how far it is
     pool = connect(params, stop)
     if pool is None:
         return None

@@ -25,6 +25,7 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.data import Example
 from lorad.spec.model import Rollout as RolloutSpec
 
@@ -174,6 +175,8 @@ def complete(
     """
     version, rewarder = session.name_of(wanted.version), rewarder or session.rewarder
     is_eval, seed = seed is not None, session.spec.seed if seed is None else seed
+    total, verb = n * len(wanted.examples), "evaluating" if is_eval else "sampling"
+    HEART.tell(f"{verb} 0 of {total}")
     if session.hosts is not None:
         groups, made = _play(session, session.hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
         return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
@@ -187,6 +190,7 @@ def complete(
     def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
         sample = _sample(session, wanted.examples[prompt], index, chunks)
         samples[prompt * n + index] = sample
+        HEART.tell(f"{verb} {len(samples)} of {total}")
         scoring.add(prompt * n + index, sample.for_reward())
 
     made = generate(pool, version, prompts, how, ended)

@@ -34,6 +34,16 @@ from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
 
+_IN_WORDS = {
+    "sample": "sampling",
+    "score": "grading",
+    "weigh": "computing log-probabilities",
+    "train": "training",
+    "publish": "publishing",
+    "checkpoint": "writing a checkpoint",
+}
+"""What a driver does, by the verbs of `Session.timed`."""
+
 
 class State(Struct):
     """What a resume restores.
@@ -178,10 +188,12 @@ class Session:
         meanwhile.
         """
         HEART.work(verb)
+        HEART.tell(_IN_WORDS[verb])
         start = time.perf_counter()
         try:
             yield
         finally:
+            HEART.tell("")
             self.seconds[verb] = self.seconds.get(verb, 0.0) + time.perf_counter() - start
 
     def warn(self, message: str) -> None:

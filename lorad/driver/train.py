@@ -13,6 +13,7 @@ from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import importance_cap, logprobs, minibatch_ranges, needs_old, within
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
 from lorad.protocol.calls import ForwardBackward, Stepped
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.levels import normaliser
 from lorad.rl.user.functions import LossInput
 from lorad.spec.model import Spec
@@ -87,7 +88,8 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
         measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
         updates: list[Update] = []
         criticised: list[CriticUpdate] = []
-        for minibatch in minibatches * algorithm.epochs:
+        for place, minibatch in enumerate(passes := minibatches * algorithm.epochs, 1):
+            HEART.tell(f"training {place} of {len(passes)}")
             if not critic.is_warming(session):
                 is_first = not any(update.step for update in updates)
                 updates.append(_update(session, minibatch, rate, is_first=is_first))

@@ -29,6 +29,7 @@ def main() -> int:
         root = Path(sys.argv[1]).absolute()
         HEART.start(AttemptDir(log_directory(root)).heartbeat)
         HEART.work("imports")
+        HEART.tell("starting its pool")
         config = configuration.read(root)
         with quick_imports():
             _prepare(config)

@@ -116,6 +116,8 @@ class _Start:
         An engine on a GPU takes its share of what is free, so the trainer comes first.
         """
         config = self.config
+        parts = [config.trainer] * (config.ranks is not None) + [config.engine] * (config.server is not None)
+        HEART.tell(f"starting {' and '.join(parts)}" if parts else f"loading {config.model}")
         if config.ranks is None and config.server is None:
             base = await self.compute.run(_load, config, self.facts)
             engine = self._engine_on(base, own=False)
@@ -391,6 +393,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     joins=not config.deterministic and config.ranks is None,
                     ledger=ledger,
                 )
+                HEART.tell("")
                 pool.memory, pool.room = memory_for_adapters(config), room_for(config, facts)
                 pool.uses = _usage_file(config, root, pool)
                 async with kept(pool.uses):

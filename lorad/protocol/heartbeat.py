@@ -22,6 +22,7 @@ DUMP = signal.SIGUSR1
 """Each rank answers it with the stacks of its threads, on stderr."""
 BEAT_SECONDS = 2.0
 BYTES = 256  # overwritten in place: a full disk stops no heart
+_WORDS = 60  # characters
 LOOP_SECONDS = 10.0  # after which an event loop that does not come round is busy with something
 
 
@@ -31,11 +32,13 @@ class Beat(Struct, frozen=True):
     at: Unix time.
     progress: a number that grows while everything that is being done progresses.
     doing: what it is doing; "" while it has nothing to do.
+    words: the same for people, and how far it is: "sampling 41 of 64"; "" where it says nothing.
     """
 
     at: float
     progress: int
     doing: str
+    words: str = ""
 
 
 class Heart:
@@ -51,6 +54,7 @@ class Heart:
         self._doing: dict[int, str] = {}  # thread -> what it does
         self._got_on: dict[int, float] = {}
         self._looped: float | None = None
+        self._words = ""
         self._progress, self._counted = 0, 0.0
         self._stopped = threading.Event()
 
@@ -73,6 +77,10 @@ class Heart:
     def progress(self) -> None:
         """Note that this thread has finished a part of what it is doing."""
         self._got_on[threading.get_ident()] = time.monotonic()
+
+    def tell(self, words: str) -> None:
+        """Say for people what the process is doing and how far it is, as in "sampling 41 of 64"."""
+        self._words = words
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
@@ -98,11 +106,11 @@ class Heart:
             {who: doing for who, doing in list(self._doing.items()) if doing and who in there},
         )
         if self._looped is not None and now - self._looped > LOOP_SECONDS:
-            return Beat(time.time(), self._progress, "one turn of its event loop")
+            return Beat(time.time(), self._progress, "one turn of its event loop", self._words)
         if all(self._got_on[who] > self._counted for who in busy):
             self._progress, self._counted = self._progress + 1, now
         last = min(busy, key=self._got_on.__getitem__, default=None)
-        return Beat(time.time(), self._progress, "" if last is None else busy[last])
+        return Beat(time.time(), self._progress, "" if last is None else busy[last], self._words)
 
     def _beat(self) -> None:
         try:
@@ -119,7 +127,8 @@ class Heart:
 
     def _line(self) -> bytes:
         beat = self.beat()
-        told: dict[str, Any] = {"at": beat.at, "progress": beat.progress, "doing": beat.doing[:100]}
+        told: dict[str, Any] = {"at": beat.at, "progress": beat.progress, "doing": beat.doing[:80]}
+        told["words"] = beat.words[:_WORDS]
         return json.dumps(told).encode()[: BYTES - 1].ljust(BYTES - 1) + b"\n"
 
 
@@ -135,6 +144,8 @@ def read_beat(path: Path) -> Beat | None:
             told = json.loads(os.read(fd, BYTES))
         finally:
             os.close(fd)
-        return Beat(float(told["at"]), int(told["progress"]), str(told["doing"]))
+        at, progress, doing = float(told["at"]), int(told["progress"]), str(told["doing"])
+        words = " ".join(str(told.get("words", "")).split())[:_WORDS]  # an older lorad says none
+        return Beat(at, progress, doing, words)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

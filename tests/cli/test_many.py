@@ -239,6 +239,6 @@ def test_two_runs_differ_by_keys_files_and_curves(typed: Typed, frozen: Client) 
     assert "trainer.steps\t60\t200\n" in typed("diff", "sorter", "one-answer")
 
 
-def test_a_run_at_work_is_refused_before_anybody_is_asked(typed: Typed) -> None:
+def test_a_run_at_work_is_refused_unasked(typed: Typed) -> None:
     with pytest.raises(Conflict, match="support-bot is running: only a run that is over can be deleted"):
         typed("rm", "support-bot")

@@ -18,7 +18,7 @@ def run(*words: str) -> None:
         ("--num-generations", "algorithm.group_size"),
     ],
 )
-def test_a_flag_that_is_a_key_is_answered_with_it(flag: str, key: str) -> None:
+def test_a_flag_that_is_a_key_is_told(flag: str, key: str) -> None:
     with pytest.raises(SpecError, match=f"lorad run has no option {flag}") as refused:
         run("run", "spec.yaml", flag, "1")
     assert f"write {key}=VALUE behind" in (refused.value.hint or "")

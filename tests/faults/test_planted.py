@@ -3,7 +3,7 @@
 from tests.faults.planted import FAULTS, ROOT, check_table
 
 
-def test_each_mistake_is_of_one_line_that_there_is() -> None:
+def test_each_mistake_is_of_one_line() -> None:
     check_table(ROOT, FAULTS)
 
 

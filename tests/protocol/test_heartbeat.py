@@ -4,6 +4,7 @@ write.
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -220,3 +221,21 @@ def test_pool_beats_before_it_imports_torch(home: Path, started: list[subprocess
     ready = time.time()
     until(lambda: (beat := read_beat(attempt / "heartbeat")) is not None and beat.at > ready)
     assert (beat := read_beat(attempt / "heartbeat")) is not None and beat.doing == ""
+
+
+def test_a_beat_has_words_for_people(tmp_path: Path) -> None:
+    heart = Heart(tmp_path / "heartbeat")
+    heart.tell("sampling 41 of 64")
+    (tmp_path / "heartbeat").write_bytes(heart._line())
+    beat = read_beat(tmp_path / "heartbeat")
+    assert beat is not None and beat.words == "sampling 41 of 64"
+
+
+@pytest.mark.parametrize(
+    ("words", "read"), [("a\nb\tc", "a b c"), ("x" * 200, "x" * 60), (None, "None"), ({"a": 1}, "{'a': 1}")]
+)
+def test_words_of_somebody_else_are_one_short_line(words: object, read: str, tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    path.write_text(json.dumps({"at": 1.0, "progress": 1, "doing": "", "words": words})[:256])
+    found = read_beat(path)
+    assert found is not None and found.words == read

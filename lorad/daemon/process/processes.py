@@ -75,6 +75,7 @@ class Processes:
 
     signalled: the signal that an attempt was last sent, and when.
     pulses: the heartbeats of attempts, see `health.py`.
+    doing: what active runs are doing, in words, by their names.
     put_down: attempts that hang and are being killed.
     looked_at: the monotonic time of the last look at all pulses.
     """
@@ -83,6 +84,7 @@ class Processes:
         self.commands = commands or Commands()
         self.signalled: dict[Path, tuple[int, float]] = {}
         self.pulses: dict[AttemptDir, Pulse] = {}
+        self.doing: dict[str, str] = {}
         self.put_down: set[AttemptDir] = set()
         self.looked_at = 0.0
         self._shims: dict[Path, int] = {}  # the pids of the shims that this daemon started; 0: it is over

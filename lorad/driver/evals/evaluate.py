@@ -41,6 +41,7 @@ def evaluate(
     for problems in [one for one in session.problems if _is_due(session, one)]:
         scores[problems.name], more = _evaluated(session, problems)
         lines += more
+    HEART.tell("")
     main = scores.pop(MAIN, SetScore(None, 0, 0))
     path, digest = write_samples(session, state.step, lines, session.run_dir.evals) if lines else ("", "")
     figures = (main.score, main.problems, main.failed, nll, pair_accuracy, token_accuracy)

@@ -129,7 +129,7 @@ def test_attempts_are_listed_oldest_first(tmp_path: Path) -> None:
     assert [attempt.root.name for attempt in attempts_under(tmp_path)] == ["0002", "0010"]
 
 
-def test_the_tail_of_a_log_has_no_healthy_lines(tmp_path: Path) -> None:
+def test_tail_has_no_healthy_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
         "Traceback (most recent call last):\nValueError: no such key\n\n"

@@ -13,6 +13,7 @@ import pytest
 
 from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
+from lorad.client.words import why
 from lorad.daemon import health
 from lorad.daemon.context import Context
 from lorad.daemon.health import put_down
@@ -23,7 +24,19 @@ from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import Beat, read_beat
 from lorad.store import runs
 from lorad.store.metrics import steps
-from tests.kit.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state, want
+from tests.kit.daemon_world import (
+    behave,
+    hold,
+    open_context,
+    pid_of,
+    reconciling,
+    release,
+    serving,
+    submit,
+    until,
+    until_state,
+    want,
+)
 from tests.kit.world import world
 
 LIMITS = Supervision(hang=10.0, stall=60.0)
@@ -311,3 +324,33 @@ def test_real_run_survives_hung_driver_and_pool() -> None:
         assert who in (["the driver"], [f"pool {pool}"], ["the driver", f"pool {pool}"])
         assert f"attempt    1: fresh, lost: {lost[0]}" in made.lorad("show", "shaken").stdout
         assert f"pool {pool} was hung: no heartbeat" in made.home.daemon_log.read_text()
+
+
+async def test_answers_say_what_a_run_is_doing(home: Path) -> None:
+    behave(home, driver={"tells": "sampling 41 of 64"})
+    hold(home)
+    async with serving(home) as api:
+        await api.run("a")
+        await until(lambda: api.ctx.processes.doing == {"a": "sampling 41 of 64"})
+        (listed,) = await api("list")
+        assert (await api("show", "a")).doing == listed.doing == why(listed) == "sampling 41 of 64"
+        release(home)
+        ended = await api.until("a", "ended")
+        await until(lambda: api.ctx.processes.doing == {})
+        assert ended.doing == why(ended) == ""
+
+
+async def test_a_waiting_run_says_what_its_pool_does(home: Path) -> None:
+    hold(home)
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        pool = api.ctx.pools["tiny-1"]
+        pulse = Pulse(Beat(0, 0, "", "loading tiny"), 0.0, 0.0)
+        run = runs.get(api.ctx.store, "a")
+        api.ctx.processes.pulses = {pool.attempt(): pulse}
+        assert health._in_words(api.ctx, run) == "loading tiny"
+        api.ctx.processes.pulses[run.attempt_dir] = Pulse(Beat(0, 0, "", "training"), 0.0, 0.0)
+        assert health._in_words(api.ctx, run) == "training"
+        release(home)
+        await api.until("a", "ended")

@@ -105,6 +105,7 @@ class Driver:
     def loop(self, pool: Wire) -> str:
         while self.step < self.params["steps"] and not self.stopped:
             HEART.work("step")
+            HEART.tell(self.how.get("tells", ""))
             while (self.home / HELD).exists():
                 time.sleep(0.02)
             while self.step + 1 == self.how.get("stuck_at"):
