@@ -16,6 +16,7 @@ _ALIASES = (
     "version",
     table.Column("sha256", 3),
     table.Column("attested", 1),
+    "state",
     table.Column("by", 4),
     table.Column("age", 2),
 )
@@ -72,13 +73,17 @@ def aliases(
             _TRAFFIC, [_traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all."
         )
     else:
-        rows = [
-            (a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, output.age(a.updated_at))
-            for a in found
-        ]
-        output.print_table(_ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        output.print_table(
+            _ALIASES, [_row(a) for a in found], empty="No aliases. `lorad swap ALIAS RUN@N` makes one."
+        )
         for a in (a for a in found if a.previous):
             output.note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")
+
+
+def _row(alias: ServedAlias) -> tuple[str | None, ...]:
+    state = "" if alias.loaded is None else "loaded" if alias.loaded else "cold"
+    version, digest = f"{alias.run}@{alias.version}", alias.sha256[:12]
+    return alias.alias, version, digest, alias.attested, state, alias.by, output.age(alias.updated_at)
 
 
 def _traffic_row(alias: ServedAlias) -> tuple[str, ...]:

@@ -384,6 +384,7 @@ class ServedAlias(Alias, frozen=True):
     step: int | None = None  # the step that made the version
     traffic: Figures | None = None  # None while no gateway is up
     previous: str | None = None  # run@version that a rollback leads to
+    loaded: bool | None = None  # by the pool's last status; else the next request loads it
 
 
 class Verdict(Struct, frozen=True):

@@ -49,7 +49,8 @@ async def test_swap_moves_alias_and_names_previous_version(home: Path) -> None:
         assert (first.run, first.version, first.previous) == ("a", 1003, None)
         second = await api("swap", "bot", "a")
         assert (second.version, second.previous, second.attestation.verdict) == (1006, "a@1003", "passed")
-        assert [(row.alias, row.version) for row in await api("aliases")] == [("bot", 1006)]
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1006" in status.loaded)
+        assert [(row.alias, row.version, row.loaded) for row in await api("aliases")] == [("bot", 1006, True)]
         moves = await api("alias_moves", "bot")
         assert [(move.version, move.by) for move in moves] == [(1006, second.by), (1003, first.by)]
         told = [event.data for event in events.after(api.ctx.store, 0, "a") if event.kind == "alias"]

@@ -11,7 +11,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand
+from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, is_loaded
 from lorad.daemon.serving.borrow_pool import guest, load
 from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.table import write_table
@@ -29,7 +29,7 @@ async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
     rows = seen_aliases(ctx, call.caller)
     owners = [of_alias(row).owner_uid for row in rows]
     names = {uid: user_name(uid) for uid in {*owners}}
-    steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
+    held = {(version.run, version.version): version for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)
     before = {alias: f"{run}@{version}" for alias, (run, version) in aliases.rollbacks(ctx.store).items()}
     return [
@@ -37,9 +37,10 @@ async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
             ServedAlias,
             row,
             owner=names[uid],
-            step=steps.get((row.run, row.version)),
+            step=None if (version := held.get((row.run, row.version))) is None else version.step,
             traffic=traffic[row.alias],
             previous=before.get(row.alias),
+            loaded=version is not None and is_loaded(ctx, version),
         )
         for row, uid in zip(rows, owners, strict=True)
     ]
