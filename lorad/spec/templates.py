@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 
+from lorad.spec.data import GENERATED
+
+TASKS = ("sort", "reverse", "lookup")
+"""The builtin tasks, which have held-out problems of their own."""
+
 
 @dataclass(frozen=True)
 class _Template:
-    """text: with {file}, {model} and {data} to be filled in; the last two have usual values."""
+    """A spec as text, with {file}, {model}, {data} and what depends on them to be filled in.
+
+    model, data: what it is for where others are not named.
+    """
 
     name: str
     says: str
@@ -14,8 +22,24 @@ class _Template:
     text: str
 
     def filled(self, file: str = "run.yaml", *, model: str | None = None, data: str | None = None) -> str:
-        """Return the template's YAML. file: what it will be called, for its comments."""
-        return self.text.format(file=file, model=model or self.model, data=data or self.data)
+        """Return the template's YAML. file: what it will be called, for its comments.
+
+        The numbers that fit the built-in base are written for that alone, and evaluations where there are
+        held-out problems.
+        """
+        base, rows = model or self.model, data or self.data
+        is_tiny = base.startswith("builtin:")
+        has_held_out = rows in TASKS or rows.startswith(GENERATED)
+        return self.text.format(
+            file=file,
+            model=base,
+            data=rows,
+            rate="lr: 1.0e-3, " if is_tiny else "",
+            of_rate="" if is_tiny else "      # lr: what fits the model, `lorad run` prints it",
+            tokens=16 if is_tiny else 256,
+            eval="eval: {every: " if has_held_out else "# eval: {every: ",
+            of_eval="" if has_held_out else "   # with held-out rows in data.eval",
+        )
 
 
 _HEAD = """\
@@ -36,9 +60,9 @@ data:
   train: "{data}"                 # sort, reverse, a .jsonl, .parquet or .csv file, or a hub dataset
   prompts_per_step: 16
 reward: exact_match               # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
-trainer: {{lr: 1.0e-3, steps: 60}}
-rollout: {{max_new_tokens: 16, temperature: 1.0}}
-eval: {{every: 10, problems: 256}}
+trainer: {{{rate}steps: 60}}{of_rate}
+rollout: {{max_new_tokens: {tokens}, temperature: 1.0}}
+{eval}10, problems: 256}}{of_eval}
 checkpoint: {{every: 10, keep: 3}}
 # pool: {{threads: 2}}              # on the CPU; else chosen for the model and the load, for the whole run
 """,
@@ -60,7 +84,7 @@ data:
 reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or module.py:function
 trainer: {{backend: fsdp, steps: 200, activation_checkpointing: true}}     # lr: what fits the model
 rollout: {{backend: vllm, max_new_tokens: 1024, temperature: 1.0}}
-eval: {{every: 20, problems: 256}}
+{eval}20, problems: 256}}{of_eval}
 checkpoint: {{every: 20, keep: 3}}
 """,
 )
@@ -85,7 +109,7 @@ trainer:                          # lr: what fits the model, `lorad run` prints 
   steps: 200
   activation_checkpointing: true
 rollout: {{backend: sglang, servers: 4, max_new_tokens: 2048, temperature: 1.0}}
-eval: {{every: 20, problems: 256}}
+{eval}20, problems: 256}}{of_eval}
 checkpoint: {{every: 20, keep: 3}}
 pool: {{memory_fraction: 0.7}}
 """,
