@@ -24,7 +24,17 @@ from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs
-from tests.kit.daemon_world import behave, finished, reconciling, serving, submit, until, until_state
+from tests.kit.daemon_world import (
+    behave,
+    finished,
+    hold,
+    reconciling,
+    release,
+    serving,
+    submit,
+    until,
+    until_state,
+)
 from tests.kit.journals import a_run
 
 OLD = convert({"trainer": {"steps": 6}})
@@ -101,6 +111,20 @@ async def test_next_attempt_uses_and_shows_changed_spec(home: Path) -> None:
         assert (row.priority, api.ctx.pools[row.pool or ""].setup.trainer) == (3, "fsdp")
         told = [from_json(row.dir.attempt(number).spec.read_bytes()).trainer.dp for number in (1, 2)]
         assert told == [1, 2]
+
+
+async def test_an_early_resume_is_told_when(home: Path) -> None:
+    hold(home)
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        await api("pause", "a")
+        await api.until("a", "stopping")
+        with pytest.raises(Conflict, match="run a is stopping") as refused:
+            await api("resume", "a")
+        assert "`lorad wait a` returns then, as `pause --wait` does." in refused.value.hint
+        release(home)
+        await api.until("a", "paused")
 
 
 async def test_steps_may_be_given_as_a_key(home: Path) -> None:

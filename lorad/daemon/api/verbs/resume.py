@@ -99,7 +99,11 @@ def _refuse_live_or_imported(run: RunRow) -> None:
     """Raises Conflict."""
     name = run.name
     if not RunState(run.state).is_over:
-        raise Conflict(f"run {name} is {run.state}", hint="Only a paused or ended run can be resumed.")
+        hint = "Only a paused or ended run can be resumed."
+        if run.state == RunState.STOPPING:
+            takes = f", some {run.rates.step_seconds:.0f} s" if run.rates.step_seconds else ""
+            hint = f"It ends its step first{takes}: `lorad wait {name}` returns then, as `pause --wait` does."
+        raise Conflict(f"run {name} is {run.state}", hint=hint)
     if run.reason == EndReason.IMPORTED:
         hint = (
             f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
