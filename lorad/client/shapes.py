@@ -189,8 +189,7 @@ class Forked(Run, frozen=True):
 
 
 class Resumed(Forked, frozen=True):
-    # a sentence for each file that the attempt before read and that changed since
-    changed_inputs: list[str] = []
+    changed_inputs: list[str] = []  # a sentence for each file that changed since the attempt before
 
 
 class Removed(Struct, frozen=True):

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,11 +158,14 @@ def box(**settings: Any) -> Iterator[tuple[World, int, str]]:
 
 
 class Disturber(threading.Thread):
-    """Kills one process after another, each when the client was told so many results, and a moment later."""
+    """Kills one process after another, each when the client was told so many results, and a moment later.
 
-    def __init__(self, made: World, asker: Asker, kills: int, results: int) -> None:
+    pace: the seconds of a result where nobody is killed; the moment is as long at most.
+    """
+
+    def __init__(self, made: World, asker: Asker, kills: int, results: int, pace: float) -> None:
         super().__init__(daemon=True)
-        self._made, self._asker = made, asker
+        self._made, self._asker, self._pace = made, asker, pace
         self._places = sorted(random.sample(range(1, results), kills))
         self.killed: list[str] = []
         self.over = threading.Event()
@@ -172,7 +175,7 @@ class Disturber(threading.Thread):
             victim = ("door", "driver", "pool", "daemon")[number % 4]
             while len(self._asker.told) < place and not self.over.is_set():
                 time.sleep(0.01)
-            if self.over.wait(random.uniform(0, 0.3)):
+            if self.over.wait(random.uniform(0, self._pace)):
                 return
             if (pid := self._pid(victim)) is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -193,24 +196,36 @@ class Disturber(threading.Thread):
         return None
 
 
-def outcome(steps: int, kills: int, lost: float) -> tuple[list[bytes], dict[str, np.ndarray], list[str]]:
-    """What the client was told, the tensors at the end, and who was killed."""
+class Outcome(NamedTuple):
+    """told: the results. pace: seconds of each. tensors: at the end. killed: who was."""
+
+    told: list[bytes]
+    pace: float
+    tensors: dict[str, np.ndarray]
+    killed: list[str]
+
+
+def outcome(steps: int, kills: int, lost: float, pace: float = 0.0) -> Outcome:
+    """Train, and kill so many processes meanwhile. pace: see Disturber."""
     with box() as (made, port, key):
         asker = Asker(port, key, lost)
-        disturber = Disturber(made, asker, kills, 3 * steps)
+        disturber = Disturber(made, asker, kills, 3 * steps, pace)
         disturber.start()
+        started = time.monotonic()
         try:
             train(asker, steps)
         finally:
             disturber.over.set()
             disturber.join()
-        return asker.told, tensors_in(made.home.run(RUN.format(asker.session)).root), disturber.killed
+        seconds = (time.monotonic() - started) / len(asker.told)
+        tensors = tensors_in(made.home.run(RUN.format(asker.session)).root)
+        return Outcome(asker.told, seconds, tensors, disturber.killed)
 
 
 def main(steps: int = 300, kills: int = 10, lost: float = 0.03) -> None:
-    calm_told, calm, _ = outcome(steps, 0, 0.0)
+    calm_told, pace, calm, _ = outcome(steps, 0, 0.0)
     started = time.monotonic()
-    told, tensors, killed = outcome(steps, kills, lost)
+    told, _, tensors, killed = outcome(steps, kills, lost, pace)
     assert killed or not kills, "nothing was killed"
     assert len(told) == len(calm_told) and calm, "not as many results"
     differing = [place for place, both in enumerate(zip(told, calm_told, strict=True)) if both[0] != both[1]]
