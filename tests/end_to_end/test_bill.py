@@ -107,7 +107,8 @@ def test_tokens_are_exactly_those_of_the_journals(billed: World) -> None:
         for name, metric in (("sampled", "tokens"), ("trained", "trained_tokens")):
             assert getattr(found[run], name) == sum(r.data["metrics"][metric] for r in done) > 0
         thrown = sum(r.data["metrics"]["tokens"] for r in done if r.seq not in kept)
-        assert found[run].wasted_tokens == thrown <= found[run].generated
+        assert found[run].wasted_tokens == thrown <= found[run].sampled
+        assert found[run].generated > 0  # of a killed pool all but the last second, which may be most of it
     assert found[RUNS[0]].wasted > 0 and found[RUNS[0]].wasted_tokens > 0
 
 
