@@ -61,7 +61,8 @@ def follow(
 
 def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client], None]) -> RunDetails:
     step, evaluated, attempt = None, -1, 0
-    limits, told = config_of(client.home).alarms, set[str]()
+    limits = config_of(client.home).alarms
+    raised = set[str]()  # kinds of alarms
     while True:
         try:
             run = client.show(name)
@@ -76,8 +77,8 @@ def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client
             continue
         view.update(run, steps, evals)
         for alarm in alarms([run], limits) if run.state == "running" else []:
-            if alarm.kind not in told:
-                told.add(alarm.kind)
+            if alarm.kind not in raised:
+                raised.add(alarm.kind)
                 view.say(f"alarm: {alarm.says}")
         step = steps[-1].step if steps else step
         evaluated = evals[-1].step if evals else evaluated
@@ -239,6 +240,6 @@ def _conclusion(run: Run) -> str:
     evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""
     ended_early = run.reason == "completed" and run.step < run.steps
     detail = f": {run.detail}" if run.detail and (ended_early or run.reason not in _GOOD) else ""
-    told = "".join(f"; {words}" for words in (failures(run), idleness(run)) if words)
+    remarks = "".join(f"; {words}" for words in (failures(run), idleness(run)) if words)
     how = f"; `lorad resume {name}` continues" if run.reason == "lost" else ""
-    return f"{name} ended ({run.reason}) at {where}{evals}{told}{detail}{how}"
+    return f"{name} ended ({run.reason}) at {where}{evals}{remarks}{detail}{how}"

@@ -19,8 +19,8 @@ def why(run: Run) -> str:
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
     starts = starts_in_words(run)
-    told = (starts and f"starts {starts}", run.doing, words, failures(run), idleness(run))
-    return "; ".join(filter(None, told))
+    parts = (starts and f"starts {starts}", run.doing, words, failures(run), idleness(run))
+    return "; ".join(filter(None, parts))
 
 
 def steps_in_words(run: Run, of: str = "/") -> str:

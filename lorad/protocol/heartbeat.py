@@ -127,9 +127,11 @@ class Heart:
 
     def _line(self) -> bytes:
         beat = self.beat()
-        told: dict[str, Any] = {"at": beat.at, "progress": beat.progress, "doing": beat.doing[:80]}
-        told["words"] = beat.words[:_WORDS]
-        return json.dumps(told).encode()[: BYTES - 1].ljust(BYTES - 1) + b"\n"
+        fields: dict[str, Any] = {"at": beat.at, "progress": beat.progress, "doing": beat.doing[:100]}
+        line = json.dumps(fields | {"words": beat.words[:_WORDS]}).encode()
+        if len(line) >= BYTES:  # many escapes: whether it progresses matters more than the words
+            line = json.dumps(fields).encode()
+        return line[: BYTES - 1].ljust(BYTES - 1) + b"\n"
 
 
 HEART = Heart()

@@ -231,6 +231,16 @@ def test_a_beat_has_words_for_people(tmp_path: Path) -> None:
     assert beat is not None and beat.words == "sampling 41 of 64"
 
 
+@pytest.mark.parametrize("words", ["日本" * 40, '"\\' * 40, "x" * 400])
+def test_no_words_make_a_beat_unreadable(words: str, tmp_path: Path) -> None:
+    heart = Heart()
+    heart.work("y" * 150)
+    heart.tell(words)
+    (tmp_path / "heartbeat").write_bytes(heart._line())
+    beat = read_beat(tmp_path / "heartbeat")
+    assert beat is not None and beat.doing == "y" * 100
+
+
 @pytest.mark.parametrize(
     ("words", "read"), [("a\nb\tc", "a b c"), ("x" * 200, "x" * 60), (None, "None"), ({"a": 1}, "{'a': 1}")]
 )

@@ -64,10 +64,10 @@ def _found(wanted: str | None) -> list[Key]:
     last = [key for key in keys if key.name.rpartition(".")[2] == name]
     word = [key for key in keys if name.lower() in f"{key.name} {key.meaning}".lower()]
     called = [key for key in keys if key.name == called_elsewhere(name)]
-    found = [*exact, *inside] or last or called or word
-    if not found:
+    matching = [*exact, *inside] or last or called or word
+    if not matching:
         raise SpecError(f"no key of the spec is called {wanted}, and none says it", hint=_hint(name))
-    return found
+    return matching
 
 
 def _hint(name: str) -> str:

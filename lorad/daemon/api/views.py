@@ -101,8 +101,9 @@ def run_view(row: RunSummary) -> Run:
 
 def with_place(ctx: Context, run: OfRun) -> OfRun:
     """Add where a queued run stands in the queue, and when it starts; of an active one what it is doing."""
-    if doing := ctx.processes.doing.get(run.name, ""):
-        return replace(run, doing=doing) if run.state in ("starting", "running") else run
+    if run.state in (RunState.STARTING, RunState.RUNNING):
+        doing = ctx.processes.doing.get(run.name, "")
+        return replace(run, doing=doing) if doing else run
     place = ctx.queue.places.get(run.name) if run.state == RunState.QUEUED else None
     if place is None:
         return run

@@ -26,8 +26,7 @@ from tests.kit.world import World
 from tests.trainers.real.pairs import ENGINES, TRAINERS, configured, missing
 
 DENSE, MIXTURE = "builtin:tiny", "builtin:tiny-moe"
-# runs with vLLM, and of dense bases with FSDP: test_moves, tests/engines/real/test_whole_run; of a mixture on
-# mixtures: the rules of trainers and of engines, and test_routes
+# other runs in CI: with vLLM tests/engines/real/test_episodes, with FSDP test_moves, of a mixture test_routes
 IN_CI = {("megatron", "sglang", DENSE)}
 CELLS = [
     pytest.param(

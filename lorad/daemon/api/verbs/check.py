@@ -36,8 +36,12 @@ async def check(ctx: Context, call: Call) -> Check:
     """
     body = call.json(RunRequest)
     spec = await asked_for(ctx, call.caller, body)
-    is_replaced = body.replace and replaceable(ctx, call.caller, str(spec.name)) is not None
-    used = "" if is_replaced else _whose_name(ctx, spec)
+    warnings = []
+    if not body.replace or replaceable(ctx, call.caller, str(spec.name)) is None:
+        try:
+            refuse_used(ctx, spec)
+        except Conflict as error:
+            warnings.append(f"{error.message}, so `lorad run` refuses this name. {error.hint}")
     refuse_priority(ctx, call.caller, spec)
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
@@ -51,17 +55,7 @@ async def check(ctx: Context, call: Call) -> Check:
     model = facts.model_path, facts.model_dtype, facts.parameters
     request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
     start = await _start(ctx, call.caller, spec, request)
-    said = _said(ctx, spec, facts, start)
-    return msgspec.structs.replace(said, warnings=[*filter(None, [used]), *said.warnings])
-
-
-def _whose_name(ctx: Context, spec: Spec) -> str:
-    """Say why a run cannot have the name; "" where it can."""
-    try:
-        refuse_used(ctx, spec)
-    except Conflict as error:
-        return f"{error.message}, so `lorad run` refuses this name. {error.hint}"
-    return ""
+    return _said(ctx, spec, facts, start, warnings)
 
 
 async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> Start:
@@ -86,7 +80,7 @@ async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> 
         await asyncio.to_thread(discard, place)
 
 
-def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start) -> Check:
+def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start, warnings: list[str]) -> Check:
     files = footprint(spec, facts, ctx.runs_root)
     shared = ("model_path", "model_dtype", "parameters", "adapter_parameters", "rate", "memory_needed")
     more = ("memory_parts", "memory_available", "data_format", "look")
@@ -102,7 +96,7 @@ def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start) -> Check:
         held_out=facts.eval_size,
         samples_per_step=spec.data.prompts_per_step * group,
         files=files,
-        warnings=[*facts.warnings, *short_of_disk(files)],
+        warnings=[*warnings, *facts.warnings, *short_of_disk(files)],
         start=start,
         **{key: getattr(facts, key) for key in (*shared, *more)},
     )
