@@ -60,8 +60,8 @@ def _is_back(made: World, run: str) -> bool:
     return any(step.attempt > 1 for step in made.client.steps(run))
 
 
-def _generated(made: World, run: str) -> int:
-    return lines(made.client.bill())[run].generated
+def _has_counted(made: World, run: str, tokens: float) -> bool:
+    return lines(made.client.bill())[run].generated >= tokens
 
 
 def lines(bill: Bill) -> dict[str, BillLine]:
@@ -114,9 +114,7 @@ def test_tokens_are_exactly_those_of_the_journals(billed: World) -> None:
         assert found[run].wasted_tokens == thrown <= found[run].sampled
         # of the pool that was killed its last second is lost, of the one that lives nothing
         later = sum(r.data["metrics"]["tokens"] for r in done if r.attempt > 1)
-        billed.until(
-            lambda run=run, later=later: _generated(billed, run) >= later, f"{later} tokens of {run}"
-        )
+        billed.until(partial(_has_counted, billed, run, later), f"{later:.0f} tokens of {run} are counted")
     assert found[RUNS[0]].wasted > 0 and found[RUNS[0]].wasted_tokens > 0
 
 
