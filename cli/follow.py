@@ -6,7 +6,7 @@ A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -15,12 +15,16 @@ from lorad.box.config import config_of
 from lorad.cli import output, table
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
+from lorad.client.columns import seconds_left
+from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Sample, Step
 from lorad.client.words import evals_in_words, failures, idleness, share, starts_in_words, steps_in_words
-from lorad.errors import DaemonUnreachable
+from lorad.errors import DaemonUnreachable, LoradError
+from lorad.text import one_line
 
 _PERIOD = 0.25  # seconds between looks
 _QUIET = 10.0  # seconds without a line, after which one says what a run is doing
+_FRESH = 3.0  # seconds behind a step in which its figures say enough
+_SAMPLE = 2.0  # seconds between two completions: of quicker steps only some have theirs shown
 _OVER = ("ended", "paused")
 _GOOD = ("completed", "stopped")
 # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
@@ -41,13 +45,25 @@ _CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
 def follow(
-    client: Client, name: str, *, as_json: bool, restart: Callable[[Client], None] = launch.start
+    client: Client,
+    name: str,
+    *,
+    as_json: bool,
+    quiet: bool = False,
+    restart: Callable[[Client], None] = launch.start,
 ) -> None:
     """Follow a run until it is over or the user detaches, and exit 1 unless it ended as it should.
 
-    restart: what is done about a daemon that dies meanwhile.
+    quiet: show no completions. restart: what is done about a daemon that dies meanwhile.
     """
-    view = _Silent() if as_json else (Live() if sys.stderr.isatty() else _Lines())
+
+    def first_sample(step: int) -> Sample | None:
+        with suppress(LoradError):  # its file is gone, or so is the daemon
+            return next(iter(client.samples(name, step=step, limit=1, brief=True)), None)
+        return None
+
+    live = Live(None if quiet else first_sample) if sys.stderr.isatty() else _Lines()
+    view = _Silent() if as_json else live
     try:
         with view.shown():
             run = _watch(client, name, view, restart)
@@ -129,16 +145,19 @@ class _Lines(_Silent):
 
 
 class Live(_Silent):
-    """Shows one line with a bar and the figures of the last step,
-    and above it the evaluations as they come.
+    """Shows one line with a bar, what the run is doing and the figures of the last step, and above it
+    evaluations and completions as they come.
+
+    sample: finds the completion of a step that is shown; None: show none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sample: Callable[[int], Sample | None] | None = None) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
 
         self._live = RichLive(console=Console(stderr=True), auto_refresh=False)
         self._figures: list[tuple[str, int]] = []
+        self._sample, self._sampled_at, self._stepped_at = sample, float("-inf"), float("-inf")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -152,20 +171,36 @@ class Live(_Silent):
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         from rich.text import Text
 
-        for found in evals:
-            self.say(_evaluation(found))
         if steps:
-            self._figures = _ranked(steps[-1].metrics)
-            if run.steps:
-                left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
-                self._figures.append((f"ETA {output.duration(left)}", 1))
-        doing = [(run.doing, 2)] if run.doing else []
-        after = [(words, 0) for words in _waits(run)] or [*doing, *self._figures]
+            self._figures, self._stepped_at = _ranked(steps[-1].metrics), time.monotonic()
+            self._show_sample(steps[-1])
+        for evaluation in evals:
+            self.say(_evaluation(evaluation))
+        left = seconds_left(run)
+        eta = [] if left is None else [(f"ETA {output.duration(left)}", 1)]
+        is_fresh = time.monotonic() - self._stepped_at < _FRESH
+        doing = [(run.doing, 0)] if run.doing and not is_fresh else []
+        after = [(words, 0) for words in _waits(run)] or [*doing, *self._figures, *eta]
         line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
 
     def say(self, words: str) -> None:
         self._live.console.print(output.printable(words), markup=False, highlight=False)
+
+    def _show_sample(self, step: Step) -> None:
+        """Show the first completion of a step on a line, unless another one was shown just now."""
+        is_due = time.monotonic() - self._sampled_at >= _SAMPLE and "response_length" in step.metrics
+        if self._sample is None or not is_due or (sample := self._sample(step.step)) is None:
+            return
+        self._sampled_at, width = time.monotonic(), self._live.console.width
+        answer = f" (answer {_one_line(sample.answer, width // 4)})" if sample.answer else ""
+        words = f"step {step.step}  reward {output.number(sample.reward) or 'failed'}{answer}  "
+        self.say(f"{words}{_one_line(sample.completion, max(width - table.cells(words), 1))}")
+
+
+def _one_line(text: str, width: int) -> str:
+    """Return the beginning of a text in so many cells: a model wrote it, so it may have any character."""
+    return table.shortened(one_line("⏎".join(text.strip()[: 4 * width].splitlines())), width)
 
 
 def _waits(run: Run) -> list[str]:

@@ -95,6 +95,7 @@ Versions = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no completions while it is followed.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
 WaitOver = Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over.")]

@@ -13,7 +13,7 @@ from msgspec import structs
 from lorad.cli import candidates, many, output
 from lorad.cli.checked import said
 from lorad.cli.follow import follow
-from lorad.cli.options import AsJson, Detach, Overrides, Run, Spec, WaitOver, Yes, refuse_both
+from lorad.cli.options import AsJson, Detach, Overrides, Quiet, Run, Spec, WaitOver, Yes, refuse_both
 from lorad.cli.selecting import chooses_runs
 from lorad.client import launch, shapes
 from lorad.client.client import Client
@@ -41,6 +41,7 @@ def run(
     ] = None,
     detach: Detach = False,
     wait: WaitOver = False,
+    quiet: Quiet = False,
     trainer: Annotated[str | None, _option("--trainer", "trainer.backend")] = None,
     rollout: Annotated[str | None, _option("--rollout", "rollout.backend")] = None,
     rank: Annotated[int | None, _option("--lora-rank", "lora.rank")] = None,
@@ -88,7 +89,7 @@ def run(
     if detach or (as_json and not wait):
         output.print_json(started) if as_json else _note_state(client, started)
         return
-    follow(client, started.name, as_json=as_json)
+    follow(client, started.name, as_json=as_json, quiet=quiet)
 
 
 def _request(
@@ -149,12 +150,12 @@ def _note_state(client: Client, run: shapes.Run) -> None:
     output.note(f"{run.name} is {state}. `lorad show {run.name}` shows its progress.")
 
 
-def attach(run: Run, as_json: AsJson = False) -> None:
+def attach(run: Run, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Follow a run until it is over, as `lorad run` does. Ctrl-C detaches; the run continues.
 
     It exits 1 where the run did not end as it should; --json prints nothing before the end.
     """
-    follow(Client(), run, as_json=as_json)
+    follow(Client(), run, as_json=as_json, quiet=quiet)
 
 
 @chooses_runs
@@ -169,6 +170,7 @@ def resume(
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
     detach: Detach = False,
     wait: WaitOver = False,
+    quiet: Quiet = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -196,7 +198,7 @@ def resume(
     if detach or (as_json and not wait):
         output.print_json(resumed) if as_json else output.note(f"{name} is {resumed.state}.")
         return
-    follow(client, name, as_json=as_json)
+    follow(client, name, as_json=as_json, quiet=quiet)
 
 
 def _without_overrides(meant: Selection) -> tuple[Selection, list[str]]:
@@ -252,6 +254,7 @@ def fork(
     ] = False,
     detach: Detach = False,
     wait: WaitOver = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may continue
@@ -268,7 +271,7 @@ def fork(
     if detach or (as_json and not wait):
         output.print_json(forked) if as_json else output.note(f"{forked.name} is {forked.state}.")
         return
-    follow(client, forked.name, as_json=as_json)
+    follow(client, forked.name, as_json=as_json, quiet=quiet)
 
 
 def _together(values: list[str] | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,11 +35,15 @@ def _took(run: Run) -> str:
 def seconds_left(run: Run) -> float | None:
     """Estimate how long a run still takes; None unless it runs and has made steps, and where a client decides
     when it ends.
+
+    What the step under way has taken counts, as far as a step takes usually.
     """
-    is_open = run.signals.on_request or not run.steps
-    if run.state != "running" or run.rates.step_seconds is None or is_open:
+    is_open, of_step = run.signals.on_request or not run.steps, run.rates.step_seconds
+    if run.state != "running" or of_step is None or is_open:
         return None
-    return max(run.steps - run.step, 0) * run.rates.step_seconds
+    steps = max(run.steps - run.step, 0)
+    since = 0.0 if run.signals.at is None or not steps else max(time.time() - run.signals.at, 0.0)
+    return steps * of_step - min(since, of_step)
 
 
 def _left(run: Run) -> str:

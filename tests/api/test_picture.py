@@ -2,6 +2,7 @@
 
 from xml.etree import ElementTree
 
+import pytest
 from msgspec.structs import replace
 
 from lorad.api.picture import Curves, line, page, picture
@@ -13,6 +14,12 @@ DRAWN = Curves("reward", [(1, 0.0), (2, 1.0), (3, 0.5)], [(0, 0.25)])
 
 def test_a_line_says_how_far_it_is() -> None:
     assert line(RUN) == "<b>&amp running 3/12 ━━━━━━────────────────── 25% reward 0.500 ETA 18s"
+
+
+def test_the_eta_falls_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.client.columns.time.time", lambda: 1000.0)
+    etas = [line(replace(RUN, signals=Signals(at=at))).rpartition(" ")[2] for at in (1000.0, 998.5, 900.0)]
+    assert etas == ["18s", "16s", "16s"]  # eight steps of two seconds are left, however long this one takes
 
 
 def test_when_a_client_stops_is_not_estimated() -> None:

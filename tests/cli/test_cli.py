@@ -162,13 +162,14 @@ def test_live_line_fits_the_terminal_and_detaches_cleanly(made: World) -> None:
         str(made.spec(LONG)),
         "--name",
         "watched-by-a-narrow-terminal",
+        "-q",
     ]
     terminal = Terminal(command, 80, environment)
     seen = terminal.until("watched-by-a-narrow-terminal running", "reward", "ETA")
     terminal.type("\x03")
     rest, code = terminal.end()
     drawn = re.findall(r"\x1b\[2K([^\r\x1b]*)", seen + rest)
-    assert drawn and all(len(line) <= 80 for line in drawn) and code == 0
+    assert drawn and all(len(line) <= 80 for line in drawn) and code == 0 and "(answer" not in seen
     assert rest.rpartition("\x1b[1A\x1b[2K\r")[2].startswith("Detached; ") and rest.count("\n") == 2
     made.lorad("kill", "watched-by-a-narrow-terminal", "--wait")
 

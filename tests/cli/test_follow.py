@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lorad.cli import follow
-from lorad.client.shapes import RunDetails, Step
+from lorad.client.shapes import Rates, RunDetails, Sample, Step
 
 
 def a_run(**more: Any) -> RunDetails:
@@ -30,3 +30,37 @@ def test_a_quiet_run_says_what_it_is_doing(
     assert said(11, "sampling 41 of 64") == []
     assert len(said(1, "training", Step(1, metrics={"tokens_per_second": 10.0}))) == 1
     assert said(9, "training") == [] and said(2, "training") == ["a: training"]
+
+
+def test_a_completion_is_shown_each_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
+    live = follow.Live(lambda step: Sample(step, completion=f"{step}\nand more", answer="7", reward=1.0))
+
+    def shown(seconds: float, step: int, **metrics: float) -> str:
+        now[0] += seconds
+        live.update(a_run(step=step), [Step(step, metrics={"tokens_per_second": 1.0} | metrics)], [])
+        return capsys.readouterr().err
+
+    assert shown(0, 1, loss=1.0) == ""  # nothing was sampled
+    assert shown(0, 2, response_length=3.0) == "step 2  reward 1.000 (answer 7)  2⏎and more\n"
+    assert shown(1, 3, response_length=3.0) == ""
+    assert shown(1, 4, response_length=3.0).startswith("step 4")
+
+
+def test_the_phase_stays_in_a_narrow_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
+    live, metrics = follow.Live(), {"response_length": 3.0, "tokens_per_second": 10.0, "reward": 0.5}
+    live._live.console.width = 80
+    run = a_run(doing="sampling 41 of 64, 812 tok/s", rates=Rates(step_seconds=60.0))
+
+    def drawn(seconds: float, *steps: Step) -> str:
+        now[0] += seconds
+        live.update(run, list(steps), [])
+        return str(live._live.get_renderable())
+
+    assert "sampling" not in drawn(0, Step(1, metrics=metrics))  # its figures say enough
+    assert drawn(4) == "a running 1/3  sampling 41 of 64, 812 tok/s  reward 0.500  ETA 2m00s"

@@ -18,7 +18,8 @@ from textual.content import Content
 
 from lorad.cli import follow
 from lorad.cli.output import json_text
-from lorad.client.shapes import RunDetails
+from lorad.cli.table import cells
+from lorad.client.shapes import RunDetails, Sample, Step
 from tests.kit.frozen.world import frozen_world
 from tests.kit.hostile_lorad import BLINK, POISON, TITLE
 from tests.kit.tui_world import World, a_run, names, until, using
@@ -110,6 +111,17 @@ def test_the_live_line_shows_hostile_text_as_text() -> None:
     with terminal.capture() as shown:
         terminal.print(live._live.get_renderable())
     assert "PWNED" in shown.get() and [name for name, raw in HURT.items() if raw in shown.get()] == []
+
+
+def test_a_completion_is_text_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = Sample(3, completion=f"{POISON}\n\t漢字 [bold]{'x' * 5000}", answer=POISON * 99, reward=0.5)
+    live = follow.Live(lambda step: sample)
+    live._live.console.width = 80
+    step = Step(3, metrics={"response_length": 2.0, "tokens_per_second": 1.0})
+    live.update(RunDetails("a", "running", step=3, steps=9), [step], [])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("step 3  reward 0.500 (answer ") and "⏎ 漢字" not in line and cells(line) <= 80
+    assert "PWNED" in line and [name for name, raw in HURT.items() if raw in line] == []
 
 
 async def test_the_palette_shows_hostile_names_as_text() -> None:
