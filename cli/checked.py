@@ -114,7 +114,8 @@ def start_in_words(start: Start) -> str:
 def _shown(look: DataLook) -> Iterator[tuple[str, str]]:
     """Show the first row of training as the model gets it."""
     yield "row", f"the first of training, whose prompt has {look.prompt_tokens} tokens"
-    texts = [("prompt", look.prompt), ("answer", look.answer), *(("said", text) for text in look.said)]
+    kind = f" ({look.answer_type}, and no text, for reward functions of yours)" if look.answer_type else ""
+    texts = [("prompt", look.prompt), ("answer", look.answer + kind), *(("said", text) for text in look.said)]
     for name, text in texts:
         lines = text.split("\n")
         more = [f"… {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else []

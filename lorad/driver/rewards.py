@@ -337,7 +337,7 @@ def _setup(spec: RewardSpec, cwd: Path) -> Setup:
         code = code_of(name, cwd, "reward", spec.memory_bytes)
         settings = _judge(spec, cwd) if spec.name == "judge" else {}
         more = {"memory_key": "reward.memory", "timeout": spec.timeout, "settings": settings}
-        return Setup(**asdict(code) | more)
+        return Setup(**asdict(code) | more, is_packaged=spec.name in PACKAGED)
     builtin(spec.name, spec.pattern)
     memory = spec.memory_bytes or read_machine().memory // 2
     return Setup(
@@ -346,4 +346,5 @@ def _setup(spec: RewardSpec, cwd: Path) -> Setup:
         memory=memory,
         memory_key="reward.memory",
         timeout=spec.timeout,
+        is_packaged=True,
     )

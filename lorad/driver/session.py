@@ -253,15 +253,7 @@ class Sample(Struct, frozen=True, eq=False):
         return self.logprobs.size
 
     def for_reward(self) -> RewardInput:
-        e = self.example
-        return RewardInput(
-            prompt=e.prompt,
-            completion=self.text,
-            answer=e.answer,
-            finish=self.finish,
-            row=e.row,
-            completion_ids=self.tokens.tolist(),
-        )
+        return self.example.for_reward(self.text, self.finish, self.tokens.tolist())
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from lorad.models.facts import read_facts
 from lorad.protocol.evals import Evaluated, Wanted
 from lorad.rl.data import EVAL_SEED, Example, load_set
 from lorad.rl.doubts import refuse_contradictions
-from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import Checkpoint
 from lorad.spec.model import Spec, convert, fitted
@@ -69,7 +68,10 @@ def evaluate(wanted: Wanted) -> Evaluated:
         with Rewarder(rewards, cwd) as rewarder:
             _refuse_lacking(rewarder, examples[0])
             made = [*_completed(client, name, examples, sampling)]
-            to_score = [[_to_score(e, one) for one in some] for e, some in zip(examples, made, strict=True)]
+            to_score = [
+                [e.for_reward(one.text, one.finish or "length", one.tokens) for one in some]
+                for e, some in zip(examples, made, strict=True)
+            ]
             scores = rewarder.begin(to_score).scores()
     by_problem = [scores[start : start + one.n] for start in range(0, len(scores), one.n)]
     if wanted.out:
@@ -135,17 +137,6 @@ def _completed(
 
 def _of_episode(sample: Sample) -> Completion:
     return Completion(sample.text, sample.tokens.tolist(), sample.finish)
-
-
-def _to_score(example: Example, one: Completion) -> RewardInput:
-    return RewardInput(
-        prompt=example.prompt,
-        completion=one.text,
-        answer=example.answer,
-        finish=one.finish or "length",
-        row=example.row,
-        completion_ids=one.tokens,
-    )
 
 
 def _write(

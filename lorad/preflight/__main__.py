@@ -61,7 +61,7 @@ with quick_imports():
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import SAMPLE_KEYS
+    from lorad.rl.reward import OF_TRL, SAMPLE_KEYS
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
@@ -382,6 +382,8 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
+        if of_trl := sorted(OF_TRL.intersection(missing)):
+            hint = f"Only TRL's trainer gives {', '.join(of_trl)}: let the function do without."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
         )

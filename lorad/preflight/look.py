@@ -3,6 +3,7 @@ gets it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from lorad.rl.tokenizer import Tokenizer
 
 _OF_ENDLESS = 256  # problems of a task that are looked at
 _CHARACTERS = 20000  # of a text that is shown
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
 
 
 def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
@@ -31,8 +33,16 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
         prompt=first.prompt[:_CHARACTERS],
         prompt_tokens=len(first.tokens),
         answer=first.answer[:_CHARACTERS],
+        answer_type=_type_of(first.answer_value),
         said=[tokenizer.decode(t.tokens.tolist(), skip_special=False)[:_CHARACTERS] for t in first.targets],
     )
+
+
+def _type_of(answer: Any) -> str:
+    """Return what an answer is in its row; "" for text."""
+    if answer is None or isinstance(answer, str):
+        return ""
+    return _TYPES.get(type(answer), type(answer).__name__)
 
 
 def _lengths(tokens: Sequence[int]) -> Lengths:

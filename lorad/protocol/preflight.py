@@ -84,7 +84,7 @@ class DataLook(Struct, frozen=True, kw_only=True):
     completions: lengths of what is trained on; None where completions are sampled.
     cut: prompts, or samples of sft and dpo, that are shortened (data.too_long: truncate).
     prompt: the first of training, with the chat template applied; prompt_tokens: its length.
-    answer: what its row has for an answer.
+    answer: what its row has for an answer, as text; answer_type: what it is there, "" for text.
     said: the completions of that row, where those are trained on.
     """
 
@@ -95,6 +95,7 @@ class DataLook(Struct, frozen=True, kw_only=True):
     prompt: str = ""
     prompt_tokens: _Count = 0
     answer: str = ""
+    answer_type: str = ""
     said: list[str] = []
 
 

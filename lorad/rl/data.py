@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
+from lorad.rl.reward import RewardInput
 from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
@@ -48,7 +49,9 @@ class Example(Struct, frozen=True):
 
     id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row:
     every column of the source, for reward functions. targets: completions to train on; none in
-    reinforcement learning. source: where rows are of several, the one that it is of.
+    reinforcement learning. source: where rows are of several, the one that it is of. prompt_value: the
+    prompt as the row has it, a text or, behind data.system, messages. answer_value: the answer as the row
+    has it.
     """
 
     id: str
@@ -58,6 +61,21 @@ class Example(Struct, frozen=True):
     row: dict[str, Any]
     targets: tuple[Target, ...] = ()
     source: str = ""
+    prompt_value: str | list[dict[str, Any]] | None = None
+    answer_value: Any = None
+
+    def for_reward(self, completion: str, finish: str, completion_ids: list[int]) -> RewardInput:
+        """Return what a reward is given for a completion of this prompt."""
+        return RewardInput(
+            prompt=self.prompt,
+            completion=completion,
+            answer=self.answer,
+            finish=finish,
+            row=self.row,
+            completion_ids=completion_ids,
+            prompt_value=self.prompt_value,
+            answer_value=self.answer_value,
+        )
 
 
 class Dataset(ABC):
@@ -228,12 +246,21 @@ class _Prompts(Dataset):
         return [self._example(*one, tokens) for one, tokens in zip(chosen, encoded, strict=True)]
 
     def _example(self, row: Row, prompt: str, epoch: int, tokens: list[int]) -> Example:
-        text = text_of(value_of(row, self._data, "answer_key")) if self.has_answers else ""
+        value = value_of(row, self._data, "answer_key") if self.has_answers else ""
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
             prompt = self._tokenizer.decode(tokens, skip_special=False)
         number = f"{row.source or self._name}/{row.number}/{epoch}"
-        return Example(number, prompt, text, tokens, row.values, source=row.source)
+        return Example(
+            number,
+            prompt,
+            text_of(value),
+            tokens,
+            row.values,
+            source=row.source,
+            prompt_value=asked_of(row, self._data),
+            answer_value=value,
+        )
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, special=not self._templated)
@@ -379,6 +406,12 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
     except SpecError as error:
         place = f"eval.sets.{name}.data"
         raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
+
+
+def asked_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
+    """Return the prompt as the row has it: a text or, behind data.system, messages."""
+    value = prompt_of(row, data)
+    return value if isinstance(value, str) else with_system(data, messages_of(value, row))
 
 
 def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

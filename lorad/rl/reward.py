@@ -16,6 +16,9 @@ class RewardInput(Struct, frozen=True, omit_defaults=True):
     completion: its text without special tokens.
     finish: "stop" or "length".
     completion_ids: its tokens; only for a function that asks for them.
+    prompt_value: the prompt as the row has it, a text or messages; only for a function of lists.
+    answer_value: the answer as the row has it; only for a user's function.
+    Both are None where the row has nothing else than `prompt` and `answer`.
 
     A reward function may ask by name for these, which win, and for the columns of the row.
     """
@@ -26,8 +29,11 @@ class RewardInput(Struct, frozen=True, omit_defaults=True):
     finish: str
     row: dict[str, Any] = {}
     completion_ids: list[int] = []
+    prompt_value: str | list[dict[str, Any]] | None = None
+    answer_value: Any = None
 
 
+OF_TRL = {"trainer_state", "log_extra", "log_metric", "environments"}  # what only its trainer gives
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids"}
 _Reward = Callable[[RewardInput], float]
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row

@@ -168,6 +168,13 @@ def test_reward_needing_absent_columns_is_refused(tmp_path: Path) -> None:
     assert "has no function h" in refusal(tmp_path, {**spec, "reward": "r.py:h"})
 
 
+def test_what_only_trl_gives_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def f(completions, log_metric): return [1.0 for c in completions]")
+    with pytest.raises(SpecError, match="needs log_metric") as refused:
+        check(tmp_path, {"reward": "r.py:f"})
+    assert "Only TRL's trainer gives log_metric" in refused.value.hint
+
+
 FUNCTIONS = """
 def twice(logprobs): return logprobs.sum(), 2 + 0 * logprobs
 def short(rewards): return rewards[1:]
@@ -332,6 +339,13 @@ def test_a_look_measures_all_rows(tmp_path: Path) -> None:
     assert shortened.look is not None and (shortened.dropped, shortened.look.cut) == (0, 2)
     assert shortened.look.looked_at == 4 and "111" in shortened.look.prompt and shortened.look.answer == "1"
     assert check(tmp_path).look is None
+
+
+@pytest.mark.parametrize(("answer", "says"), [("12", ""), (12, "a whole number"), ([1, 2], "a list")])
+def test_a_look_says_what_an_answer_is(tmp_path: Path, answer: Any, says: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "12", "answer": answer}))
+    look = check(tmp_path, {"data": {"train": "rows.jsonl"}}, look=True).look
+    assert look is not None and look.answer_type == says
 
 
 def test_a_look_shows_what_is_learnt_of_completions(tmp_path: Path) -> None:

@@ -71,6 +71,19 @@ def trained(tokenizer: Tokenizer, example: Example) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"messages": CHAT[2:]}, CHAT[2:3]),
+        ({"prompt": CHAT[:1], "completion": CHAT[1:2]}, CHAT[:1]),
+        ({"prompt": "one?", "completion": "1"}, "one?"),
+    ],
+)
+def test_prompts_stay_as_rows_have_them(tmp_path: Path, row: dict[str, Any], prompt: Any) -> None:
+    (example,) = load(chat_tokenizer(tmp_path, "chatml"), tmp_path, row | {"answer": 1}).take(0, 1)
+    assert example.prompt_value == prompt and (example.answer_value, example.answer) == (1, "1")
+
+
 @pytest.mark.parametrize("template", ["never", "auto"])  # auto: one that writes nothing but what is said
 def test_plain_text_is_trained_with_its_end(template: str, tiny: Tokenizer, tmp_path: Path) -> None:
     found = load(tiny, tmp_path, {"prompt": "S:21=", "completion": "12"}, chat_template=template)

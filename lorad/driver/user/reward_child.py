@@ -122,14 +122,28 @@ class _Function:
     def call(self, request: dict[str, Any]) -> Any:
         request["started"] = time.monotonic()
         samples = request["samples"]
+        asked = [sample.pop("prompt_value", None) or sample["prompt"] for sample in samples]
+        keywords = [self._keywords_of(sample) for sample in samples]
         if not self.is_batch:
-            return self._function(**self._keywords.chosen(_keywords(samples[0])))
-        given = [_keywords(sample) for sample in samples]
-        names = dict.fromkeys(name for one in given for name in one)
-        columns = {name: [one.get(name) for one in given] for name in names}
-        columns |= {"prompts": columns["prompt"], "completions": columns["completion"]}
-        del columns["prompt"], columns["completion"]
+            return self._function(**self._keywords.chosen(keywords[0]))
+        names = dict.fromkeys(name for sample in keywords for name in sample)
+        columns = {name: [sample.get(name) for sample in keywords] for name in names}
+        del columns["prompt"]
+        columns["prompts"] = asked
+        columns["completions"] = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(asked, columns.pop("completion"), strict=True)
+        ]
         return self._function(**self._keywords.chosen(columns | {"groups": request["groups"]}))
+
+    def _keywords_of(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return what a function may ask for by name: the columns of the row, and what the sample has itself,
+        which wins.
+        """
+        row: dict[str, Any] = sample.pop("row", {})
+        answer = sample.pop("answer_value", None)
+        own = {} if answer is None or self._setup.is_packaged else {"answer": answer}
+        return {**row, **sample, **own}
 
     def answer(self, request: dict[str, Any], value: Any) -> dict[str, Any]:
         """Make a reply for each sample of what the function returned. Raises ValueError."""
@@ -175,14 +189,6 @@ def _load(setup: Any) -> _Function:
         return score(SimpleNamespace(completion=completion, answer=answer, finish=finish))  # type: ignore[arg-type]
 
     return _Function(setup, scored)
-
-
-def _keywords(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return what a function may ask for by name: the columns of the row, and what the sample has itself,
-    which wins.
-    """
-    row: dict[str, Any] = sample.pop("row", {})
-    return {**row, **sample}
 
 
 def _listed(value: Any, wanted: int) -> Sequence[Any]:

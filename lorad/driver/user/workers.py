@@ -32,12 +32,14 @@ class Setup(Code):
     """A builtin (`name`, `pattern`), or without a name the function of a file. timeout: seconds of a call.
 
     settings: where there are some, the function of the file makes with them the one that scores.
+    is_packaged: the function is lorad's own, which reads answers as text.
     """
 
     name: str = ""
     pattern: str | None = None
     timeout: float = 0.0
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    is_packaged: bool = False
 
 
 class Loaded(Ready):
@@ -313,9 +315,11 @@ class _Worker:
         self._count += 1
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
         self._under_way[self._count] = call, time.monotonic() + self._workers.timeout + grace
-        samples = call.samples
-        if not self._workers.start().wants_ids:
+        loaded, samples = self._workers.start(), call.samples
+        if not loaded.wants_ids:
             samples = [replace(sample, completion_ids=[]) for sample in samples]
+        if not loaded.is_batch:
+            samples = [replace(sample, prompt_value=None) for sample in samples]
         self.process.send(msgspec.json.encode(_Request(self._count, samples, call.groups), enc_hook=str))
 
     def _keep(self, process: UserProcess) -> None:

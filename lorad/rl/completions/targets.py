@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ from lorad.rl.data import (
     Split,
     Target,
     TaskDataset,
+    asked_of,
     digest_of,
     find_value,
     load_data,
@@ -162,11 +164,32 @@ class TargetDataset(Dataset):
         return digest.hexdigest()
 
     def _example(self, kept: _Kept, epoch: int) -> Example:
-        answer = text_of(value_of(kept.row, self._data, "answer_key")) if self.has_answers else ""
+        answer = value_of(kept.row, self._data, "answer_key") if self.has_answers else ""
         row = kept.row
         name = f"{row.source or self._name}/{kept.name}/{epoch}"
         tokens = kept.prompt.tolist()
-        return Example(name, kept.text, answer, tokens, row.values, kept.targets, source=row.source)
+        return Example(
+            name,
+            kept.text,
+            text_of(answer),
+            tokens,
+            row.values,
+            kept.targets,
+            source=row.source,
+            prompt_value=self._asked(kept),
+            answer_value=answer,
+        )
+
+    def _asked(self, kept: _Kept) -> str | list[dict[str, Any]]:
+        """Return the prompt as the row has it: a text or messages."""
+        data, row = self._data, kept.row
+        if not self._templated:
+            return kept.text
+        has_prompt = bool(data.prompt_format) or find_value(row, data, "prompt_key") is not None
+        if self.form != "messages" and has_prompt and isinstance(asked := asked_of(row, data), str):
+            return asked
+        turns = self._chats(row)[0]
+        return turns.messages[: turns.trained[int(kept.name.partition(".")[2] or 0)]]
 
     def _read(self, rows: Iterable[Row]) -> Iterator[_Kept]:
         rows = iter(rows)
