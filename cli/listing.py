@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from lorad.cli import output
 from lorad.cli.table import Column
-from lorad.client.columns import COLUMNS, cell, groups_of, leader, together
+from lorad.client.columns import COLUMNS, cell, groups_of, has_losses, leader, together, with_figures
 from lorad.client.shapes import Run
 from lorad.text import number
 
 USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
 OF_QUEUE = ("place", "name", "owner", "priority", "age", "starts", "waiting", "behind")
 _FOLDED = ("why", "waiting", "behind", "tags", "note")
-_DROPS = {"reward": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2, "priority": 3}
+_DROPS = {"reward": 1, "figure": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2, "priority": 3}
 
 
 def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool, usual: Sequence[str] = USUAL) -> None:
@@ -20,7 +20,7 @@ def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool, usual: Sequ
 
     fold: a sweep is one row.
     """
-    names = columns or usual
+    names = columns or with_figures(usual, has_losses(runs))
     heads = [
         Column(name, kind="fold") if name in _FOLDED else Column(name, 0 if columns else _DROPS.get(name, 0))
         for name in names
@@ -31,11 +31,6 @@ def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool, usual: Sequ
         for group in groups
     ]
     output.print_table(heads, rows, empty=output.NO_RUNS)
-
-
-def run_row(run: Run) -> tuple[str, ...]:
-    """Return the usual columns of a run."""
-    return tuple(COLUMNS[name](run) for name in USUAL)
 
 
 def _cell(group: Sequence[Run], column: str) -> str:
@@ -52,7 +47,7 @@ def _cell(group: Sequence[Run], column: str) -> str:
             return f"{sum(run.step for run in group)}/{sum(run.steps for run in group)}"
         case "reward":
             return number(max((run.reward for run in group if run.reward is not None), default=None))
-        case "eval" | "version" | "eval_last":
+        case "eval" | "version" | "eval_last" | "figure":
             return COLUMNS[column](best) + (f" of {best.name}" if column == "version" else "")
         case "tok/s":
             rates = [run.rates.tokens_per_second for run in group if run.state == "running"]

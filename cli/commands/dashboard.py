@@ -15,12 +15,12 @@ import typer
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import AlarmLimits, Config, config_of
 from lorad.cli.commands.pools import device_row, on_nodes, runs_in, strangers, versions_in
-from lorad.cli.listing import run_row
 from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
 from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
+from lorad.client.columns import COLUMNS, has_losses, with_figures
 from lorad.client.launch import connected
 from lorad.client.shapes import Run
 from lorad.client.words import set_aside
@@ -32,8 +32,9 @@ _SECONDS = 2  # between two looks
 _MOST = 50  # runs that ended, without a terminal that says how many fit
 _ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
 _RUNS = (
-    *("name", "state", "step", Column("reward", 1), Column("tok/s", 3), Column("version", 5)),
-    *(Column("eval", 7), Column("owner", 8), Column("age", 9), Column("recent", 6), Column("why", 2, "cut")),
+    *(Column("name"), Column("state"), Column("step")),
+    *(Column("reward", 1), Column("tok/s", 3), Column("version", 5), Column("eval", 7)),
+    *(Column("owner", 8), Column("age", 9), Column("recent", 6), Column("why", 2, "cut")),
 )
 _POOLS = (
     *("pool", "state", Column("model", 4), Column("runs", 1), Column("phase", 6), Column("versions", 5)),
@@ -103,7 +104,9 @@ def _show(seen: _Look, watch: bool) -> None:
         (_DEVICES, [_device_row(device) for device in seen.devices]),
         (_ALARMS, raised),
     ]
-    runs = [_run_cells(run) for run in seen.runs]
+    names = with_figures([column.name for column in _RUNS], has_losses(seen.runs))
+    heads = [column._replace(name=name) for column, name in zip(_RUNS, names, strict=True)]
+    runs = [[_run_cell(run, name) for name in names] for run in seen.runs]
     if width is not None:  # the runs that work, and as many more as fit into the terminal
         least = len([run for run in seen.runs if run.state in _ORDER[:4]])
         free = shutil.get_terminal_size((80, 24)).lines - 5 - sum(len(rows) + 2 for _, rows in below if rows)
@@ -112,7 +115,7 @@ def _show(seen: _Look, watch: bool) -> None:
         print("\x1b[H\x1b[2J", end="")
     print(*folded_as_is(_headline(seen), width or 1000), sep="\n")
     print()
-    print_table(_RUNS, runs, empty=NO_RUNS, single=True)
+    print_table(heads, runs, empty=NO_RUNS, single=True)
     if (more := sum(seen.status.runs.values()) - len(runs)) > 0 and runs:
         note(f"{more} more: `lorad list --all` shows every run.")
     for columns, rows in below:
@@ -129,10 +132,8 @@ def _headline(seen: _Look) -> str:
     return "  ".join(["lorad", time.strftime("%H:%M:%S", time.localtime(seen.at)), ", ".join(counts), *disk])
 
 
-def _run_cells(run: Run) -> Sequence[object]:
-    """Return the cells of a run in the order of _RUNS."""
-    name, state, step, reward, evals, version, rate, owner, age, why = run_row(run)
-    return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.recent, _SPARK), why
+def _run_cell(run: Run, column: str) -> str:
+    return sparkline(run.recent, _SPARK) if column == "recent" else COLUMNS[column](run)
 
 
 def _pool_row(pool: Pool) -> Sequence[object]:

@@ -47,6 +47,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "step": steps_in_words(data, " of "),
         "doing": data.doing,
         "reward": output.number(data.reward),
+        "loss": _loss(data),
         "eval": evals_in_words(data),
         "held out": likelihood_in_words(data),
         "best": _best(data),
@@ -113,6 +114,14 @@ def diff(
     from lorad.cli.compared import compare
 
     compare(runs, metric, every=every, as_json=as_json)
+
+
+def _loss(data: RunDetails) -> str:
+    """Say what the last step of a run that samples nothing came to, of dpo also its pairs; "" otherwise."""
+    signals = data.signals
+    pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
+    margin = "" if signals.margin is None else f", margin {output.number(signals.margin)}"
+    return output.number(signals.loss) + pairs + margin
 
 
 def _result(one: Result) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.shapes import Run, RunDetails, Step
-from lorad.client.words import evals_in_words, share, steps_in_words, why
+from lorad.client.words import evals_in_words, figure_in_words, share, steps_in_words, why
 from lorad.text import duration, number, one_line
 
 _POINTS = 400  # of a curve, about
@@ -38,7 +38,7 @@ def line(run: Run) -> str:
         f"{run.name} {run.state}{f' ({run.reason})' if run.reason else ''} {steps_in_words(run)}",
         "━" * bar + "─" * (_BAR - bar) if run.steps else "",
         f"{share(run):.0%}" if run.steps else "",
-        f"reward {number(run.reward)}" if run.reward is not None else "",
+        figure_in_words(run),
         f"held-out {evals_in_words(run)}" if evals_in_words(run) else "",
         f"ETA {duration(left)}" if left is not None else "",
         why(run),
@@ -66,7 +66,7 @@ def page(run: RunDetails, drawn: Curves) -> str:
     left = seconds_left(run)
     figures = (
         f"{steps_in_words(run, ' of ')} steps",
-        f"reward {number(run.reward)}" if run.reward is not None else "",
+        figure_in_words(run),
         f"held-out {evals_in_words(run, ' → ')}" if evals_in_words(run) else "",
         f"{number(run.rates.tokens_per_second, 0)} tok/s" if run.rates.tokens_per_second else "",
         f"about {duration(left)} left" if left is not None else "",

@@ -3,14 +3,22 @@
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from lorad.client.box_shapes import Bill, Pool
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words, share, starts_in_words, steps_in_words, why
+from lorad.client.words import (
+    evals_in_words,
+    figure_in_words,
+    judged_by_loss,
+    share,
+    starts_in_words,
+    steps_in_words,
+    why,
+)
 from lorad.text import age, duration, number
 
 _FEW = 3  # values of a sweep that are shown one by one
@@ -67,6 +75,7 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "steps": lambda run: str(run.steps or ""),
     "progress": lambda run: f"{share(run):.0%}" if run.steps else "",
     "reward": lambda run: number(run.reward),
+    "figure": figure_in_words,
     "recent": lambda run: " ".join(number(reward, 2) or "-" for reward in run.recent[-_RECENT:]),
     "eval": evals_in_words,
     "eval_first": lambda run: number(run.eval_first),
@@ -98,6 +107,16 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "why": why,
     "waiting": lambda run: run.waiting,
 }
+
+
+def has_losses(runs: Iterable[Run]) -> bool:
+    """Whether a run has a loss in the place of a reward."""
+    return any(map(judged_by_loss, runs))
+
+
+def with_figures(columns: Sequence[str], has_losses: bool) -> list[str]:
+    """Put figures with their names in the place of rewards, where some run has a loss instead."""
+    return ["figure" if has_losses and name == "reward" else name for name in columns]
 
 
 def is_key(name: str) -> bool:
@@ -152,13 +171,13 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def leader(group: Sequence[Run]) -> Run:
-    """Choose the run with the best last evaluation, else the best reward; of equal ones, the furthest."""
+    """Choose the run with the best last evaluation, else reward or loss; of equal ones, the furthest."""
     return max(group, key=lambda run: (_merit(run), run.step))
 
 
 def _merit(run: Run) -> float:
-    nll = None if run.nll_last is None else -run.nll_last
-    found = next((one for one in (run.eval_last, nll, run.reward) if one is not None), None)
+    nll, loss = (None if value is None else -value for value in (run.nll_last, run.signals.loss))
+    found = next((one for one in (run.eval_last, nll, run.reward, loss) if one is not None), None)
     return float("-inf") if found is None or found != found else found
 
 

@@ -43,7 +43,9 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     idle_steps_total: _Number | None = None  # steps of the whole run that changed no weight
     # of dpo: how far chosen completions are below the reference, in nats per token
     chosen_fall: _Number | None = None
+    loss: _Number | None = None  # of the last step, of a run that samples nothing
     pair_accuracy: _Number | None = None  # share of pairs that are the right way round
+    margin: _Number | None = None  # of dpo, between the chosen and the rejected completion
     on_request: _Number | None = None  # 1: its steps are made when a client asks for them
     not_finite: list[str] = []  # metrics of the last step that were no number
     zero_variance: _Number | None = None  # share of the last step's groups whose rewards are all the same

@@ -102,6 +102,21 @@ def idleness(run: Run) -> str:
     return f"{words}: in the last one {' and '.join(causes)}" if causes else words
 
 
+def figure_in_words(run: Run) -> str:
+    """Say what the last step of a run came to: its reward; the loss of one that samples nothing, and of dpo
+    the share of pairs that are the right way round.
+    """
+    if not judged_by_loss(run):
+        return "" if run.reward is None else f"reward {number(run.reward)}"
+    pairs = run.signals.pair_accuracy
+    return f"loss {number(run.signals.loss)}" + ("" if pairs is None else f", pairs {pairs:.0%}")
+
+
+def judged_by_loss(run: Run) -> bool:
+    """Whether a run has no rewards, as it samples nothing."""
+    return run.reward is None and run.signals.loss is not None
+
+
 def evals_in_words(run: Run, arrow: str = " -> ") -> str:
     """Return the held-out reward of the first and of the last eval, else their nll; "" before them."""
     if run.eval_first is not None or run.nll_first is None:

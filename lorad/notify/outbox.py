@@ -78,7 +78,7 @@ def said_of_move(data: dict[str, Any]) -> str:
 def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmSaid | None = None) -> Message:
     """Make a message. facts: fields of `Message`, as far as they are known; `run` is."""
     known = {key: value for key, value in facts.items() if value is not None}
-    for key in ("reward", "eval"):
+    for key in ("reward", "loss", "eval"):
         if not math.isfinite(known.get(key, 0.0)):
             known.pop(key)
     known["detail"] = " ".join(str(known.get("detail", "")).split())[:_DETAIL]
@@ -104,7 +104,7 @@ def _text(said: Message) -> str:
         return f"{said.run} started" + (f" again (attempt {said.attempt})" if said.attempt > 1 else "")
     how = _HOW.get(said.reason or "", "ended")
     where = f"at step {said.step} of {said.steps}" if said.steps else f"at step {said.step}"
-    named = (("reward", said.reward), ("eval", said.eval))
+    named = (("reward", said.reward), ("loss", said.loss), ("eval", said.eval))
     figures = [f"{name} {value:.4g}" for name, value in named if value is not None]
     told = f": {said.detail}" if said.detail and said.event == "failure" else ""
     return f"{said.run} {how} {where}" + "".join(f", {one}" for one in figures) + told

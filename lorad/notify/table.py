@@ -26,7 +26,8 @@ class Message(Struct, frozen=True, kw_only=True):
     event: `start`, `end`, `failure`, `alarm` or `test`.
     at: Unix seconds at which it happened.
     text: all of it in one line.
-    reward: mean of the last step; `eval` is the last evaluation's score.
+    reward: mean of the last step. loss: of the last step, of a run that samples nothing.
+    eval: the last evaluation's score.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Message(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     version: int | None = None
     reward: float | None = None
+    loss: float | None = None
     eval: float | None = None
     alarm: AlarmSaid | None = None
 

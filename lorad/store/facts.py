@@ -51,7 +51,7 @@ _COLUMNS = {
 _SIGNALS = (
     *("kl", "entropy", "truncated", "logprob_difference", "explained_variance"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
-    *("idle_steps_total", "pair_accuracy", "on_request"),
+    *("idle_steps_total", "pair_accuracy", "margin", "on_request"),
 )
 RECENT = 24  # steps
 # without problems of data.eval, the first set stands for them
@@ -223,6 +223,8 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     (row,) = store.rows(sql, (run,))
     if (flat := metrics.get("zero_variance_groups")) is not None and row["groups"]:
         found["zero_variance"] = flat / row["groups"]
+    if "response_length" not in metrics and (loss := metrics.get("loss")) is not None:
+        found["loss"] = loss
     if (shift := metrics.get("chosen_shift")) is not None:
         found["chosen_fall"] = -shift
     if last:

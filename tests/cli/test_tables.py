@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorad.cli.app import app
+from lorad.cli.listing import show
 from lorad.cli.table import Column, cells, table_lines, text_lines
 from lorad.client.client import Client
+from lorad.client.shapes import Run, Signals
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import on_terminal
 
@@ -65,6 +67,15 @@ def test_no_line_is_wider_than_the_terminal(name: str, printed: Printed) -> None
     for width in (60, 80, 100, 140, 200):
         wide = [line for line in printed(width, *COMMANDS[name]).splitlines() if cells(line) > width]
         assert [line for line in wide if " " in line.strip()] == []
+
+
+def test_figures_have_names_where_some_are_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    rewarded, taught = Run("a", "running", reward=0.5), Run("b", "running", signals=Signals(loss=0.651))
+    show([rewarded, taught], [], fold=False)
+    header, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[header.index("figure")] for row in rows] == ["reward 0.500", "loss 0.651"]
+    show([rewarded], [], fold=False)
+    assert "0.500" in capsys.readouterr().out.splitlines()[1].split("\t")
 
 
 def test_a_pipe_gets_all_columns_whole_between_tabs(printed: Printed) -> None:

@@ -1,5 +1,6 @@
 """Ingest: every fact of a journal is in the index exactly once, whatever happened to either of them."""
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorad.errors import IntegrityError, NotFound
-from lorad.protocol.journal import EvalFact, JournalWriter, lineage, read
+from lorad.protocol.journal import EvalFact, JournalWriter, StepFact, lineage, read
 from lorad.store import checkpoints, events, metrics, runs, versions
 from lorad.store import ingest as ingesting
 from lorad.store.db import Store
@@ -101,6 +102,18 @@ def test_held_out_likelihood_reaches_the_run(store: Store, path: Path) -> None:
     assert (run.nll_first, run.nll_last, run.accuracy_last) == (2.5, 0.5, 0.75)
     assert [(e.nll, e.accuracy) for e in metrics.evals(store, "sorter")] == [(2.5, None), (0.5, 0.75)]
     assert (run.token_accuracy_last, metrics.evals(store, "sorter")[0].token_accuracy) == (0.9, None)
+
+
+def test_a_run_without_samples_has_its_loss(store: Store, path: Path) -> None:
+    measured = {"loss": 0.65, "pair_accuracy": 0.75, "margin": 0.2}
+    with JournalWriter(path, "sorter", 1) as writer:
+        begin(writer)
+        writer.append("step", 1, StepFact(0, ["p1"], 0, "", "", measured))
+        ingest(store, "sorter", path)
+        assert json.loads(bytes(runs.get(store, "sorter").signals)).items() >= measured.items()
+        writer.append("step", 2, StepFact(1, ["p2"], 1, "", "", {"loss": 0.01, "response_length": 9.0}))
+    ingest(store, "sorter", path)
+    assert "loss" not in json.loads(bytes(runs.get(store, "sorter").signals))
 
 
 def test_an_eval_may_lack_the_likelihood(store: Store, path: Path) -> None:

@@ -48,6 +48,13 @@ def heading(user: Any) -> str:
     return next(row for row in screen_text(user).splitlines() if row.lstrip().startswith("name"))
 
 
+async def test_runs_without_rewards_have_their_loss() -> None:
+    loss = {"loss": 0.651, "pair_accuracy": 0.75}
+    async with using(World(a_run("pairs", reward=None, signals=loss)), size=LARGE) as user:
+        await until(user, lambda: "loss 0.651, pairs 75%" in screen_text(user))
+        assert "figure" in heading(user) and "reward" not in heading(user)
+
+
 async def test_runs_that_work_wait_and_ended_stand_so() -> None:
     world = World(
         ended("over", created_at=time.time()),

@@ -14,6 +14,7 @@ from textual.message import Message
 
 from lorad.client.client import Client
 from lorad.client.shapes import Run, RunDetails
+from lorad.client.words import figure_in_words
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
@@ -425,4 +426,4 @@ def _wrong_file(name: str) -> str:
 def _run_line(run: Run, shown: tuple[str, ...]) -> Text:
     letter = LETTERS[shown.index(run.name) + 1] if run.name in shown else " "
     line = Text.assemble(f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run), no_wrap=True)
-    return line.append(f"  {run.step}/{run.steps or '?'}  {short(run.reward)}", "dim")
+    return line.append(f"  {run.step}/{run.steps or '?'}  {figure_in_words(run)}", "dim")

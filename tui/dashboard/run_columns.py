@@ -25,7 +25,7 @@ _SHAPES = {
         Column("state", 10, 23, 0, shrinks=12),
         Column("step", 5, 15, 0, right=True),
         Column("progress", 8, 8, 0),
-        Column("reward", 6, 8, 0, right=True),
+        Column("reward", 6, 22, 0, right=True),
         Column("recent", 8, 24, 0),
         Column("eval", 11, 15, 0),
         Column("tok/s", 6, 8, 0, right=True),

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lorad.alarms import Alarm
 from lorad.client.columns import cell as client_cell
-from lorad.client.columns import filled, seconds_left
+from lorad.client.columns import filled, seconds_left, with_figures
 from lorad.client.shapes import Run
 from lorad.client.words import evals_in_words, share
 from lorad.text import coarse_age, one_line
@@ -61,12 +61,14 @@ class CellMaker:
     """Cells of runs: the same ones as before as long as the run is the same one, and as old.
 
     columns: their names. width: of `recent`. scale: the least and the largest of what `recent` shows.
+    has_losses: a run of the table has a loss in the place of a reward, so that each figure has its name.
     """
 
     def __init__(self) -> None:
         self.columns: tuple[str, ...] = USUAL
         self.width = 8
         self.scale: Scale | None = None
+        self.has_losses = False
         self.may_act: Callable[[str | None], bool] = lambda owner: True
         self.alarms: Mapping[str, Sequence[Alarm]] = {}  # by run
         self.devices: Mapping[str, str] = {}
@@ -77,24 +79,24 @@ class CellMaker:
         """is_member: it stands below the row of its sweep."""
         may_act, level = self.may_act(run.owner), self.level([run])
         more = self.devices.get(run.name), self.costs.get(run.name)
-        looks = self.columns, self.width, self.scale
+        looks = self.columns, self.width, self.scale, self.has_losses
         depends = coarse_age(run.created_at), looks, more, may_act, level, is_member
         known = self._made.get(run.name)
         if known is not None and known[0] is run and known[1] == depends:
             return known[2]
-        made = cells(
-            self.filled(run),
-            columns=self.columns,
-            width=self.width,
-            scale=self.scale,
-            is_yours=may_act,
-        )
+        made = self.plain(self.filled(run), is_yours=may_act)
         if level and run.state != "ended":
             made["state" if "state" in made else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
         if is_member:
             made["name"] = cell("└ ", "dim").append_text(made["name"])
         self._made[run.name] = run, depends, made
         return made
+
+    def plain(self, run: Run, *, is_yours: bool = True) -> _Cells:
+        """Make the cells without what its alarms and its sweep add."""
+        names = with_figures(self.columns, self.has_losses)
+        made = cells(run, columns=names, width=self.width, scale=self.scale, is_yours=is_yours)
+        return {column: made[name] for column, name in zip(self.columns, names, strict=True)}
 
     def filled(self, run: Run) -> Run:
         return filled(run, self.devices, self.costs)

@@ -12,7 +12,7 @@ from textual.widgets import Input
 
 from lorad.alarms import Alarm
 from lorad.client.client import Client
-from lorad.client.columns import devices_of
+from lorad.client.columns import devices_of, has_losses
 from lorad.client.shapes import Run
 from lorad.client.words import why
 from lorad.errors import LoradError
@@ -131,7 +131,9 @@ class Dashboard(Base):
         found = self._found()
         made.scale = self._scale(found) if "recent" in columns else None
         has_room = self.size.width >= _WIDE
-        self.table.titles = {"recent": _scale_in_words(made.scale)} if has_room else {}
+        made.has_losses = has_losses(found.values())
+        titles = {"recent": _scale_in_words(made.scale)} if has_room else {}
+        self.table.titles = titles | ({"reward": "figure"} if made.has_losses else {})
         self._rows, parents = folded(found.values(), self._opened)
         self.table.show(Lazy(self._rows, self._cells_of), Lazy(self._rows, self._values_of), parents)
         self.table.set_class(not found, "-none")

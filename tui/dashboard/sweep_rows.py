@@ -7,6 +7,7 @@ from rich.text import Text
 
 from lorad.client.columns import amount, groups_of, leader, seconds_left, together
 from lorad.client.shapes import Run
+from lorad.client.words import figure_in_words
 from lorad.text import coarse_age, duration, number, one_line
 from lorad.tui.dashboard.run_rows import (
     BAD,
@@ -15,7 +16,6 @@ from lorad.tui.dashboard.run_rows import (
     CellMaker,
     bar,
     cell,
-    cells,
     eval_text,
     total_steps,
     values,
@@ -67,7 +67,7 @@ class SweepMaker:
         sweep, made = group[0].sweep or "", self._runs
         more = [(made.devices.get(run.name), made.costs.get(run.name)) for run in group]
         ages, level = coarse_age(_first(group)), made.level(group)
-        depends = is_open, made.columns, made.width, made.scale, ages, level, more
+        depends = is_open, made.columns, made.width, made.scale, made.has_losses, ages, level, more
         known = self._made.get(sweep)
         if known is not None and known[0] == group and known[1] == depends:
             return known[2]
@@ -79,7 +79,7 @@ class SweepMaker:
 
     def _row(self, group: Sequence[Run], *, is_open: bool) -> dict[str, Text]:
         made, best = self._runs, leader(group)
-        row = cells(best, columns=made.columns, width=made.width, scale=made.scale)
+        row = made.plain(best)
         quiet = "dim" if all(run.state == "ended" for run in group) else ""
         for name in made.columns:
             text = _together(group, name, best, is_open=is_open)
@@ -114,7 +114,9 @@ def _together(group: Sequence[Run], column: str, best: Run, *, is_open: bool) ->
         case "cost":
             costs = [run.values["cost"] for run in group if "cost" in run.values]
             return amount(sum(costs)) if costs else ""
-        case "state" | "reward" | "recent" | "eval" | "eval_first" | "eval_last" | "nll" | "version":
+        case (
+            "state" | "reward" | "figure" | "recent" | "eval" | "eval_first" | "eval_last" | "nll" | "version"
+        ):
             return None
     return together(group, column)
 
@@ -157,7 +159,6 @@ def in_words(group: Sequence[Run]) -> str:
     best = leader(group)
     counts = Counter((run.reason or run.state).replace("_", " ") for run in group)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    figure = f"eval {eval_text(best)}" if eval_text(best) else f"reward {number(best.reward)}"
-    has_figure = best.reward is not None or bool(eval_text(best))
-    leads = f" · {best.name} leads: {figure}" if has_figure else ""
+    figure = f"eval {eval_text(best)}" if eval_text(best) else figure_in_words(best)
+    leads = f" · {best.name} leads: {figure}" if figure else ""
     return f"sweep {best.sweep}: {states}{leads} · enter opens it, f folds it"

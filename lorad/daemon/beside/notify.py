@@ -142,6 +142,7 @@ def _facts(run: RunRow) -> dict[str, object]:
     same = ("owner", "step", "steps", "attempt", "version", "reward")
     return {key: getattr(run, key) for key in same} | {
         "run": run.name,
+        "loss": msgspec.json.decode(run.signals, type=Signals).loss,
         "eval": run.eval_last,
         "state": str(run.state),
     }
