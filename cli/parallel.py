@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
+from lorad import svg
 from lorad.cli import output, table
 from lorad.client.shapes import LOWER_IS_BETTER, Sweep, SweepRun
 
@@ -79,34 +79,26 @@ def _styled(cells: Sequence[str], looks: Sequence[str]) -> str:
     return "".join(table.styled(text, look) if look else text for text, look in joined)
 
 
-def svg(sweep: Sweep, runs: Sequence[SweepRun]) -> str:
+def picture(sweep: Sweep, runs: Sequence[SweepRun]) -> str:
     """Draw the picture as SVG: from blue for the worst run to red for the best."""
     axes = _axes(sweep, runs)
     gap = (_WIDTH - 2 * _MARGIN) / max(len(axes) - 1, 1)
     xs = [_MARGIN + gap * place for place in range(len(axes))]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-    ]
+    parts = [svg.element("rect", width=_WIDTH, height=_HEIGHT, fill="white")]
     for number in reversed(range(len(runs))):
         share = number / max(len(runs) - 1, 1)
-        points = " ".join(
-            f"{x:.1f},{_pixel(place):.1f}"
+        places = [
+            (x, _pixel(place))
             for x, axis in zip(xs, axes, strict=True)
             if (place := axis.places[number]) is not None
-        )
-        look = f'stroke="hsl({240 * share:.0f},70%,50%)" stroke-width="{3 if number == 0 else 1.5}"'
-        title = f"<title>{escape(runs[number].name)}</title>"
-        parts.append(f'<polyline points="{points}" fill="none" {look} opacity="0.8">{title}</polyline>')
-    for x, axis in zip(xs, axes, strict=True):
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_pixel(1)}" y2="{_pixel(0)}" stroke="black"/>')
-        parts.append(f'<text x="{x:.1f}" y="28" text-anchor="middle">{escape(axis.name)}</text>')
-        parts += [
-            f'<text x="{x + 5:.1f}" y="{_pixel(place) + 4:.1f}">{escape(text)}</text>'
-            for place, text in axis.ticks
         ]
-    return "\n".join([*parts, "</svg>", ""])
+        look = {"stroke": f"hsl({240 * share:.0f},70%,50%)", "stroke_width": 3 if number == 0 else 1.5}
+        parts.append(svg.curve(places, svg.title(runs[number].name), opacity=0.8, **look))
+    for x, axis in zip(xs, axes, strict=True):
+        parts.append(svg.line((x, _pixel(1)), (x, _pixel(0)), stroke="black"))
+        parts.append(svg.text((x, 28), axis.name, text_anchor="middle"))
+        parts += [svg.text((x + 5, _pixel(place) + 4), words) for place, words in axis.ticks]
+    return svg.document(_WIDTH, _HEIGHT, parts, font_size=12) + "\n"
 
 
 def _pixel(place: float) -> float:

@@ -59,7 +59,7 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = 
 
 def write_svg(sweep: Sweep, path: Path) -> None:
     """Write the picture of a sweep: a line for each run through its values and its score."""
-    path.write_text(parallel.svg(sweep, ranked(sweep)))
+    path.write_text(parallel.picture(sweep, ranked(sweep)))
     output.note(f"Written to {path}.")
 
 

@@ -60,14 +60,21 @@ def plot_(
     best: Annotated[bool, typer.Option("--best", help="Mark the best point of each curve.")] = False,
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", help="Write a file instead: .png, .svg or .csv.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write a file instead: .svg, .csv, or .png, which wants matplotlib.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plot reward (or other metrics) of runs over steps, tokens or time; several runs share the axes."""
     look = Look(smooth, log, spikes=True, x=x.value, best=best)
     if out is not None:
-        _refuse(out)
+        from lorad.tui.curves.export import refuse
+
+        refuse(out)
     only_run(meant)
     client = Client()
     tracks = _tracks(client, _chosen(client, meant), whole=as_json or _is_csv(out))
@@ -87,14 +94,6 @@ def plot_(
 
 def _is_csv(out: str | None) -> bool:
     return out is not None and out.lower().endswith(".csv")
-
-
-def _refuse(out: str) -> None:
-    """Raises SpecError for a file that cannot be written."""
-    from lorad.tui.curves.export import wrong_with
-
-    if wrong := wrong_with(out):
-        raise SpecError(f"--out: {wrong}", hint="Name it curves.png, curves.svg or curves.csv, say.")
 
 
 def _chosen(client: Client, meant: Selection) -> list[Run]:

@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lorad import svg
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.shapes import Run, RunDetails, Step
@@ -92,48 +93,41 @@ def picture(drawn: Curves, steps: int) -> str:
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
 
-    def place(point: tuple[int, float]) -> tuple[float, float]:
+    def place(point: tuple[int, float]) -> svg.Place:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * point[0] / max(steps, drawn.steps[-1][0])
         y = _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - point[1]) / (high - low)
         return x, y
 
-    dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_ORANGE}"/>' for x, y in map(place, drawn.evals)
-    )
-    named = f'{_text(drawn.metric)}<tspan fill="{_ORANGE}"> {"held-out" if drawn.evals else ""}</tspan>'
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" xmlns="http://www.w3.org/2000/svg" '
-        'font-family="sans-serif" font-size="11">'
-        f"<title>{_text(drawn.metric)} by step</title>{_axes(low, high, steps)}"
-        f"{_path(list(map(place, drawn.steps)), _BLUE, 1.5)}"
-        f"{_path(list(map(place, drawn.evals)), _ORANGE, 1.0)}{dots}"
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle" fill="{_BLUE}">{named}</text></svg>'
-    )
+    dots = [svg.element("circle", cx=x, cy=y, r=3, fill=_ORANGE) for x, y in map(place, drawn.evals)]
+    held_out = svg.element("tspan", " held-out", fill=_ORANGE) if drawn.evals else ""
+    middle = {"x": _WIDTH / 2, "y": _HEIGHT - 6.0, "text_anchor": "middle", "fill": _BLUE}
+    parts = [
+        svg.title(f"{drawn.metric} by step"),
+        *_axes(low, high, steps),
+        *_path([*map(place, drawn.steps)], _BLUE, 1.5),
+        *_path([*map(place, drawn.evals)], _ORANGE, 1.0),
+        *dots,
+        svg.element("text", _text(drawn.metric) + held_out, **middle),
+    ]
+    return svg.document(_WIDTH, _HEIGHT, parts, width="100%", role="img", font_size=11)
 
 
-def _path(places: Sequence[tuple[float, float]], colour: str, width: float) -> str:
-    if len(places) < 2:
-        return ""
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+def _path(places: Sequence[svg.Place], colour: str, width: float) -> list[str]:
+    return [svg.curve(places, stroke=colour, stroke_width=width)] if len(places) > 1 else []
 
 
-def _axes(low: float, high: float, steps: int) -> str:
+def _axes(low: float, high: float, steps: int) -> list[str]:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    lines = "".join(
-        f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity="0.2"/>'
-        for y in (_TOP, (_TOP + bottom) / 2, bottom)
-    )
     heights = ((_TOP, high), ((_TOP + bottom) / 2, (low + high) / 2), (bottom, low))
-    marks = "".join(
-        f'<text x="{_LEFT - 4}" y="{y + 4}" text-anchor="end" fill="currentColor">{value:.3g}</text>'
-        for y, value in heights
-    )
-    ends = (
-        f'<text x="{_LEFT}" y="{_HEIGHT - 6}" fill="currentColor">0</text>'
-        f'<text x="{right}" y="{_HEIGHT - 6}" text-anchor="end" fill="currentColor">step {steps}</text>'
-    )
-    return lines + marks + ends
+    return [
+        *(svg.line((_LEFT, y), (right, y), stroke="currentColor", stroke_opacity=0.2) for y, _ in heights),
+        *(
+            svg.text((_LEFT - 4, y + 4), f"{value:.3g}", text_anchor="end", fill="currentColor")
+            for y, value in heights
+        ),
+        svg.text((_LEFT, _HEIGHT - 6), "0", fill="currentColor"),
+        svg.text((right, _HEIGHT - 6), f"step {steps}", text_anchor="end", fill="currentColor"),
+    ]
 
 
 def _text(text: str) -> str:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from msgspec import structs
 
-from lorad.cli.parallel import lines, svg
+from lorad.cli.parallel import lines, picture
 from lorad.cli.sweeps import ranked, show
 from lorad.client.shapes import Halving, Rung, Signals, Sweep, SweepRun
 
@@ -98,7 +98,7 @@ def test_picture_marks_the_best_run() -> None:
 
 
 def test_svg_has_a_line_for_each_run() -> None:
-    root = ElementTree.fromstring(svg(SWEEP, ranked(SWEEP)))
+    root = ElementTree.fromstring(picture(SWEEP, ranked(SWEEP)))
     found = [line.attrib["points"].split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
     assert sorted(map(len, found)) == [2, 3, 3, 3, 3, 3]  # one has no score
     names = {title.text for title in root.iter("{http://www.w3.org/2000/svg}title")}

@@ -269,13 +269,13 @@ def _axes(picture: Picture, plot: Plot, up: _Scale) -> None:
     rows, width = up.dots // 4, len(picture.chars[0])
     for row in range(rows):
         picture.put(row, GUTTER - 1, "│", "axis")
-    for value, text in zip(*_numbers(plot, up.last, up.first, rows), strict=True):
+    for value, text in zip(*numbers(plot, up.last, up.first, rows), strict=True):
         row = up(value) // 4
         picture.write(row, 0, f"{text[: GUTTER - 1]:>{GUTTER - 1}}┤", "label")
         picture.write(row, GUTTER, "┈" * (width - GUTTER), "grid")
 
 
-def _numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
+def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
     """Return where round numbers stand, and how they are written."""
     if plot.log:
         at = decades(low, high, rows // 3)

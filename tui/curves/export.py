@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import io
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,29 +14,35 @@ from lorad.tui.curves.axes import x_ticks
 from lorad.tui.curves.drawing import Curve, Plot, y_range
 from lorad.tui.curves.plot import LETTERS, LIGHT, Look, extent, names, part, plot, smoothing
 from lorad.tui.curves.series import Track, between
+from lorad.tui.curves.svg_picture import X, columns_of, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KINDS = (".png", ".svg", ".csv")
-_COLUMNS = 3  # of charts in a picture
 _SIZE = (6.4, 3.8)  # inches of a chart
 _DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)), (0, (4, 4)), (0, (10, 2, 2, 2)))
-_X = {"step": "step", "tokens": "tokens sampled", "time": "time since the run began"}
 
 
-def wrong_with(name: str) -> str:
-    """Say why nothing can be written to a file of this name; "" if something can."""
+def refuse(name: str) -> None:
+    """Raise SpecError for a name to which nothing can be written."""
     path = Path(name).expanduser()
     if path.suffix.lower() not in KINDS:
-        return f"{name or 'a name'} ends with none of {', '.join(KINDS)}"
-    if not path.absolute().parent.is_dir():
-        return f"there is no directory {path.absolute().parent}"
+        hint = "Name it curves.png, curves.svg or curves.csv, say."
+        raise SpecError(f"{name or 'a name'} ends with none of {', '.join(KINDS)}", hint=hint)
+    if not (directory := path.absolute().parent).is_dir():
+        raise SpecError(f"there is no directory {directory}", hint=f"Make it first: `mkdir -p {directory}`.")
     if path.is_dir():
-        return f"{path} is a directory"
-    if path.suffix.lower() != ".csv" and importlib.util.find_spec("matplotlib") is None:
-        return "pictures need matplotlib, which `pip install 'lorad[plot]'` installs; .csv does not"
-    return ""
+        raise SpecError(f"{path} is a directory", hint=f"Name a file in it: {path / 'curves.svg'}, say.")
+    if path.suffix.lower() == ".png" and not has_png():
+        install = f"{sys.executable} -m pip install matplotlib"
+        hint = f"Write {path.with_suffix('.svg')} instead, or install it: `{install}`."
+        raise SpecError("a PNG needs matplotlib, which is not installed", hint=hint)
+
+
+def has_png() -> bool:
+    """Whether PNGs can be written here."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write(
@@ -49,15 +56,15 @@ def write(
 
     window: the first and last x that are shown; None: all. Raises SpecError for a name that cannot be.
     """
-    if wrong := wrong_with(name):
-        raise SpecError(f"{name}: {wrong}" if name not in wrong else wrong, hint="Name it curves.png, say.")
+    refuse(name)
     path = Path(name).expanduser().absolute()
     first, last = window or extent(runs.values(), look.x) or (0, 0)
     if path.suffix.lower() == ".csv":
         data = _as_csv(metrics, runs, look, first, last).encode()
     else:
         charts = {metric: plot(metric, [*runs.values()], look, first, last)[0] for metric in metrics}
-        data = _as_picture(charts, [*runs], path.suffix.lower()[1:])
+        is_svg = path.suffix.lower() == ".svg"
+        data = picture(charts, [*runs]).encode() if is_svg else _as_png(charts, [*runs])
     path.write_bytes(data)
     return path
 
@@ -94,14 +101,13 @@ def _rows(metric: str, whole: Track, look: Look, first: int, last: int) -> list[
 
 
 # -- pictures ------------------------------------------------------------------------------------------------
-def _as_picture(charts: Mapping[str, Plot], runs: Sequence[str], kind: str) -> bytes:
+def _as_png(charts: Mapping[str, Plot], runs: Sequence[str]) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    columns = 2 if len(charts) == 4 else min(len(charts), _COLUMNS)
+    columns = columns_of(len(charts))
     rows = -(-len(charts) // columns)
-    plain = {"svg.hashsalt": "lorad", "svg.fonttype": "none", "text.parse_math": False}
-    with rc_context(plain):
+    with rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * rows), layout="constrained")
         grid = [*figure.subplots(rows, columns, squeeze=False).flat]
         for axes, (metric, drawn) in zip(grid, charts.items(), strict=False):
@@ -109,8 +115,7 @@ def _as_picture(charts: Mapping[str, Plot], runs: Sequence[str], kind: str) -> b
         for axes in grid[len(charts) :]:
             axes.set_axis_off()
         file = io.BytesIO()
-        about = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(file, format=kind, dpi=130, metadata=about)
+        figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
     return file.getvalue()
 
 
@@ -133,7 +138,7 @@ def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
         axes.set_ylim(_y(drawn, ends[0]), _y(drawn, ends[1]))
     at, texts = x_ticks(drawn.x, drawn.first, drawn.last, 6)
     axes.set_xticks(at, texts)
-    axes.set(title=names(metric)[1], xlabel=_X[drawn.x])
+    axes.set(title=names(metric)[1], xlabel=X[drawn.x])
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     handles, texts = axes.get_legend_handles_labels()

@@ -15,7 +15,7 @@ from textual.message import Message
 from lorad.client.client import Client
 from lorad.client.shapes import Run, RunDetails
 from lorad.client.words import figure_in_words
-from lorad.errors import LoradError
+from lorad.errors import LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import Field
@@ -360,12 +360,13 @@ class Curves(RunTab):
         scene = self.scene
         metrics = [metric for metric, _, _ in self._each()]
         field = Field("file", "file", "--out", ".png, .svg or .csv", _wrong_file)
-        name = f"{scene.run}-{'curves' if len(metrics) > 1 else metrics[0].replace('/', '-')}.png"
+        name = f"{scene.run}-{'curves' if len(metrics) > 1 else metrics[0].replace('/', '-')}"
 
         def line(values: dict[str, str]) -> str:
             return f"{self._command(metrics)} --out {shlex.quote(values['file'])}"
 
         head = f"Export {len(metrics)} charts" if len(metrics) > 1 else "Export a chart"
+        name += ".png" if export.has_png() else ".svg"
         values = await self.app.push_screen_wait(Ask(head, (field,), line, {"file": name}))
         if values is None:
             return
@@ -418,8 +419,10 @@ def _metric_line(metric: str, value: float | None) -> Text:
 
 
 def _wrong_file(name: str) -> str:
-    if wrong := export.wrong_with(name):
-        return wrong
+    try:
+        export.refuse(name)
+    except SpecError as error:
+        return f"{error.message}. {error.hint}"
     return "it exists already: give another name" if Path(name).expanduser().exists() else ""
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,7 +10,7 @@ import pytest
 
 from lorad.client.shapes import Step
 from lorad.errors import SpecError
-from lorad.tui.curves.export import write, wrong_with
+from lorad.tui.curves.export import refuse, write
 from lorad.tui.curves.plot import Look
 from lorad.tui.curves.series import Track
 from lorad.tui.screens.dialogs import Ask
@@ -45,8 +46,8 @@ def test_csv_has_the_window_and_seconds(tmp_path: Path) -> None:
     assert [(row["step"], row["seconds"]) for row in found] == [("2", "3.0"), ("3", "4.0")]
 
 
-@pytest.mark.system
-def test_svg_names_metrics_and_runs(tmp_path: Path) -> None:
+def test_svg_names_metrics_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # it cannot be imported
     path = write(str(tmp_path / "a.svg"), ["reward", "kl"], runs("_a", "<b>$x$"), Look(log=True))
     text = " ".join(ElementTree.parse(path).getroot().itertext())
     assert all(word in text for word in ("reward", "KL to the reference", "A _a", "B <b>$x$"))
@@ -54,9 +55,16 @@ def test_svg_names_metrics_and_runs(tmp_path: Path) -> None:
     assert path.read_bytes() == again.read_bytes()
 
 
-def test_underscore_keeps_no_run_out_of_the_legend(tmp_path: Path) -> None:
-    path = write(str(tmp_path / "a.svg"), ["loss"], runs("_a"), Look())
-    assert "_a" in " ".join(ElementTree.parse(path).getroot().itertext())
+def test_svg_curve_lies_where_its_values_are(tmp_path: Path) -> None:
+    track = Track()
+    track.add(shaped(Step, step(number, reward=value)) for number, value in ((1, 0.0), (2, 1.0), (3, 0.5)))
+    path = write(str(tmp_path / "a.svg"), ["reward"], {"a": track}, Look(smooth=0.0))
+    area = ElementTree.parse(path).getroot().find(".//{*}g/{*}svg")
+    assert area is not None
+    (line,) = area.iter("{http://www.w3.org/2000/svg}polyline")
+    (x1, y1), (x2, y2), (x3, y3) = [map(float, at.split(",")) for at in line.attrib["points"].split()]
+    assert (x1, x3) == (0.0, float(area.attrib["width"])) and x2 == x3 / 2
+    assert y2 < y3 < y1 and (y1 + y2) / 2 == pytest.approx(y3, abs=0.1)
 
 
 def test_png_is_written_of_a_run_without_steps(tmp_path: Path) -> None:
@@ -67,10 +75,14 @@ def test_png_is_written_of_a_run_without_steps(tmp_path: Path) -> None:
 def test_impossible_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match=r"ends with none of \.png, \.svg, \.csv"):
         write("a.jpg", ["reward"], runs("a"), Look())
-    assert "there is no directory /nowhere" in wrong_with("/nowhere/a.png")
+    with pytest.raises(SpecError, match="there is no directory /nowhere"):
+        refuse("/nowhere/a.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "lorad[plot]" in wrong_with(str(tmp_path / "a.png"))
-    assert wrong_with(str(tmp_path / "a.csv")) == ""
+    with pytest.raises(SpecError, match="a PNG needs matplotlib") as refused:
+        refuse(f"{tmp_path}/a.png")
+    assert f"Write {tmp_path}/a.svg" in refused.value.hint and "pip install matplotlib" in refused.value.hint
+    refuse(f"{tmp_path}/a.csv")
+    refuse(f"{tmp_path}/a.svg")
 
 
 @pytest.mark.system
