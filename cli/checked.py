@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lorad.cli import output, table
 from lorad.client.check_shapes import Check, Start
-from lorad.client.words import kept_in_words, when_in_words
+from lorad.client.words import adapter_in_words, kept_in_words, targets_in_words, when_in_words
 from lorad.protocol.preflight import DataLook, Lengths
 
 _LINES = 12  # of a prompt
@@ -26,13 +26,9 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "run", f"{check.name} (not made: this is a check)"
     yield "model", f"{check.model_path}, {check.parameters:,} parameters, {_dtype(check)}"
     share = f"{check.adapter_parameters / check.parameters:.2%}" if check.parameters else "unknown share"
-    lora = spec.get("lora", {})
-    rank, of_experts = lora.get("rank"), lora.get("experts", {}).get("rank", "auto")
-    rank = rank if of_experts in ("auto", rank) else f"{rank} ({of_experts} on experts)"
-    yield (
-        "adapter",
-        f"rank {rank} on {check.modules} linears: {check.adapter_parameters:,} parameters ({share})",
-    )
+    size = f"{check.adapter_parameters:,} parameters ({share})"
+    yield "adapter", f"{adapter_in_words(spec['lora'])}, on {check.modules} linears: {size}"
+    yield "targets", targets_in_words(spec["lora"])
     yield "algorithm", check.algorithm
     yield "rate", _rate(check)
     yield "memory", _memory(check)

@@ -13,6 +13,7 @@ from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Beginning, Reference, Result, RunDetails, Trainable
 from lorad.client.words import (
+    adapter_in_words,
     evals_in_words,
     failures,
     kept_in_words,
@@ -23,6 +24,7 @@ from lorad.client.words import (
     sets_in_words,
     starts_in_words,
     steps_in_words,
+    targets_in_words,
 )
 
 _RESULTS = 10  # that are shown
@@ -38,6 +40,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         output.print_json(data)
         return
     rates = data.rates
+    lora = data.spec.get("lora")
     lines = {
         "run": data.name,
         "state": data.state + (f" ({data.reason})" if data.reason else ""),
@@ -58,6 +61,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
         else None,
         "failures": failures(data),
         "trainable": _trainable(data.trainable),
+        "adapter": lora and adapter_in_words(lora),
+        "targets": lora and targets_in_words(lora),
         "algorithm": _algorithm(data.spec),
         "routes": _routes(data.begun),
         "data": data.data_format and f"read as {data.data_format}",

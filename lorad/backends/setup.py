@@ -6,6 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import EXPERTS, HEAD, MEGATRON, experts_of, leaf, match_modules
@@ -17,6 +20,7 @@ from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.preflight import BaseFacts
+from lorad.spec.lora import Lora
 from lorad.spec.model import Spec
 
 _OF_CLIENTS = 32  # the rank of models whose client names none
@@ -199,6 +203,26 @@ def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
         why, hint = f"{given}, but no expert is adapted", "Leave it out, or at auto."
         raise SpecError(why, key="lora.experts.rank", hint=hint)
     return made
+
+
+def lora_of(lora: Lora, adapter: AdapterConfig, shapes: _Shapes) -> Lora:
+    """Return `lora` with all that an adapter is, its modules by their shortest names.
+
+    shapes: the linears of the base, which the adapter fits.
+    """
+    leaves = sorted({leaf(module) for module in adapter.modules})
+    rank: int | Literal["auto"] = adapter.rank_of_experts if adapter.experts else "auto"
+    return replace(
+        lora,
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        dropout=adapter.dropout,
+        target_modules=leaves if match_modules(shapes, leaves) == adapter.modules else [*adapter.modules],
+        exclude_modules=[],
+        rslora=adapter.rslora,
+        dora=adapter.dora,
+        experts=replace(lora.experts, rank=rank),
+    )
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lorad.client.box_shapes import Device
 from lorad.client.check_shapes import Files
@@ -11,6 +12,7 @@ from lorad.protocol.evals import SetScore
 from lorad.text import duration, moment, number, size
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
+_NAMES = 12  # of modules that are told
 _FEW_IDLE, _MOSTLY_IDLE = 3, 0.5  # steps, and their share: so many without an update are told
 
 
@@ -161,6 +163,23 @@ def rate_in_words(data: RunDetails) -> str:
     if lr == data.rate.lr:
         return f"trainer.lr is {lr:g}: it fits {data.rate.why}"
     return f"trainer.lr is {lr:g}; {data.rate.lr:g} fits {data.rate.why}"
+
+
+def adapter_in_words(lora: Mapping[str, Any]) -> str:  # of a spec as plain data
+    """Say what the adapter of a run is: `rank 8, alpha 32`, and what it has besides."""
+    rank, of_experts = lora.get("rank"), lora.get("experts", {}).get("rank", "auto")
+    parts = [f"rank {rank}" if of_experts in ("auto", rank) else f"rank {rank} ({of_experts} on experts)"]
+    parts += [f"alpha {lora.get('alpha', 0):g}", *(key for key in ("rslora", "dora") if lora.get(key))]
+    parts += [f"dropout {dropout:g}"] if (dropout := lora.get("dropout")) else []
+    return ", ".join(parts)
+
+
+def targets_in_words(lora: Mapping[str, Any]) -> str:  # of a spec as plain data
+    """Say which modules the adapter is on, and where it begins if that is an adapter."""
+    names = lora.get("target_modules", "all-linear")
+    more = f", … {len(names) - _NAMES} more" if not isinstance(names, str) and len(names) > _NAMES else ""
+    targets = names if isinstance(names, str) else ", ".join(names[:_NAMES]) + more
+    return f"{targets}; begins as {lora['adapter_path']}" if lora.get("adapter_path") else targets
 
 
 def kept_in_words(files: Files) -> str:

@@ -19,12 +19,13 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     import msgspec
+    from msgspec.structs import replace
 
     from lorad.adapters.adapter import AdapterConfig
     from lorad.adapters.peft import outline, read_peft
     from lorad.adapters.readers import refuse_interleaved
     from lorad.adapters.targets import leaf
-    from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
+    from lorad.adapters.validate import expected_shapes, validate
     from lorad.backends.registry import SERVERS
     from lorad.backends.setup import adapter_config, needs_base, served_experts, targets_of
     from lorad.backends.spread import check_spread, places
@@ -35,7 +36,7 @@ with quick_imports():
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
-    from lorad.models.directory import read_config, weight_files
+    from lorad.models.directory import read_config
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.models.families import FUSED
     from lorad.preflight.backends import check_backends, server_check
@@ -47,12 +48,12 @@ with quick_imports():
     from lorad.preflight.pool_memory import Numbers, adapters_alone, pool_memory, step_of
     from lorad.preflight.quantize import check_blocks
     from lorad.preflight.routes import check_routes, records_routes
+    from lorad.preflight.start import begun, check_start, naming_adapter, source_of
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
         check_adapter,
         check_devices,
-        check_shared,
         check_sizes,
         check_trainer,
     )
@@ -66,6 +67,7 @@ with quick_imports():
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.data import names_of
+    from lorad.spec.lora import Lora
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
@@ -76,7 +78,6 @@ _OPENED_AS = (
     "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
 )
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
 def preflight(
@@ -88,6 +89,7 @@ def preflight(
     look: bool = False,
     backends: dict[str, Backend] | None = None,
     cluster: Cluster | None = None,
+    written: dict[str, str] | None = None,
     **machine: Any,
 ) -> SpecFacts:
     """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
@@ -95,7 +97,7 @@ def preflight(
 
     loggers, notify: those of runs whose spec names none; None to read config.yaml.
     backends, cluster: those of the box; where backends is None, config.yaml has both.
-    look: describe the data, too.
+    look: describe the data, too. written: see Question.
     """
     try:
         usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
@@ -105,9 +107,13 @@ def preflight(
         box = Config(backends=backends or {}, cluster=cluster)
         if backends is None:
             box = load_config(Home(default_home()).config)
-        facts, data, tokenizer = _checked(spec, box, cwd=cwd, **machine)
+        with naming_adapter(spec, written):
+            if spec.lora.adapter_path is not None:
+                directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
+                spec = begun(spec, _model_facts(spec, directory), written, cwd)
+            facts, data, tokenizer = _checked(spec, box, cwd=cwd, **machine)
         seen = look_at(data, tokenizer) if look and data.take(0, 1) else None
-        return msgspec.structs.replace(facts, loggers=chosen, notify=receivers, look=seen)
+        return replace(facts, loggers=chosen, notify=receivers, look=seen)
     except SpecError as error:
         others = {
             other.message: other for other in _wrong_on_disk(spec, cwd) if other.message != error.message
@@ -126,7 +132,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
         lambda: open_env(spec.env, cwd),
     ]
     if spec.lora.adapter_path is not None:
-        looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
+        looks.append(partial(read_peft, source_of(spec, cwd)))
     for look in looks:
         try:
             look()
@@ -174,7 +180,8 @@ def _checked(
     told += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
-    _check_adapter(spec, adapter, shapes, cwd, directory, model.model_type)
+    if spec.lora.adapter_path is not None:
+        check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
     numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
@@ -186,7 +193,7 @@ def _checked(
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
     check_sets(spec, tokenizer, cwd)
-    base = msgspec.structs.replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
+    base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         check = server_check()
         where = {"device": device, "elsewhere": not is_here}
@@ -205,7 +212,7 @@ def _checked(
         modules=base.modules,
         routes=base.routes,
         adapter_parameters=numbers.adapter,
-        expert_rank=adapter.rank_of_experts if adapter.experts else 0,
+        lora=_settled(spec.lora, adapter),
         reference_parameters=numbers.frozen,
         critic_parameters=numbers.critic,
         memory_needed=sum(parts.values()),
@@ -220,6 +227,13 @@ def _checked(
         warnings=told,
     )
     return facts, data, tokenizer
+
+
+def _settled(lora: Lora, adapter: AdapterConfig) -> Lora:
+    """Return `lora` with the rank on experts, where the adapter is on any."""
+    if not adapter.experts:
+        return lora
+    return replace(lora, experts=replace(lora.experts, rank=adapter.rank_of_experts))
 
 
 def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]:
@@ -293,39 +307,6 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
         max_positions=model.max_positions,
         teacher_path=str(teacher.directory) if teacher else "",
     )
-
-
-def _check_adapter(
-    spec: Spec, wanted: AdapterConfig, shapes: _Shapes, cwd: Path, model: Path, model_type: str
-) -> None:
-    """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
-    if spec.lora.adapter_path is None:
-        return
-    try:
-        source = cwd / Path(spec.lora.adapter_path).expanduser()
-        told = outline(source)
-        refuse_interleaved(told, model_type, FUSED)
-        refuse_unfit(told, shapes)
-        found = read_peft(source, weight_files(model))
-        validate(found, shapes)
-    except AdapterRefused as error:
-        raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error
-    for key in ("rank", "alpha", "rslora", "dora"):
-        _refuse_other(spec, f"lora.{key}", getattr(wanted, key), getattr(found.config, key))
-    if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
-        lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path
-        raise SpecError(
-            f"{len(differing)} modules differ from {spec.lora.adapter_path}: {lacking} lacks {differing[0]}",
-            key="lora.target_modules",
-            hint=_SAME,
-        )
-    _refuse_other(spec, "lora.experts.rank", wanted.rank_of_experts, found.config.rank_of_experts)
-    check_shared(spec, found)
-
-
-def _refuse_other(spec: Spec, key: str, here: float, there: float) -> None:
-    if there != here:
-        raise SpecError(f"{here} here but {there} in {spec.lora.adapter_path}", key=key, hint=_SAME)
 
 
 def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> int:
@@ -445,6 +426,7 @@ def main() -> int:
                 notify=request.notify,
                 look=request.look,
                 cluster=cluster_of(request.cluster),
+                written=request.written,
             )
             answer = Answer(facts=facts)
         except OSError as error:

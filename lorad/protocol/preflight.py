@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from lorad.bounds import TEXT
+from lorad.spec.lora import Lora
 from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
@@ -26,6 +27,8 @@ class Question(Struct, frozen=True, kw_only=True):
     look: whether the data are to be described, too.
     notify: receivers of runs whose spec names nobody.
     cluster: that of the box; None where it has none.
+    written: the keys of `lora` that the user wrote, and where; the adapter of lora.adapter_path supplies the
+        others. None: nothing of `lora` is open.
     """
 
     spec: dict[str, Any]
@@ -40,6 +43,7 @@ class Question(Struct, frozen=True, kw_only=True):
     look: bool = False
     notify: list[Notify] = []
     cluster: dict[str, Any] | None = None
+    written: dict[str, str] | None = None
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
@@ -107,7 +111,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     model_type, hidden_size: as config.json has them; "" and 0 where it does not.
     parameters: parameters of the base.
     adapter_parameters: parameters of the run's adapter.
-    expert_rank: its rank on experts; 0 where it is on none.
+    lora: `lora` of the spec, with what it leaves open filled in; None from an older lorad.
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
     critic_parameters: parameters of the run's critic, its head left out; 0 without one.
     memory_needed, memory_available: bytes; None where nobody looked.
@@ -131,7 +135,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     hidden_size: _Count = 0
     parameters: _Count = 0
     adapter_parameters: _Count = 0
-    expert_rank: _Count = 0
+    lora: Lora | None = None
     reference_parameters: _Count = 0
     critic_parameters: _Count = 0
     memory_needed: _Count = 0

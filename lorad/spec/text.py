@@ -51,6 +51,19 @@ def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
     return "path" in (given.get("model") or {}) and not spec.model.path.startswith("builtin:")
 
 
+def places(section: str, text: str, source: str, overrides: Sequence[str]) -> dict[str, str]:
+    """Return the dotted keys of a section that a text or an override gives, and where each stands."""
+    data, origins = _read(text, source)
+    origins = origins | {overridden(one): f"override {one}" for one in overrides}
+    found: dict[str, str] = {}
+    parts = {section: assigned(data, overrides).get(section)}
+    while parts:
+        key, value = parts.popitem()
+        found[key] = _place(key, origins, source)
+        parts |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {}
+    return found
+
+
 def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
     """Read a text before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
     return deepcopy(_read(text, source)[0])

@@ -128,7 +128,22 @@ def test_adapter_path_begins_with_the_exported_version(made: World, plain: str) 
     made.run("warm", "lora.adapter_path=exported", text=QUICK)
     assert made.client.adapters("warm")[0].sha256 == plain
     error = made.lorad("run", made.spec(), "lora.adapter_path=exported", "lora.rank=4", expect=2).stderr
-    assert "lora.rank: 4 here but 16" in error
+    assert "override lora.rank=4: lora.rank: 4 here but 16 in" in error and "adapter_config.json (r)" in error
+
+
+def test_adapter_path_supplies_what_the_spec_leaves_open(made: World) -> None:
+    shape = "lora={rank: 4, alpha: 12, target_modules: [q_proj, v_proj], rslora: true}"
+    made.run("small", shape, text=QUICK)
+    made.lorad("export", "small@2", "small-adapter")
+    checked = made.lorad("check", made.spec(QUICK), "lora.adapter_path=small-adapter").stdout
+    made.run("further", "lora.adapter_path=small-adapter", text=QUICK)
+    for told in (checked, made.lorad("show", "further").stdout):
+        assert "rank 4, alpha 12, rslora" in told and "q_proj, v_proj; begins as " in told
+    begun, parent = made.client.adapters("further")[0], made.client.adapters("small")[2]
+    assert (begun.sha256, begun.rank, begun.alpha) == (parent.sha256, 4, 12)
+    again = made.lorad("fork", "further@2", "lora.rank=4", "--fresh", "--json").stdout  # says what it is
+    assert '"warnings"' in again
+    made.lorad("fork", "further@2", "lora.rank=8", "--fresh", expect=2)
 
 
 def test_top_k_and_stop_cut_what_is_sampled(made: World) -> None:

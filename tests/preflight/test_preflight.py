@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.preflight.__main__ import preflight
 from lorad.preflight.memory import available_memory
 from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
+from lorad.spec.lora import Lora
 from lorad.spec.model import convert
+from lorad.spec.text import load_spec, places
 from lorad.text import size
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +44,11 @@ def refusal(cwd: Path, spec: dict[str, Any], **arguments: Any) -> str:
     return str(refused.value)
 
 
-def an_adapter(directory: Path, rank: int = 16, alpha: float = 32, modules: str = "all-linear") -> None:
+def an_adapter(
+    directory: Path, rank: int = 16, alpha: float = 32, modules: str = "all-linear", **more: Any
+) -> None:
     directory.mkdir()
-    config = AdapterConfig(rank, alpha, match_modules(SHAPES, modules))
+    config = AdapterConfig(rank, alpha, match_modules(SHAPES, modules), **more)
     tensors = {name: np.zeros(shape, np.float32) for name, shape in expected_shapes(config, SHAPES).items()}
     write_peft(Adapter(config, tensors), directory, "tiny")
 
@@ -113,20 +118,65 @@ def test_a_fitting_adapter_to_start_from_is_accepted(tmp_path: Path) -> None:
     check(tmp_path, {"lora": {"adapter_path": "a"}})
 
 
+def from_adapter(cwd: Path, *overrides: str, text: str = "lora: {adapter_path: a}") -> SpecFacts:
+    """Check a spec as `lorad run` does, which knows what of it was written, and where."""
+    spec = load_spec(text, source="spec.yaml", overrides=overrides)
+    return preflight(spec, cwd=cwd, written=places("lora", text, "spec.yaml", overrides))
+
+
+def test_what_is_left_out_comes_from_the_adapter(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", 4, 12, "q_proj,v_proj", rslora=True, dropout=0.05)
+    facts = from_adapter(tmp_path)
+    expected = Lora(4, 12.0, 0.05, ["q_proj", "v_proj"], [], rslora=True, adapter_path="a")
+    assert facts.lora == expected and len(facts.modules) == 6
+    assert facts.adapter_parameters == 4 * sum(sum(SHAPES[module]) for module in facts.modules)
+
+
+def test_what_is_written_and_equal_stays(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=4, modules="q_proj,k_proj,v_proj", dropout=0.05)
+    facts = from_adapter(tmp_path, "lora.target_modules=linear_qkv", "lora.rank=4", "lora.dropout=0")
+    assert facts.lora == Lora(4, 32.0, 0.0, "linear_qkv", adapter_path="a")
+
+
 @pytest.mark.parametrize(
-    ("adapter", "says"),
+    ("override", "says"),
     [
-        ({"rank": 8}, "lora.rank: 16 here but 8 in a"),
-        ({"alpha": 64}, "lora.alpha: 32.0 here but 64.0 in a"),
-        ({"modules": "q_proj"}, "18 modules differ from a: a lacks model.layers.0.mlp.down_proj"),
-        ({"modules": "*.layers.0.*"}, "14 modules differ"),
+        ("lora.rank=16", "override lora.rank=16: lora.rank: 16 here but 4 in a/adapter_config.json (r)"),
+        ("lora={adapter_path: a, alpha: 64}", "lora.alpha: 64 here but 32 in a/adapter_config.json"),
+        ("lora.rslora=true", "lora.rslora: true here but false in a/adapter_config.json (use_rslora)"),
+        ("lora.dora=true", "lora.dora: true here but false in a/adapter_config.json (use_dora)"),
+        (
+            "lora.target_modules=all-linear",
+            "with all-linear there are 21 modules, 18 others than the 3 in a/adapter_config.json "
+            "(target_modules): the adapter lacks model.layers.0.mlp.down_proj",
+        ),
+        ("lora.exclude_modules=q_proj", "lora.exclude_modules: "),
     ],
 )
-def test_an_adapter_that_contradicts_the_spec_is_refused(
-    adapter: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    an_adapter(tmp_path / "a", **adapter)
-    assert says in refusal(tmp_path, {"lora": {"adapter_path": "a"}})
+def test_what_is_written_and_contradicts_is_refused(override: str, says: str, tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=4, modules="q_proj" if "exclude" not in override else "q_proj,v_proj")
+    with pytest.raises(SpecError, match=re.escape(says)) as refused:
+        from_adapter(tmp_path, override)
+    assert refused.value.hint.startswith("Leave lora.") and not refused.value.others
+
+
+def test_all_contradictions_are_told_with_lines(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=4, modules="q_proj")
+    with pytest.raises(SpecError, match=r"spec\.yaml:3: lora\.rank: 8 here but 4") as refused:
+        from_adapter(tmp_path, text="lora:\n  adapter_path: a\n  rank: 8\n  alpha: 1\n")
+    assert [str(other)[:24] for other in refused.value.others] == ["spec.yaml:4: lora.alpha:"]
+
+
+def test_errors_about_open_values_name_the_adapter(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=6)
+    spec = "lora: {adapter_path: a}\ntrainer: {backend: megatron, tp: 4}\nrollout: {backend: vllm}"
+    with pytest.raises(SpecError, match=r"a/adapter_config\.json: lora\.rank: 6 cannot be cut over the 4"):
+        from_adapter(tmp_path, text=spec)
+
+
+def test_a_fork_may_not_contradict_its_weights(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=4)
+    assert "lora.rank: 16 here but 4 in a" in refusal(tmp_path, {"lora": {"adapter_path": "a"}})
 
 
 def test_refusal_for_memory_has_numbers(tmp_path: Path) -> None:

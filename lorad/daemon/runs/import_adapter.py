@@ -8,7 +8,6 @@ attested, so that an adapter that is refused leaves nothing behind.
 import asyncio
 import json
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
 from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.readers import refuse_interleaved
-from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
-from lorad.backends.setup import served_experts, targets_of
+from lorad.backends.setup import lora_of, served_experts, targets_of
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request
 from lorad.daemon.pool import Pool
@@ -107,8 +105,8 @@ def refuse_taken(ctx: Context, name: str, model: str) -> None:
         raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
 
 
-def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, list[str]]:
-    """The adapter, and the shortest names for its modules. Works for a while.
+def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, Spec]:
+    """The adapter, and a spec of runs that would make one like it. Works for a while.
 
     Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
     """
@@ -124,25 +122,7 @@ def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Ada
     refuse_unfit(told, shapes)
     adapter = read_peft(source, weight_files(model_path))
     validate(adapter, shapes)
-    leaves = sorted({leaf(module) for module in adapter.config.modules})
-    names = leaves if match_modules(shapes, leaves) == adapter.config.modules else [*adapter.config.modules]
-    return adapter, names
-
-
-def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Sequence[str]) -> Spec:
-    experts = replace(base.lora.experts, rank=config.rank_of_experts if config.experts else "auto")
-    lora = replace(
-        base.lora,
-        experts=experts,
-        rank=config.rank,
-        alpha=config.alpha,
-        rslora=config.rslora,
-        dora=config.dora,
-        dropout=config.dropout,
-        target_modules=[*modules],
-        exclude_modules=[],
-    )
-    return replace(base, name=name, lora=lora)
+    return adapter, replace(spec, lora=lora_of(spec.lora, adapter.config, shapes))
 
 
 def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:

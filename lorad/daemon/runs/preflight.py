@@ -17,11 +17,14 @@ import msgspec
 
 from lorad.box import config
 from lorad.children import guard
+from lorad.client.requests import RunRequest, TrialRequest
 from lorad.daemon.context import Context
+from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.commands import secrets_of
 from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
+from lorad.spec.text import places
 
 _Result = TypeVar("_Result")
 _LINE_BYTES = 1 << 16
@@ -30,21 +33,39 @@ _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard 
 
 
 async def preflight(
-    ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None, *, look: bool = False
+    ctx: Context,
+    spec: Spec,
+    cwd: str,
+    uid: int,
+    reference: Path | None = None,
+    *,
+    body: RunRequest | TrialRequest | None = None,
+    look: bool = False,
 ) -> SpecFacts:
     """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it
     takes too long or falls over, and Conflict when too many of that user's wait.
 
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends
     and cluster. reference: where
-    the adapter lies that KL is measured against. look: whether the data are to be described, too.
+    the adapter lies that KL is measured against. body: has the spec as the user wrote it; without it nothing
+    of `lora` is open. look: whether the data are to be described, too.
     """
+    written: dict[str, str] | None = None
+    if body is not None and spec.lora.adapter_path is not None:
+        written = await in_thread(ctx, uid, places, "lora", body.spec, body.source, body.overrides)
     async with ctx.users.checks.turn(uid):
-        return await _checked(ctx, spec, cwd, uid, reference, look=look)
+        return await _checked(ctx, spec, cwd, uid, reference, written, look=look)
 
 
 async def _checked(
-    ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None, *, look: bool
+    ctx: Context,
+    spec: Spec,
+    cwd: str,
+    uid: int,
+    reference: Path | None,
+    written: dict[str, str] | None,
+    *,
+    look: bool,
 ) -> SpecFacts:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend, spec.algorithm.teacher or "")
     warm = any(
@@ -66,6 +87,7 @@ async def _checked(
         look=look,
         notify=box.notify,
         cluster=msgspec.to_builtins(box.cluster, enc_hook=str),
+        written=written,
     )
     user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
     env = {

@@ -1,4 +1,4 @@
-"""What a spec leaves open, learning rate, rank on experts, loggers and receivers of notifications: chosen
+"""What a spec leaves open, learning rate, adapter, loggers and receivers of notifications: chosen
 once, from what the preflight found.
 """
 
@@ -11,8 +11,8 @@ from lorad.spec.model import Spec
 
 
 def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
-    """Fill in lora.experts.rank, loggers, notify and trainer.lr where they are not given, and warn where the
-    rate is far off.
+    """Fill in keys of lora, loggers, notify and trainer.lr where they are not given, and warn where the rate
+    is far off.
 
     Raises SpecError when trainer.min_lr is more than what was chosen.
     """
@@ -22,10 +22,8 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
         if spec.trainer.lr is None:
             spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
             refuse_contradictions(spec)
-    if spec.lora.experts.rank == "auto" and facts.expert_rank:
-        spec = replace(
-            spec, lora=replace(spec.lora, experts=replace(spec.lora.experts, rank=facts.expert_rank))
-        )
+    if facts.lora is not None:  # a fork was checked with the directory that its weights lay in
+        spec = replace(spec, lora=replace(facts.lora, adapter_path=spec.lora.adapter_path))
     if spec.loggers is None:
         spec = replace(spec, loggers=facts.loggers)
     if spec.notify is None:

@@ -3,7 +3,7 @@
 from lorad.box.paths import RunDir
 from lorad.protocol.calls import Published
 from lorad.protocol.journal import VersionFact
-from lorad.spec.model import Lora
+from lorad.spec.lora import Lora
 
 
 def version_fact(

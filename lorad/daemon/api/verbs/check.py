@@ -46,7 +46,7 @@ async def check(ctx: Context, call: Call) -> Check:
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
         directory = reference and reference.directory
-        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, directory, look=True)
+        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, directory, body=body, look=True)
         spec, facts = rated(spec, facts)
         refuse_other_model(reference, facts)
         kept = reference and reference.reference

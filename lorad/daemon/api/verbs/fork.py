@@ -124,9 +124,9 @@ def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _S
 
 def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start) -> Spec:
     """Make the fork's spec of the parent's. Raises SpecError for overrides of what defines the adapter."""
-    for text in body.overrides:
-        _refuse_shape(text)
     before = spec_of(parent)
+    for text in body.overrides:
+        _refuse_shape(before, text)
     before = replace(before, name=None, lora=replace(before.lora, adapter_path=None))
     rate = request_of(parent).facts.rate
     if rate is not None and before.trainer.lr == rate.lr:  # what fits another algorithm is another rate
@@ -140,10 +140,12 @@ def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start)
     return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
 
 
-def _refuse_shape(text: str) -> None:
+def _refuse_shape(before: Spec, text: str) -> None:
+    """Raise SpecError for an override that changes what the adapter is; one that says what it is will do."""
     key = overridden(text)
     section = key.partition(".")[0]
-    if (section == "lora" and key not in _FREE) or key in ("model", "model.path"):
+    is_shape = (section == "lora" and key not in _FREE) or key in ("model", "model.path")
+    if is_shape and override(before, [text]) != before:
         raise SpecError(
             f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing "
             "one",

@@ -44,7 +44,8 @@ async def run(ctx: Context, call: Call) -> Run:
     refuse_priority(ctx, call.caller, spec)
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
-        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
+        place = reference and reference.directory
+        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, place, body=body)
         spec, facts = rated(spec, facts)
         refuse_other_model(reference, facts)
         model = facts.model_path, facts.model_dtype, facts.parameters

@@ -165,10 +165,9 @@ def _roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
 async def _staged(ctx: Context, uid: int, found: _Found, spec: Spec, asked: Request) -> Import:
     name, source, shape = found
     with _blamed(name, source):
-        adapter, modules = await on_behalf(
-            ctx, uid, import_adapter.read, source, shape, spec, Path(asked.model_path)
+        adapter, own = await on_behalf(
+            ctx, uid, import_adapter.read, source, shape, replace(spec, name=name), Path(asked.model_path)
         )
-    own = import_adapter.spec_of_adapter(spec, name, adapter.config, modules)
     return await import_adapter.stage(
         ctx, uid, own, import_adapter.request_for(asked, source, adapter), adapter
     )

@@ -73,7 +73,7 @@ async def bring_up_base(ctx: Context, call: Call) -> Serving:
     body, uid = call.json(RunRequest), call.caller.uid
     spec = await in_thread(ctx, uid, load_spec, body.spec, source=body.source, overrides=body.overrides)
     spec = await in_thread(ctx, uid, anchored, spec, Path(body.cwd), ctx.user(uid))
-    facts = await preflight(ctx, spec, body.cwd, uid)
+    facts = await preflight(ctx, spec, body.cwd, uid, body=body)
     spec, facts = rated(spec, facts)
     model = facts.model_path, facts.model_dtype, facts.parameters
     request = Request(body.cwd, body.source, body.overrides, *model, facts)

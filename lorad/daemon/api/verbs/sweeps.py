@@ -34,7 +34,7 @@ from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.kept import Checkpoint
 from lorad.spec.model import Attest, Resources, Spec, to_json
-from lorad.spec.text import load_task
+from lorad.spec.text import load_task, overridden
 from lorad.spec.trainer import Trainer
 from lorad.store import runs, sweeps
 from lorad.store.metrics import best_eval, mean_metric
@@ -77,7 +77,7 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
         for point in points:
             with _blaming(point):
                 references.append(await staged(ctx, call.caller, point.spec, body.cwd))
-        points, facts = await _looked_at(ctx, points, references, body.cwd, call.caller.uid)
+        points, facts = await _looked_at(ctx, points, references, body, call.caller.uid)
         _refuse_names(ctx, name, points)
         specs = [point.spec for point in points]
         halving = None if body.halving is None else halving_of(body.halving, specs, facts)
@@ -138,7 +138,7 @@ def _refuse_names(ctx: Context, name: str, points: list[_Point]) -> None:
 
 
 async def _looked_at(
-    ctx: Context, points: list[_Point], references: list[Staged | None], cwd: str, uid: int
+    ctx: Context, points: list[_Point], references: list[Staged | None], body: SweepRequest, uid: int
 ) -> tuple[list[_Point], list[SpecFacts]]:
     """Run the preflight for each point, once for all points that need the same, and fill in their rates.
 
@@ -149,9 +149,12 @@ async def _looked_at(
     for point, reference in zip(points, references, strict=True):
         with _blaming(point):
             refuse_contradictions(point.spec)
-            key = (_need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
+            of_lora = [text for text in point.overrides if overridden(text).partition(".")[0] == "lora"]
+            key = (_need(point.spec), *(text.encode() for text in (*doubts(point.spec), *of_lora)))
             if key not in found:
-                found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
+                own = replace(body, overrides=point.overrides)
+                place = reference and reference.directory
+                found[key] = await preflight(ctx, point.spec, body.cwd, uid, place, body=own)
             refuse_other_model(reference, found[key])
             spec, fact = rated(point.spec, found[key])
             rated_points.append(point._replace(spec=spec))

@@ -98,7 +98,7 @@ async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events
     """Put the events of a trial into the queue; the last is `end`."""
     try:
         events.put_nowait(TrialEvent("phase", "the spec is being checked"))
-        facts = await preflight(ctx, spec, body.cwd, uid)
+        facts = await preflight(ctx, spec, body.cwd, uid, body=body)
         spec, facts = rated(_light(spec), facts)
         model = facts.model_path, facts.model_dtype, facts.parameters
         request = Request(body.cwd, body.source, body.overrides, *model, facts)
