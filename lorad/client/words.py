@@ -121,9 +121,16 @@ def judged_by_loss(run: Run) -> bool:
 
 def evals_in_words(run: Run, arrow: str = " -> ") -> str:
     """Return the held-out reward of the first and of the last eval, else their nll; "" before them."""
-    if run.eval_first is not None or run.nll_first is None:
-        return "" if run.eval_first is None else f"{number(run.eval_first)}{arrow}{number(run.eval_last)}"
-    return f"nll {number(run.nll_first)}{arrow}{number(run.nll_last)}"
+    if run.eval_first is None and run.nll_first is None:
+        return ""
+    if run.eval_first is not None:
+        return _from_to(run.eval_first, run.eval_last, arrow)
+    return f"nll {_from_to(run.nll_first, run.nll_last, arrow)}"
+
+
+def _from_to(first: float | None, last: float | None, arrow: str = " -> ") -> str:
+    """Write where a figure began and where it is now, once where both are written alike."""
+    return arrow.join(dict.fromkeys(number(value) or "-" for value in (first, last)))
 
 
 def sets_in_words(sets: Mapping[str, Sequence[SetScore]]) -> dict[str, str]:
@@ -133,7 +140,7 @@ def sets_in_words(sets: Mapping[str, Sequence[SetScore]]) -> dict[str, str]:
         passed = "".join(f", {key} {number(value)}" for key, value in last.passed.items())
         failed = f", {last.failed} rewards failed" if last.failed else ""
         avg = f" (avg@{last.n})" if last.n > 1 else ""
-        found[name] = f"{number(first.score) or '-'} -> {number(last.score) or '-'}{avg}{passed}{failed}"
+        found[name] = f"{_from_to(first.score, last.score)}{avg}{passed}{failed}"
     return found
 
 
@@ -141,7 +148,7 @@ def likelihood_in_words(run: Run) -> str:
     """Say how likely held-out completions are, and how many held-out pairs are right; "" without any."""
     parts = []
     if run.nll_first is not None and run.nll_last is not None:
-        parts.append(f"nll {number(run.nll_first)} -> {number(run.nll_last)}")
+        parts.append(f"nll {_from_to(run.nll_first, run.nll_last)}")
         parts.append(f"perplexity {number(perplexity(run.nll_last))}")
     if run.token_accuracy_last is not None:
         parts.append(f"{run.token_accuracy_last:.1%} of tokens right")

@@ -64,3 +64,10 @@ def test_the_phase_stays_in_a_narrow_line(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert "sampling" not in drawn(0, Step(1, metrics=metrics))  # its figures say enough
     assert drawn(4) == "a running 1/3  sampling 41 of 64, 812 tok/s  reward 0.500  ETA 2m00s"
+
+
+def test_equal_figures_are_said_once() -> None:
+    ended = a_run(state="ended", reason="completed", eval_first=0.1882, eval_last=0.1879)
+    assert follow._conclusion(ended).endswith("held-out eval 0.188")
+    ended = a_run(state="ended", reason="completed", eval_first=0.188, eval_last=0.25)
+    assert follow._conclusion(ended).endswith("held-out eval 0.188 -> 0.250")
