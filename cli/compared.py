@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from lorad.cli import output, table
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
+from lorad.client.shapes import Beginning, RunDetails
 from lorad.client.words import evals_in_words, steps_in_words
 
 _CURVES = ("reward", "loss")  # where one of the runs has them
@@ -16,7 +16,10 @@ _POINTS = 10  # steps that are shown
 _DIGITS = {"loss": 4}
 _SHA = 12  # characters of a digest that a table shows
 
+_DATA = "data.train"
+
 _Pair = tuple[Any, Any]  # what the first and the second run have; None: nothing
+_Trail = list[tuple[int, Any]]  # values of a key, each with the step from which it holds
 
 
 class _Point(Struct, frozen=True):
@@ -29,16 +32,24 @@ class _Point(Struct, frozen=True):
 class _Difference(Struct, frozen=True):
     """What two runs have otherwise.
 
-    spec: by dotted keys. inputs: digests of data, model, rewards and other files. software: versions.
-    same: how many keys of the spec, and which inputs, are alike.
+    spec: by dotted keys, as it is now. changed: keys that a resume changed, the values of each run as
+        [step from which it holds, value].
+    inputs: digests of data, model, rewards and other files. software: versions.
+    same: which keys of the spec, inputs and packages are alike.
     """
 
     runs: _Pair
     spec: dict[str, _Pair]
+    changed: dict[str, _Pair]
     inputs: dict[str, _Pair]
     software: dict[str, _Pair]
     same: dict[str, list[str]]
     curves: list[_Point]
+
+    @property
+    def values(self) -> dict[str, _Pair]:
+        """Return the values that each key of the spec had, where they are not the same in both."""
+        return {key: ([(0, a)], [(0, b)]) for key, (a, b) in self.spec.items()} | self.changed
 
 
 def compare(runs: tuple[str, str], metrics: Sequence[str] | None, *, every: bool, as_json: bool) -> None:
@@ -56,30 +67,58 @@ def _compared(first: RunDetails, second: RunDetails, curves: list[_Point]) -> _D
     from lorad.tui.spec_lines import flat
 
     # a resume may have changed the steps that are to be made
-    changed = [{"trainer.steps": run.steps} if run.steps else {} for run in (first, second)]
     specs = [
-        flat(run.spec | {"name": None}) | more for run, more in zip((first, second), changed, strict=True)
+        flat(run.spec | {"name": None}) | ({"trainer.steps": run.steps} if run.steps else {})
+        for run in (first, second)
     ]
-    inputs = [_inputs(run) for run in (first, second)]
+    trails = [_trails(run) for run in (first, second)]
+    values = [
+        {key: [(0, value)] for key, value in spec.items()} | own
+        for spec, own in zip(specs, trails, strict=True)
+    ]
+    changed = {key: pair for key, pair in _different(*values).items() if key in trails[0] | trails[1]}
+    same = [key for key in _alike(*specs) if key not in changed]
+    inputs = _inputs(first, second)
     software = [run.begun.software if run.begun else {} for run in (first, second)]
     return _Difference(
         (first.name, second.name),
         _different(*specs),
+        changed,
         _different(*inputs),
         _different(*software),
-        {"spec": _alike(*specs), "inputs": _alike(*inputs), "software": _alike(*software)},
+        {"spec": same, "inputs": _alike(*inputs), "software": _alike(*software)},
         curves,
     )
 
 
-def _inputs(run: RunDetails) -> dict[str, str]:
-    """Return digests of what the newest attempt read: rows, weights, files; not of what is unknown."""
-    if run.begun is None:
-        return {}
-    read = {"data": run.begun.data_sha256, "model": run.begun.model_sha256, **run.begun.inputs}
-    if run.reference is not None:
-        read["reference"] = run.reference.sha256
-    return {key: sha256 for key, sha256 in read.items() if sha256}
+def _trails(run: RunDetails) -> dict[str, _Trail]:
+    """Find the keys of the spec that resumes of a run changed; what was rewound is left out."""
+    found: dict[str, _Trail] = {}
+    for attempt in run.attempts:
+        begun, known = attempt.resumed_from or 0, found
+        found = {}
+        for key in dict.fromkeys([*known, *attempt.changed]):
+            trail = known.get(key, [(0, attempt.before.get(key))])
+            value = attempt.changed.get(key, trail[-1][1])
+            kept = [part for part in trail if part[0] < begun]
+            found[key] = kept if kept and kept[-1][1] == value else [*kept, (begun, value)]
+    return found
+
+
+def _inputs(*runs: RunDetails) -> list[dict[str, str]]:
+    """Return digests of what the newest attempt of each read: weights and files; of data whose files nobody
+    hashed in one of them the rows; not of what is unknown.
+    """
+    begun = [run.begun or Beginning() for run in runs]
+    are_hashed = all(any(key.startswith(_DATA) for key in at.inputs) for at in begun if at.attempt)
+    found = []
+    for run, at in zip(runs, begun, strict=True):
+        files = {key: sha256 for key, sha256 in at.inputs.items() if are_hashed or not key.startswith(_DATA)}
+        rows = "" if are_hashed else at.data_sha256
+        reference = run.reference.sha256 if run.reference is not None else ""
+        read = {"data": rows, "model": at.model_sha256, **files, "reference": reference}
+        found.append({key: sha256 for key, sha256 in read.items() if sha256})
+    return found
 
 
 def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, _Pair]:
@@ -131,7 +170,7 @@ def _show(found: _Difference, first: RunDetails, second: RunDetails) -> None:
         ("state", *states),
         ("step", *map(steps_in_words, (first, second))),
         *([("eval", *evals)] if any(evals) else []),
-        *((key, *map(_value, pair)) for key, pair in found.spec.items()),
+        *((_key(key, found), *map(_trail, pair)) for key, pair in found.values.items()),
         *((f"sha256 of {key}", *map(_digest, pair)) for key, pair in found.inputs.items()),
         *((f"version of {key}", *map(_value, pair)) for key, pair in found.software.items()),
     ]
@@ -167,6 +206,16 @@ def _value(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _key(key: str, found: _Difference) -> str:
+    """Name a key of the spec; of files that have other names, say where their bytes are equal."""
+    return f"{key} (equal bytes)" if key in found.same["inputs"] else key
+
+
+def _trail(values: Sequence[tuple[int, Any]]) -> str:
+    """Write the values that a key had: 0.001, 0.0003 from step 5."""
+    return ", ".join(f"{_value(value)}{f' from step {step}' * bool(step)}" for step, value in values)
 
 
 def _digest(sha256: str | None) -> str:

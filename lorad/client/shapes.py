@@ -117,6 +117,7 @@ class Attempt(Struct, frozen=True):
     reason: str | None = None
     detail: str = ""
     changed: dict[str, Any] = {}  # dotted keys of the spec that the attempt before had otherwise
+    before: dict[str, Any] = {}  # what it had for them
 
 
 class Beginning(Struct, frozen=True):

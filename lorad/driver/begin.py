@@ -27,7 +27,7 @@ from lorad.errors import Conflict
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, OpenCritic, Opened
-from lorad.protocol.inputs import Input, look
+from lorad.protocol.inputs import HASHED_BYTES, Input, look
 from lorad.protocol.journal import Attempt, Placed, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.rl.data import name_of
@@ -320,7 +320,7 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     data |= {f"eval.sets.{name}.data": one.data for name, one in session.spec.eval.sets.items()}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
-            found |= {key: look(Path(session.params.cwd) / Path(name).expanduser(), hashed=False)}
+            found[key] = look(Path(session.params.cwd) / Path(name).expanduser(), at_most=HASHED_BYTES)
     for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             found[f"model: {name}"] = look(model / name)
@@ -328,11 +328,13 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
 
 
 def _compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
-    """Warn of every file whose text changed since the attempt before; changed data are detected by their
+    """Warn of every file whose text changed since the attempt before; data to train on are compared by their
     rows.
     """
     for key, old in msgspec.convert(before, dict[str, Input]).items():
         new = now.get(key)
-        if new is not None and old.sha256 and new.sha256 != old.sha256:
+        if new is None or key.startswith("data.train"):
+            continue
+        if old.sha256 and new.sha256 != old.sha256:
             digests = f"sha256 {old.sha256[:12]}, now {new.sha256[:12]}"
             session.warn(f"{key}: {new.path} is not what it was in the attempt before ({digests})")

@@ -1,12 +1,14 @@
 """Files that an attempt read beside the weights: what they were then, and whether they have changed."""
 
 import hashlib
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
-_CHUNK = 1 << 20
+HASHED_BYTES = 1 << 30  # of data that are hashed as a whole, which takes a second or two
 
 
 class Input(Struct, frozen=True):
@@ -14,7 +16,7 @@ class Input(Struct, frozen=True):
 
     bytes: its size.
     mtime: in nanoseconds.
-    sha256: of its bytes; "" for data, whose rows have a digest of their own.
+    sha256: of its bytes; "" of data that are large.
     """
 
     path: str
@@ -23,13 +25,12 @@ class Input(Struct, frozen=True):
     sha256: str = ""
 
 
-def look(path: Path, *, hashed: bool = True) -> Input:
-    """Raises OSError."""
+def look(path: Path, *, at_most: float = math.inf) -> Input:
+    """Look at a file, and read it for its digest where it has `at_most` bytes. Raises OSError."""
     with path.open("rb") as file:
-        there, digest = path.stat(), hashlib.sha256()
-        while hashed and (data := file.read(_CHUNK)):
-            digest.update(data)
-    return Input(str(path), there.st_size, there.st_mtime_ns, digest.hexdigest() if hashed else "")
+        found = os.fstat(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest() if found.st_size <= at_most else ""
+    return Input(str(path), found.st_size, found.st_mtime_ns, digest)
 
 
 def changes(before: Mapping[str, Input]) -> list[str]:
@@ -37,7 +38,7 @@ def changes(before: Mapping[str, Input]) -> list[str]:
     found = []
     for key, old in before.items():
         try:
-            now = look(Path(old.path), hashed=False)
+            now = look(Path(old.path), at_most=-1)
             is_same = (now.bytes, now.mtime) == (old.bytes, old.mtime)
             if not is_same and old.sha256:
                 is_same = look(Path(old.path)).sha256 == old.sha256

@@ -13,7 +13,7 @@ def made() -> Iterator[World]:
     with world() as it:
         it.run("a", "trainer.steps=2")
         it.run("b", "trainer.steps=2", "seed=7")
-        it.lorad("resume", "a", "--steps", 3, "--wait")
+        it.lorad("resume", "a", "trainer.lr=3e-4", "--steps", 3, "--wait")
         yield it
 
 
@@ -41,7 +41,8 @@ def test_all_processes_are_shown_with_their_names(made: World) -> None:
 
 def test_two_runs_are_compared_by_their_beginnings(made: World) -> None:
     found = made.json("diff", "a", "b")
-    assert set(found["spec"]) == {"seed", "trainer.steps"}
+    assert set(found["spec"]) == {"seed", "trainer.steps", "trainer.lr"}
+    assert found["changed"]["trainer.lr"][0][1] == [2, 3e-4] and len(found["changed"]["trainer.lr"][1]) == 1
     assert found["spec"]["trainer.steps"] == [3, 2]
     assert "model" in found["same"]["inputs"] and {"lorad", "torch"} <= {*found["same"]["software"]}
     assert [point["step"] for point in found["curves"]] == [1, 2]

@@ -176,7 +176,7 @@ def test_resume_warns_of_changed_inputs() -> None:
         (model / "generation_config.json").write_text("{}")
         told = made.lorad("resume", "a", "--steps", "3", "--wait").stderr
         assert f"warning: reward: {reward} is not what it was in the attempt before" in told
-        assert f"warning: data.train: {rows} was written to after the beginning of the attempt before" in told
+        assert f"warning: data.train: {rows} is not what it was in the attempt before" in told
         assert "warning: model: generation_config.json" in told
         shown = made.lorad("show", "a").stdout
         assert "my.py is not what it was" in shown and "rows.jsonl is not what it was" in shown

@@ -200,16 +200,17 @@ def _rate_of(row: RunRow) -> Rate | None:
 def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
     """Describe the attempts of a run.
 
-    changed: dotted keys whose values differ from the attempt before, for attempts that kept their spec.
+    changed, before: dotted keys whose values differ from the attempt before, for attempts that kept their
+        spec, with the values of both.
     """
     found: list[Attempt] = []
     before: dict[str, Any] | None = None  # a spec as JSON
     for attempt in runs.attempts(rows, row.name):
         spec = spec_at(row.dir.attempt(attempt.attempt))
         plain = msgspec.to_builtins(spec) if spec else None
-        found.append(
-            of_row(Attempt, attempt, changed=_differences(before, plain) if before and plain else {})
-        )
+        pair = (before, plain) if before and plain else ({}, {})
+        ways = {"changed": _differences(*pair), "before": _differences(*pair[::-1])}
+        found.append(of_row(Attempt, attempt, **ways))
         before = plain
     return found
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
+from lorad.protocol.inputs import HASHED_BYTES
 from lorad.rl.sources import HUB_FORM, SUFFIXES, Row, hub_library, hub_parts, read_rows
 from lorad.rl.tasks import TASKS, split_of
 from lorad.spec.data import GENERATED, Data, single
@@ -21,7 +22,6 @@ Place = dict[str, Any]  # as JSON
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # seconds between attempts, of six requests each
 _PASSING = {408, 425, 429, 500, 502, 503, 504}  # of HTTP: worth another attempt
 _AT_ONCE = 256  # rows, where one pass is read
-_HASHED_BYTES = 1 << 30  # of a file that is hashed as a whole, which takes a second or two
 _END_BYTES = 1 << 20
 _LOOKED_AT = 64  # rows that are read at most for each held-out one
 
@@ -81,7 +81,7 @@ def _content_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             there = os.fstat(file.fileno())
-            if there.st_size <= _HASHED_BYTES:
+            if there.st_size <= HASHED_BYTES:
                 return hashlib.file_digest(file, "sha256").hexdigest()
             digest = hashlib.sha256(file.read(_END_BYTES))
             file.seek(-_END_BYTES, os.SEEK_END)

@@ -1,0 +1,49 @@
+"""What `lorad diff` calls different: values on the way to the newest ones, and files by their bytes."""
+
+from typing import Any
+
+import pytest
+
+from lorad.cli.compared import _compared, _show
+from lorad.client.shapes import Attempt, Beginning, RunDetails
+
+
+def a_run(name: str, *attempts: Attempt, lr: float = 0.1, begun: Beginning | None = None) -> RunDetails:
+    spec = {"trainer": {"lr": lr}, "data": {"train": f"{name}.jsonl"}}
+    return RunDetails(name, "ended", steps=6, spec=spec, attempts=[*attempts], begun=begun)
+
+
+def resumed(attempt: int, step: int, lr: float, before: float) -> Attempt:
+    changed: list[dict[str, Any]] = [{"trainer.lr": lr}, {"trainer.lr": before}]
+    return Attempt(attempt, resumed_from=step, changed=changed[0], before=changed[1])
+
+
+def test_a_rate_changed_on_the_way_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    there_and_back = Attempt(1), resumed(2, 2, 0.3, 0.1), resumed(3, 4, 0.1, 0.3)
+    first, second = a_run("a"), a_run("b", *there_and_back)
+    found = _compared(first, second, [])
+    assert "trainer.lr" not in found.spec and "trainer.lr" not in found.same["spec"]
+    _show(found, first, second)
+    assert "trainer.lr\t0.1\t0.1, 0.3 from step 2, 0.1 from step 4\n" in capsys.readouterr().out
+
+
+def test_what_a_resume_rewound_is_left_out() -> None:
+    rewound = Attempt(1), resumed(2, 4, 0.3, 0.1), resumed(3, 2, 0.1, 0.3)
+    assert _compared(a_run("a"), a_run("b", *rewound), []).changed == {}
+
+
+def test_equal_files_are_the_same_whatever_rows_are_used(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        a_run(name, begun=Beginning(1, data_sha256=name, inputs={"data.train": "5e"})) for name in ("a", "b")
+    ]
+    found = _compared(*runs, [])
+    assert found.inputs == {} and found.same["inputs"] == ["data.train"]
+    _show(found, *runs)
+    assert "data.train (equal bytes)\ta.jsonl\tb.jsonl" in capsys.readouterr().out
+
+
+def test_files_that_nobody_hashed_are_compared_by_rows() -> None:
+    old = a_run("a", begun=Beginning(1, data_sha256="aa"))
+    new = a_run("b", begun=Beginning(1, data_sha256="aa", inputs={"data.train": "5e"}))
+    found = _compared(old, new, [])
+    assert found.inputs == {} and found.same["inputs"] == ["data"]
