@@ -15,7 +15,7 @@ from lorad.driver.door.play import play_programs
 from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
-from lorad.driver.sampling.generate import generate, joined, seeds_of
+from lorad.driver.sampling.generate import count_of, generate, joined, seeds_of
 from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
@@ -25,7 +25,6 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.protocol.heartbeat import HEART
 from lorad.rl.data import Example
 from lorad.spec.model import Rollout as RolloutSpec
 
@@ -175,8 +174,6 @@ def complete(
     """
     version, rewarder = session.name_of(wanted.version), rewarder or session.rewarder
     is_eval, seed = seed is not None, session.spec.seed if seed is None else seed
-    total, verb = n * len(wanted.examples), "evaluating" if is_eval else "sampling"
-    HEART.tell(f"{verb} 0 of {total}")
     if session.hosts is not None:
         groups, made = _play(session, session.hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
         return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
@@ -186,14 +183,15 @@ def complete(
         prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
     scoring = rewarder.scoring([n] * len(prompts))
     samples: dict[int, Sample] = {}
+    count = count_of(wanted, n, is_eval=is_eval)
 
     def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
         sample = _sample(session, wanted.examples[prompt], index, chunks)
         samples[prompt * n + index] = sample
-        HEART.tell(f"{verb} {len(samples)} of {total}")
+        count.add(ended=1)
         scoring.add(prompt * n + index, sample.for_reward())
 
-    made = generate(pool, version, prompts, how, ended)
+    made = generate(pool, version, prompts, how, ended, count)
     places = range(0, n * len(prompts), n)
     return [with_prompts([samples[place + i] for i in range(n)]) for place in places], made, scoring
 

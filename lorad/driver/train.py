@@ -89,7 +89,8 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
         updates: list[Update] = []
         criticised: list[CriticUpdate] = []
         for place, minibatch in enumerate(passes := minibatches * algorithm.epochs, 1):
-            HEART.tell(f"training {place} of {len(passes)}")
+            if len(passes) > 1:
+                HEART.tell(f"training {place} of {len(passes)}")
             if not critic.is_warming(session):
                 is_first = not any(update.step for update in updates)
                 updates.append(_update(session, minibatch, rate, is_first=is_first))

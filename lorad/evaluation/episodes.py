@@ -22,6 +22,7 @@ from lorad.envs.rendered import open_format
 from lorad.errors import Conflict
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 from lorad.protocol.calls import Generated
+from lorad.protocol.heartbeat import Count
 from lorad.rl.data import EVAL_SEED, Example
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import Spec
@@ -86,6 +87,7 @@ def _spoken(
     prompts: list[Prompt],
     how: Sampling,
     ended: Ended,
+    count: Count,
 ) -> Generated:
     """Have the version say a turn of each episode."""
     turns = [
@@ -100,6 +102,7 @@ def _spoken(
         answer = client.complete(version, contexts, seeds, replace(sampling, n=1))
         for (place, index, _, _), one in zip(some, answer.completions, strict=True):
             tokens = np.array(one.tokens, np.int32)
+            count.add(tokens=tokens.size)
             finish = cast(Finish | None, one.finish)
             chunk = Chunk(str(place), index, version, tokens, np.zeros(tokens.size, np.float32), finish)
             ended(place, index, [chunk])

@@ -95,6 +95,7 @@ class _Source:
                 hint="the weights and config.json belong to different models",
             )
         self.rest.discard(name)
+        HEART.tell(f"loading weights {len(self.files) - len(self.rest)} of {len(self.files)}")
         return tensor
 
     def take_fused(self, name: str, *shape: int) -> torch.Tensor:

@@ -147,6 +147,7 @@ class _Start:
 
     async def _training_on(self, base: Base) -> _Training:
         trainer: Trainer = self.trainer_type(base, self.compute, self.config.model)
+        HEART.tell("hashing its weights")
         return _Training(trainer, await trainer.base_checksum(), teacher=await self._teacher())
 
     async def _teacher(self) -> Trainer | None:

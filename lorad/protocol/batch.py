@@ -35,8 +35,8 @@ class Sampling(Struct, frozen=True):
 
     temperature: 0 is greedy.
     top_k: 0 is all.
-    stream: whether tokens are read as they come; without it an engine may keep a sample back until all have
-        ended.
+    stream: whether tokens are read as they come; without it an engine may keep a sample back until it has
+        ended, and a pool keeps what comes back for as long as a second.
     as_they_end: whether samples are read as they end, though their tokens are not read as they come.
     schema: JSON of the JSON schema that the text follows; "" for none. Only some engines can.
     logprobs: whether they are used; without it they may be of another temperature.

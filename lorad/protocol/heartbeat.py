@@ -1,5 +1,5 @@
 """How a process shows that it lives and progresses: a small file that one of its threads overwrites every two
-seconds.
+seconds, and sooner when it begins something else.
 
 The file's time shows whether the process is scheduled at all, `progress` whether what it is `doing` gets
 anywhere. A process does nothing while it waits for another one that is judged by its own beats, or for a
@@ -9,10 +9,11 @@ time-out: so a slow machine never makes it look stalled.
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from msgspec import Struct
 DUMP = signal.SIGUSR1
 """Each rank answers it with the stacks of its threads, on stderr."""
 BEAT_SECONDS = 2.0
+_LEAST_SECONDS = 0.5  # between two beats
 BYTES = 256  # overwritten in place: a full disk stops no heart
 _WORDS = 60  # characters
+_HOW_FAR = re.compile(r" \d+ of \d+")
 LOOP_SECONDS = 10.0  # after which an event loop that does not come round is busy with something
 
 
@@ -56,7 +59,7 @@ class Heart:
         self._looped: float | None = None
         self._words = ""
         self._progress, self._counted = 0, 0.0
-        self._stopped = threading.Event()
+        self._stopped, self._is_news = threading.Event(), threading.Event()
 
     def start(self, path: Path | None = None) -> None:
         """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life
@@ -67,6 +70,7 @@ class Heart:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._is_news.set()
 
     def work(self, doing: str) -> None:
         """Note that this thread has finished something and does `doing` next; "" for nothing."""
@@ -80,7 +84,9 @@ class Heart:
 
     def tell(self, words: str) -> None:
         """Say for people what the process is doing and how far it is, as in "sampling 41 of 64"."""
-        self._words = words
+        before, self._words = self._words, words
+        if phase(before) != phase(words):
+            self._is_news.set()
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
@@ -121,9 +127,11 @@ class Heart:
         while True:
             with contextlib.suppress(OSError):
                 os.pwrite(fd, self._line(), 0)
-            if self._stopped.wait(BEAT_SECONDS):
+            if self._stopped.wait(_LEAST_SECONDS):
                 os.close(fd)
                 return
+            self._is_news.wait(BEAT_SECONDS - _LEAST_SECONDS)
+            self._is_news.clear()
 
     def _line(self) -> bytes:
         beat = self.beat()
@@ -136,6 +144,31 @@ class Heart:
 
 HEART = Heart()
 """Of this process; it beats once it is started with a path."""
+
+
+class Count:
+    """Says how many of the samples of a call have ended, and how many tokens a second came, as in
+    "sampling 41 of 64, 812 tok/s". Any thread may.
+    """
+
+    def __init__(self, verb: str, total: int, tell: Callable[[str], None] = HEART.tell) -> None:
+        self._verb, self._total, self._tell = verb, total, tell
+        self._ended = self._tokens = 0
+        self._began, self._lock = time.monotonic(), threading.Lock()
+        self.add()
+
+    def add(self, *, ended: int = 0, tokens: int = 0) -> None:
+        """Count what ended or came."""
+        with self._lock:
+            self._ended, self._tokens = self._ended + ended, self._tokens + tokens
+            seconds = time.monotonic() - self._began
+            rate = f", {self._tokens / seconds:.0f} tok/s" if self._tokens and seconds >= 1 else ""
+            self._tell(f"{self._verb} {self._ended} of {self._total}{rate}")
+
+
+def phase(words: str) -> str:
+    """Return what is being done, of words that may also say how far it is."""
+    return _HOW_FAR.split(words, 1)[0]
 
 
 def read_beat(path: Path) -> Beat | None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lorad.cli import follow
-from lorad.client.shapes import Rates, RunDetails, Sample, Step
+from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Step
 
 
 def a_run(**more: Any) -> RunDetails:
@@ -53,7 +53,8 @@ def test_a_completion_is_shown_each_two_seconds(
 def test_the_phase_stays_in_a_narrow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
-    live, metrics = follow.Live(), {"response_length": 3.0, "tokens_per_second": 10.0, "reward": 0.5}
+    live = follow.Live()
+    metrics: Metrics = {"response_length": 3.0, "tokens_per_second": 10.0, "reward": 0.5}
     live._live.console.width = 80
     run = a_run(doing="sampling 41 of 64, 812 tok/s", rates=Rates(step_seconds=60.0))
 

@@ -188,18 +188,13 @@ async def test_leaving_version_takes_no_new_calls(engine: BuiltinEngine, base: B
 
 @pytest.mark.system(but="1.0")
 @pytest.mark.parametrize("seconds", [calls.GATHER_SECONDS, 0.0])
-async def test_unstreamed_samples_come_whole_and_unchanged(
+async def test_unstreamed_samples_are_the_streamed_ones(
     engine: BuiltinEngine, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr(calls, "GATHER_SECONDS", seconds)
     prompts = [prompt(seeds=range(4))]
     whole = msgspec.structs.replace(LONG, stream=False)
-    chunks = [chunk async for chunk in engine.generate("whole", BASE, prompts, whole)]
-    assert len(chunks) == 4 and all(chunk.finish for chunk in chunks)
-    streamed = await complete(engine, BASE, prompts, LONG)
-    assert {(c.prompt, c.index): c.tokens.tolist() for c in chunks} == {
-        key: made[0] for key, made in streamed.items()
-    }
+    assert await complete(engine, BASE, prompts, whole) == await complete(engine, BASE, prompts, LONG)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -214,6 +209,15 @@ async def test_only_streams_report_each_sample_at_once(stream: bool) -> None:
     last = call.report(time.monotonic())
     assert last is not None and len([*(first or []), *last]) == 2 and call.ended
     assert call.more() == 2
+
+
+async def test_an_unstreamed_call_reports_each_second() -> None:
+    held = HeldLora("run@1", "", None)
+    call = calls.Call("r", held, [prompt(seeds=range(2))], Sampling(max_new_tokens=9, stream=False), None)
+    call.samples[0].push(5, -1.0)
+    assert call.report(call.reported + calls.GATHER_SECONDS / 2) is None
+    (chunk,) = call.report(call.reported + calls.GATHER_SECONDS) or []
+    assert (chunk.index, chunk.tokens.tolist(), chunk.finish) == (0, [5], None)
 
 
 async def test_unstreamed_samples_are_counted_and_aborted(engine: BuiltinEngine) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lorad.protocol import heartbeat
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams, write_params
-from lorad.protocol.heartbeat import BYTES, Heart, read_beat
+from lorad.protocol.heartbeat import BYTES, Count, Heart, read_beat
 from lorad.spec.model import Spec
 from tests.kit.pool_kit import DEADLINE, config_of, until
 
@@ -229,6 +230,34 @@ def test_a_beat_has_words_for_people(tmp_path: Path) -> None:
     (tmp_path / "heartbeat").write_bytes(heart._line())
     beat = read_beat(tmp_path / "heartbeat")
     assert beat is not None and beat.words == "sampling 41 of 64"
+
+
+def test_another_phase_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.protocol.heartbeat.BEAT_SECONDS", 1000.0)
+    heart = Heart(tmp_path / "heartbeat")
+    heart.start()
+
+    def is_read(words: str) -> bool:
+        found = read_beat(tmp_path / "heartbeat")
+        return found is not None and found.words == words
+
+    try:
+        for words in ("sampling 0 of 64", "training", ""):
+            heart.tell(words)
+            until(partial(is_read, words))
+    finally:
+        heart.stop()
+
+
+def test_a_count_says_how_many_and_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("lorad.protocol.heartbeat.time.monotonic", lambda: now[0])
+    words = list[str]()
+    count = Count("sampling", 64, words.append)
+    count.add(tokens=500)
+    now[0] += 4.0
+    count.add(ended=41, tokens=2748)
+    assert words == ["sampling 0 of 64", "sampling 0 of 64", "sampling 41 of 64, 812 tok/s"]
 
 
 @pytest.mark.parametrize("words", ["日本" * 40, '"\\' * 40, "x" * 400])

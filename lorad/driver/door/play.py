@@ -9,7 +9,7 @@ from msgspec.structs import replace as changed
 
 from lorad.driver.door.chains import Chains, Rows
 from lorad.driver.sampling.free import first_failure
-from lorad.driver.sampling.generate import Seed, generate, seed_of, seeds_of
+from lorad.driver.sampling.generate import Seed, count_of, generate, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
 from lorad.envs.episode import EpisodeEnd, Task
 from lorad.envs.format import Format
@@ -17,7 +17,7 @@ from lorad.envs.programs import Play, Played, ProgramHosts, Programs
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.protocol.heartbeat import HEART
+from lorad.protocol.heartbeat import HEART, Count
 from lorad.rl.data import Example
 
 _MOST = 256  # turns that are sampled at once
@@ -38,7 +38,9 @@ def play_programs(
 
     One whose program fails is played again, `env.retry` times at most.
     """
-    speakers = _Speakers(session, pool, session.name_of(wanted.version), how)
+    speakers = _Speakers(
+        session, pool, session.name_of(wanted.version), how, count_of(wanted, n, is_eval=is_eval)
+    )
     programs = hosts.evals if is_eval else hosts.training
     seeds = seeds_of(seed, wanted, n)
     count = min(session.spec.env.workers, n * len(wanted.examples))
@@ -70,10 +72,11 @@ def play_programs(
 class _Speakers:
     """Threads in which the model speaks, each with a connection of its own, and the door that asks them."""
 
-    def __init__(self, session: Session, pool: Connection, version: str, how: Sampling) -> None:
+    def __init__(self, session: Session, pool: Connection, version: str, how: Sampling, count: Count) -> None:
         from lorad.driver.door.door import Door  # aiohttp, where it is needed alone
 
         self._session, self._pool, self._version, self._how = session, pool, version, how
+        self._count = count
         self._threads = ThreadPoolExecutor(_MOST, "episode-turn")
         self._door = Door(self._threads)
         self._of_thread = threading.local()
@@ -121,6 +124,7 @@ class _Speakers:
                 played = Played(error="it returned without a request", seconds=played.seconds)
             if not played.error:
                 break
+        self._count.add(ended=1)
         return _sample(example, index, self._version, task, rows, played, visit.refused)
 
     def _speak(self, seed: Seed, context: list[int], turn: int, most: int) -> list[Chunk]:
@@ -133,6 +137,7 @@ class _Speakers:
             [Prompt("0", np.array(context, np.int32), np.array([seed(turn)], np.uint64))],
             changed(self._how, max_new_tokens=most),
             lambda _place, _index, chunks: found.extend(chunks),
+            self._count,
         )
         with self._lock:
             self.made = self.made.beside(made)

@@ -6,12 +6,13 @@ So the step alone decides what is computed with what, and a resume makes the sam
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace as changed
 
-from lorad.driver.sampling.generate import Ended, Seed, joined, seed_of, seeds_of
+from lorad.driver.sampling.generate import Ended, Seed, count_of, joined, seed_of, seeds_of
 from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.session import Episode, Plan, Sample
 from lorad.envs.child import Answer
@@ -22,10 +23,11 @@ from lorad.envs.protocol import shown
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
+from lorad.protocol.heartbeat import Count
 from lorad.rl.data import Example
 from lorad.spec.model import Spec
 
-_Speak = Callable[[str, list[Prompt], Sampling, Ended], Generated]
+_Speak = Callable[[str, list[Prompt], Sampling, Ended, Count], Generated]
 """Samples by a version, as `generate` does."""
 
 
@@ -124,14 +126,16 @@ def play(
         for example, part in zip(wanted.examples, mine, strict=True)
     ]
     made = Generated(0, 0, 0.0)
-    turn = 0
+    turn, count = 0, count_of(wanted, n, is_eval=is_eval)
+    count.add(ended=sum(episode.end is not None for episode in episodes))
     while live := [episode for episode in episodes if episode.end is None]:
-        made = _speak(hosts.format, speak, version, live, turn, how, made)
+        made = _speak(hosts.format, partial(speak, version), live, turn, how, count, made)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
             hear(session, hosts.format, episode, answer, how)
         limited = [episode for episode in live if episode.heard.at_limit]
         for episode, answer in zip(limited, host.answers([e.heard for e in limited]), strict=True):
             earn(episode, answer)
+        count.add(ended=sum(episode.end is not None for episode in live))
         turn += 1
     host.forget([episode.heard for episode in episodes])
     samples = [sample_of(examples[e.place], version, e) for e in episodes]
@@ -170,11 +174,11 @@ def begun(
 
 def _speak(
     format: Format,
-    speak: _Speak,
-    version: str,
+    speak: Callable[[list[Prompt], Sampling, Ended, Count], Generated],
     live: Sequence[Live],
     turn: int,
     how: Sampling,
+    count: Count,
     made: Generated,
 ) -> Generated:
     """Have the model speak in each episode; returns what it made until now, these turns included."""
@@ -190,7 +194,7 @@ def _speak(
         )
         for place, some in enumerate(spoken)
     ]
-    more = speak(version, prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format))
+    more = speak(prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format), count)
     return Generated(
         made.samples + more.samples,
         made.tokens + more.tokens,

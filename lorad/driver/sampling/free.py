@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lorad.driver.sampling.episodes import Live, begun, earn, hear, sample_of
-from lorad.driver.sampling.generate import generate, seed_of, seeds_of
+from lorad.driver.sampling.generate import count_of, generate, seed_of, seeds_of
 from lorad.driver.session import Plan, Sample, Session
 from lorad.envs.child import Answer
 from lorad.envs.episode import Task
@@ -65,6 +65,7 @@ class _Players:
     ) -> None:
         self._session, self._format, self._pool, self._how, self._n = session, hosts.format, pool, how, n
         self._host: Host = hosts.evals if is_eval else hosts.training
+        self._count = count_of(wanted, n, is_eval=is_eval)
         self._version = session.name_of(wanted.version)
         self._examples = [*wanted.examples]
         self._episodes = [
@@ -108,7 +109,9 @@ class _Players:
         group, example = self._episodes[episode.place], self._examples[episode.place]
         said = [answers[index] for index in range(self._n)]
         self._examples[episode.place] = begun(self._session, self._format, example, group, said, self._how)
-        self._futures += [self._threads.submit(self._play, one) for one in group if one.end is None]
+        live = [one for one in group if one.end is None]
+        self._count.add(ended=len(group) - len(live))
+        self._futures += [self._threads.submit(self._play, one) for one in live]
 
     def _play(self, episode: Live) -> None:
         turn = 0
@@ -118,6 +121,7 @@ class _Players:
             turn += 1
         if episode.heard.at_limit:
             earn(episode, self._host.answer(episode.heard))
+        self._count.add(ended=1)
 
     def _speak(self, episode: Live, turn: int) -> None:
         if not hasattr(self._of_thread, "pool"):
@@ -129,6 +133,7 @@ class _Players:
             [Prompt("0", context, seed)],
             self._how,
             lambda _place, _index, chunks: episode.say(chunks, self._format),
+            self._count,
         )
         with self._lock:
             self.made = self.made.beside(made)

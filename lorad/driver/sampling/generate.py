@@ -12,6 +12,7 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generate, Generated
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import Count
 
 Seed = Callable[[int], int]
 """From a turn of an episode, from 0, to the seed of its tokens; a completion is the turn 0."""
@@ -21,11 +22,13 @@ Ended = Callable[[int, int, list[Chunk]], None]
 """Called with (place of the prompt, index of the sample, its chunks) when a sample has ended."""
 
 
-def generate(pool: Connection, version: str, prompts: list[Prompt], how: Sampling, ended: Ended) -> Generated:
+def generate(
+    pool: Connection, version: str, prompts: list[Prompt], how: Sampling, ended: Ended, count: Count
+) -> Generated:
     """Sample by a version, hand over each sample as it ends, and return the pool's summary.
 
-    The id of a prompt is its place. Raises LoradError for tokens of another version, and where a sample has
-    no end.
+    The id of a prompt is its place. count: gets the tokens as they come. Raises LoradError for tokens of
+    another version, and where a sample has no end.
     """
     parts: dict[tuple[int, int], list[Chunk]] = {}
     made, left = Generated(0, 0, 0.0), sum(prompt.seeds.size for prompt in prompts)
@@ -35,6 +38,7 @@ def generate(pool: Connection, version: str, prompts: list[Prompt], how: Samplin
             continue
         if item.version != version:
             raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
+        count.add(tokens=item.tokens.size)
         for chunk in item.split(prompts):
             key = int(chunk.prompt), chunk.index
             chunks = parts.setdefault(key, [])
@@ -49,6 +53,11 @@ def generate(pool: Connection, version: str, prompts: list[Prompt], how: Samplin
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def count_of(wanted: Plan, n: int, *, is_eval: bool) -> Count:
+    """Begin to count the samples of a plan, `n` of each example."""
+    return Count("evaluating" if is_eval else "sampling", n * len(wanted.examples))
 
 
 def seeds_of(run_seed: int, wanted: Plan, n: int) -> list[list[Seed]]:

@@ -19,7 +19,7 @@ from lorad.routes import unknown_like
 # how often growing samples of a call that streams are reported; its ended ones are at once
 _STREAM_SECONDS = 0.05
 SHARED = 256  # tokens of a prompt from which on its samples share its keys and values
-GATHER_SECONDS = 1.0  # how often the ended samples of another call are
+GATHER_SECONDS = 1.0  # how often those of another call are
 
 
 @dataclass(eq=False)
@@ -222,7 +222,7 @@ class Call:
         if not due and len(ended) < len(self.open) and not (self.as_they_end and ended):
             return None
         self.reported = now if due else self.reported
-        ready = self.open if self.stream and due else ended
+        ready = self.open if due else ended
         chunks = [chunk for sample in ready if (chunk := sample.chunk()) is not None]
         self.open = [sample for sample in self.open if not sample.closed]
         return chunks

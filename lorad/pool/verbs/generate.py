@@ -1,8 +1,8 @@
 """`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked
 for; and `rank`, log-probabilities of texts.
 
-Each chunk goes out as it comes, unless nobody reads chunks or samples as they come: then all of them
-together.
+Each chunk goes out as it comes, unless nobody reads chunks or samples as they come: then those of a second go
+together, for whoever counts them.
 """
 
 import time
@@ -19,6 +19,7 @@ from lorad.pool.state import Pool
 from lorad.protocol.batch import Chunk, Chunks, Ranked
 from lorad.protocol.calls import Call, Generate, Generated, Rank
 
+GATHER_SECONDS = 1.0
 _Items = AsyncGenerator[Chunks | Generated, None]
 
 
@@ -70,7 +71,7 @@ async def _stream(
     pool: Pool, run: str, request: str, name: str, args: Generate, check: Callable[[], None]
 ) -> _Items:
     started, samples, tokens = time.perf_counter(), 0, 0
-    kept: list[Chunk] = []
+    kept, sent_at = list[Chunk](), started
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
     made = cast(
         "AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling)
@@ -86,9 +87,10 @@ async def _stream(
             samples, tokens = samples + (chunk.finish is not None), tokens + chunk.tokens.size
             pool.ledger.add(**{"generated" if run else "served": chunk.tokens.size})
             kept.append(chunk)
-            if args.sampling.stream or args.sampling.as_they_end:
+            is_due = time.perf_counter() - sent_at >= GATHER_SECONDS
+            if args.sampling.stream or args.sampling.as_they_end or is_due:
                 yield Chunks.of(args.version, kept, positions)
-                kept = []
+                kept, sent_at = [], time.perf_counter()
     check()
     if kept:
         yield Chunks.of(args.version, kept, positions)

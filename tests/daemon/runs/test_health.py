@@ -75,6 +75,14 @@ def test_only_work_without_progress_is_stuck() -> None:
     assert pulse.trouble(72.0, LIMITS) == ""  # what it begins now has its whole time
 
 
+def test_the_seconds_of_a_phase_are_told() -> None:
+    pulse = Pulse(Beat(0, 0, "", "training"), 0.0, 0.0)
+    assert (pulse.in_words(1.0), pulse.in_words(34.0)) == ("training", "training, 34s")
+    pulse.see(Beat(1, 1, "", "sampling 0 of 64"), 40.0)
+    pulse.see(Beat(2, 1, "", "sampling 41 of 64, 812 tok/s"), 50.0)
+    assert pulse.phase_at == 40.0 and pulse.in_words(90.0) == "sampling 41 of 64, 812 tok/s"
+
+
 def test_slow_progress_is_progress() -> None:
     pulse = Pulse(beat(0), 0.0, 0.0)
     for now in range(1, 200):
@@ -239,9 +247,8 @@ async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
         attempt = runs.get(ctx.store, "a").attempt_dir
-        ctx.processes.pulses[attempt].beat_at -= 1000.0
-        before = read_beat(attempt.heartbeat)
-        await until(lambda: read_beat(attempt.heartbeat) != before)
+        long_ago = time.monotonic() - 1000.0
+        ctx.processes.pulses[attempt] = Pulse(beat(0), long_ago, long_ago)  # its file has another one
         await put_down(ctx, attempt, "the driver")
         assert ctx.processes.inspect(attempt).phase == "alive" and not attempt.killed.exists()
 
@@ -346,11 +353,12 @@ async def test_a_waiting_run_says_what_its_pool_does(home: Path) -> None:
         await api.run("a")
         await api.until("a", "running")
         pool = api.ctx.pools["tiny-1"]
-        pulse = Pulse(Beat(0, 0, "", "loading tiny"), 0.0, 0.0)
+        now = time.monotonic()
+        pulse = Pulse(Beat(0, 0, "", "loading tiny"), now - 75.0, now)
         run = runs.get(api.ctx.store, "a")
         api.ctx.processes.pulses = {pool.attempt(): pulse}
-        assert health._in_words(api.ctx, run) == "loading tiny"
-        api.ctx.processes.pulses[run.attempt_dir] = Pulse(Beat(0, 0, "", "training"), 0.0, 0.0)
-        assert health._in_words(api.ctx, run) == "training"
+        assert health._in_words(api.ctx, run).startswith("loading tiny, 1m1")
+        api.ctx.processes.pulses[run.attempt_dir] = Pulse(Beat(0, 0, "", "training"), now, now)
+        assert health._in_words(api.ctx, run).startswith("training")
         release(home)
         await api.until("a", "ended")
