@@ -1,12 +1,12 @@
-"""lorad try SPEC: a few samples before anything is queued; lorad replay RUN: recorded episodes against fresh
-environments.
+"""lorad try SPEC: a few samples before anything is queued, or rewards alone; lorad replay RUN: recorded
+episodes against fresh environments.
 """
 
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -18,6 +18,7 @@ from lorad.cli.commands.samples import whole
 from lorad.cli.options import AsJson, Run, Spec
 from lorad.client import launch
 from lorad.client.client import Client
+from lorad.client.evaluate import Grading, graded
 from lorad.client.overrides import from_here
 from lorad.client.shapes import Sample, TrialEvent
 from lorad.client.spec_file import read_spec
@@ -26,12 +27,19 @@ from lorad.envs.episode import LIMITS
 from lorad.envs.host import Heard, Host
 from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
-from lorad.errors import Conflict
+from lorad.errors import Conflict, SpecError
 from lorad.spec.env import EnvSpec
-from lorad.spec.text import load_task
+from lorad.spec.text import load_spec, load_task
 from lorad.text import duration
 
 _EPISODES = 10_000  # of a step, at most
+_ROWS = 4  # that are tried where none are counted
+_MOST_BYTES = 64 << 20  # of lines that are graded
+_GRADED = (
+    *("sample", "reward", table.Column("rewards", kind="fold"), table.Column("prompt", kind="cut")),
+    *(table.Column("answer", kind="cut"), table.Column("completion", kind="cut")),
+    table.Column("error", kind="fold"),
+)
 _TRIED = (
     *("sample", "end", table.Column("turns", 3), "reward", table.Column("tokens", 2)),
     *(table.Column("seconds_env", 3), "again", table.Column("error", kind="fold")),
@@ -49,20 +57,50 @@ def try_(
             autocompletion=candidates.overrides,
         ),
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="How many rows of the data.", min=1, max=TRIAL_SAMPLES)] = 4,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            help=f"How many rows of the data, default {_ROWS}; prompts of --rewards, default: all.",
+            min=1,
+            max=TRIAL_SAMPLES,
+        ),
+    ] = None,
+    rewards: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|-",
+            help="Try the rewards alone: on the saved samples of a run, or on JSON lines from stdin.",
+            autocompletion=candidates.runs,
+        ),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Of the run of --rewards; default: the last step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play an episode of each of the first rows, or sample and score them, with what the run would begin
     with.
 
-    Nothing is queued and nothing is kept. Every reset and turn is then played again to fresh environments, to
-    see whether they answer alike. The exit code is 1 where one does not, or an episode or reward failed.
+    Nothing is queued and nothing is kept but the pool, which stays warm; where runs of another base have
+    every device, it is refused. Every reset and turn is then played again to fresh environments, to see
+    whether they answer alike. The exit code is 1 where one does not, or an episode or reward failed.
+
+    With --rewards no model is loaded, and no daemon is needed for stdin: completions that are there are
+    scored at once, here, with the variables of this shell, and the reward of each is shown with its
+    components.
     """
     text, source, cwd = read_spec(spec)
     given = from_here(overrides or [])
+    if step is not None and rewards in (None, "-"):
+        raise SpecError("only samples of a run are of steps", key="--step", hint="Write --rewards RUN.")
+    if rewards is not None:
+        plain = msgspec.to_builtins(load_spec(text, source=source, overrides=given))
+        lines = _lines(spec, rewards)
+        _grade(Grading(spec=plain, cwd=str(cwd), run=_run(rewards), step=step, lines=lines, n=n), as_json)
     env = load_task(text, source=source, overrides=given).env
     client = launch.connected()
-    samples, seconds = _followed(client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n))
+    samples, seconds = _followed(
+        client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n or _ROWS)
+    )
     is_replayable = env.name is not None and not is_program(env, cwd)
     differing = _compared(env, cwd, samples) if is_replayable else []
     if as_json:
@@ -73,6 +111,55 @@ def try_(
     if failed:
         output.note(f"{failed} of {len(samples)} have no reward")
     raise typer.Exit(1 if differing or failed else 0)
+
+
+def _run(rewards: str) -> str:
+    """Return the name of the run whose samples are graded; "" for stdin. Raises SpecError for a file."""
+    if Path(rewards).is_file():
+        hint = f"A file's lines come from stdin: `--rewards - < {rewards}`."
+        raise SpecError(f"{rewards} is a file, not a run", key="--rewards", hint=hint)
+    return "" if rewards == "-" else rewards
+
+
+def _lines(spec: str, rewards: str) -> str:
+    """Read the lines that are graded; "" where a run has samples instead. Raises SpecError."""
+    if rewards != "-":
+        return ""
+    if spec == "-":
+        raise SpecError(
+            "the spec came from stdin already", key="--rewards", hint="Name the file of the spec."
+        )
+    data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        place = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"<stdin>:{place}: not UTF-8 text", hint="Each line is one JSON object.") from None
+    if len(data) > _MOST_BYTES:
+        hint = "Give fewer lines: `head -n 100 FILE | lorad try …`."
+        raise SpecError(f"<stdin>: more than {_MOST_BYTES >> 20} MiB", hint=hint)
+    return text
+
+
+def _grade(wanted: Grading, as_json: bool) -> NoReturn:
+    """Print the completions with their rewards. The exit code is 1 where one has none."""
+    samples = graded(wanted)
+    if as_json:
+        output.print_json({"samples": samples})
+    else:
+        output.print_table(_GRADED, [_graded_cells(*row) for row in enumerate(samples, 1)], empty="")
+    values = [sample.reward for sample in samples if sample.reward is not None]
+    if values:
+        output.note(f"mean reward {sum(values) / len(values):.3f}")
+    if failed := len(samples) - len(values):
+        output.note(f"{failed} of {len(samples)} have no reward")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _graded_cells(place: int, sample: Sample) -> tuple[str, ...]:
+    parts = ", ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
+    texts = (sample.prompt, sample.answer or "", sample.completion, sample.error or "")
+    return (str(place), output.number(sample.reward), parts, *texts)
 
 
 def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:

@@ -1,20 +1,24 @@
-"""Evaluate a version: a process of its own samples and scores, and the daemon keeps what came out."""
+"""Evaluate a version: a process of its own samples and scores, and the daemon keeps what came out. Or try
+rewards: the same process scores completions that are there.
+"""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.client.client import Client
 from lorad.client.requests import ResultRequest
-from lorad.client.shapes import Result
+from lorad.client.shapes import Result, Sample
 from lorad.errors import LoradError, NotAllowed, SpecError, from_wire
 from lorad.protocol.evals import Evaluated, Suite, Wanted
+from lorad.protocol.preflight import ErrorSaid
 from lorad.rl.tasks import TASKS
 from lorad.spec.numbers import COUNT_LIMIT
 
@@ -23,6 +27,35 @@ _OTHERS = {
     "prompt_key": None, "answer_key": None, "env": None,
 }  # fmt: skip
 _TASK_PROBLEMS = 256  # of a builtin task, which has rows without end
+
+
+class Grading(Struct, frozen=True, kw_only=True, tag=True):
+    """Completions that rewards are tried on.
+
+    spec: whose rewards they are, as plain data.
+    cwd: the directory where its relative paths begin.
+    run: whose saved samples are scored; "" where `lines` are.
+    step: of the run; None is the last.
+    lines: rows with completions, as JSON lines.
+    n: the completions of the first so many prompts; None is all.
+    """
+
+    spec: dict[str, Any]
+    cwd: str
+    run: str = ""
+    step: int | None = None
+    lines: str = ""
+    n: int | None = None
+
+
+class Graded(Struct, frozen=True, kw_only=True):
+    """The completions with their rewards. error: why there are none."""
+
+    samples: list[Sample] = []
+    error: ErrorSaid | None = None
+
+
+_Answer = TypeVar("_Answer", Evaluated, Graded)
 
 
 def evaluated(
@@ -51,7 +84,12 @@ def evaluated(
         wanted = replace(wanted, settings=settings | {"problems": problems})
     else:
         wanted = replace(wanted, suite=_suite(suite, python), settings=_of_suite(given))
-    return _kept(client, _ask(client, wanted), given["data"] or "", wanted.suite, note)
+    return _kept(client, _ask(client, wanted, Evaluated), given["data"] or "", wanted.suite, note)
+
+
+def graded(wanted: Grading) -> list[Sample]:
+    """Score completions with rewards. Raises SpecError for lines and rewards that cannot be scored."""
+    return _ask(Client(), wanted, Graded).samples
 
 
 def _suite(text: str, python: str) -> Suite:
@@ -91,7 +129,7 @@ def _kept(
         return Result(name, int(number), metrics=answer.metrics, data=about.data, problems=answer.problems)
 
 
-def _ask(client: Client, wanted: Wanted) -> Evaluated:
+def _ask(client: Client, wanted: Wanted | Grading, kind: type[_Answer]) -> _Answer:
     """Ask a process of its own, which shows on stderr how far it is. Raises what it raised."""
     process = subprocess.run(
         [sys.executable, "-P", "-m", "lorad.evaluation"],
@@ -103,7 +141,7 @@ def _ask(client: Client, wanted: Wanted) -> Evaluated:
     lines = process.stdout.splitlines()
     if not lines:
         raise LoradError(f"the evaluation ended with code {process.returncode} and said nothing")
-    answer = msgspec.json.decode(lines[-1], type=Evaluated)
+    answer = msgspec.json.decode(lines[-1], type=kind)
     if answer.error is not None:
         raise from_wire(msgspec.to_builtins(answer.error))
     return answer

@@ -93,12 +93,20 @@ class Rewarder:
         for function in self._functions:
             function.start()
 
-    def lacking(self, row: Mapping[str, Any], *, has_answers: bool) -> dict[str, list[str]]:
+    def lacking(
+        self, row: Mapping[str, Any], *, has_answers: bool, has_prompts: bool = True
+    ) -> dict[str, list[str]]:
         """Return what each function asks for and the data do not have. row: the first one. Raises
         SpecError.
         """
         found = {
-            function.spec.name: lacking(function.spec.name, function.start(), row, has_answers=has_answers)
+            function.spec.name: lacking(
+                function.spec.name,
+                function.start(),
+                row,
+                has_answers=has_answers,
+                has_prompts=has_prompts,
+            )
             for function in self._functions
         }
         return {name: missing for name, missing in found.items() if missing}

@@ -1,5 +1,6 @@
 """`python -m lorad.evaluation` reads a Wanted on stdin and prints an Evaluated, see
-`lorad.protocol.evals`. What user code prints meanwhile goes to stderr. The exit code is 0.
+`lorad.protocol.evals`, or a Grading and a Graded, see `lorad.client.evaluate`.
+What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
 import contextlib
@@ -12,8 +13,10 @@ from lorad.startup import quick_imports
 with quick_imports():
     import msgspec
 
+    from lorad.client.evaluate import Graded, Grading
     from lorad.errors import to_wire
     from lorad.evaluation.evaluate import evaluate
+    from lorad.evaluation.grade import grade
     from lorad.evaluation.suites import run_suite
     from lorad.protocol.evals import Evaluated, Wanted
     from lorad.protocol.preflight import ErrorSaid
@@ -24,8 +27,12 @@ def main() -> int:
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted)
-            answer = evaluate(wanted) if wanted.suite is None else run_suite(wanted, wanted.suite)
+            wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted | Grading)
+            answer: Evaluated | Graded
+            if isinstance(wanted, Grading):
+                answer = grade(wanted)
+            else:
+                answer = evaluate(wanted) if wanted.suite is None else run_suite(wanted, wanted.suite)
         except Exception as error:
             if not hasattr(error, "hint"):
                 traceback.print_exc()

@@ -95,7 +95,7 @@ class Suite(Struct, frozen=True):
     python: str
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class Wanted(Struct, frozen=True, kw_only=True, tag=True):
     """A version to evaluate.
 
     version: an alias, run@number, run@best, or a run's name.

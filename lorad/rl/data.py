@@ -21,7 +21,16 @@ from msgspec import Struct, structs
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.reward import RewardInput
-from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
+from lorad.rl.sources import (
+    SUFFIXES,
+    Row,
+    find_value,
+    labelled,
+    look_up,
+    read_rows,
+    text_of,
+    value_of,
+)
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
@@ -32,7 +41,6 @@ from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
-_GROUND_TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth")  # in rows for verl and SkyRL
 _IN_BRACES = re.compile(r"\{([\w.-]+)\}")
 CHUNK = 1024  # prompts tokenised at once
 
@@ -258,7 +266,7 @@ class _Prompts(Dataset):
             tokens,
             row.values,
             source=row.source,
-            prompt_value=asked_of(row, self._data),
+            prompt_value=prompt_value_of(row, self._data),
             answer_value=value,
         )
 
@@ -358,12 +366,17 @@ def load_data(
     if data.streaming and split == "train":
         name = single(source)
         return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
+    return _RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed)
+
+
+def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Row]:
+    """Yield the rows of `data.train` or `data.eval`, where that is no builtin task. Raises SpecError."""
 
     def read(name: str) -> Iterator[Row]:
         is_generated = name.startswith(GENERATED)
         return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
 
-    return _RowDataset(source, labelled(source, read), data, tokenizer, seed)
+    return labelled(source, read)
 
 
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
@@ -408,7 +421,7 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
         raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
 
 
-def asked_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
+def prompt_value_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
     """Return the prompt as the row has it: a text or, behind data.system, messages."""
     value = prompt_of(row, data)
     return value if isinstance(value, str) else with_system(data, messages_of(value, row))
@@ -442,7 +455,7 @@ def prompt_of(row: Row, data: Data) -> Any:
         return value_of(row, data, "prompt_key")
 
     def column(found: re.Match[str]) -> str:
-        if (value := _look_up(row.values, found[1])) is None:
+        if (value := look_up(row.values, found[1])) is None:
             raise SpecError(
                 f"{row.where}: data.prompt_format names {found[1]!r}, which the row does not have",
                 hint=f"There is {', '.join(map(str, row.values))}.",
@@ -450,43 +463,6 @@ def prompt_of(row: Row, data: Data) -> Any:
         return text_of(value)
 
     return _IN_BRACES.sub(column, data.prompt_format)
-
-
-def value_of(row: Row, data: Data, setting: str) -> Any:
-    """Return the value of the column that `setting` names. Raises SpecError."""
-    if (value := find_value(row, data, setting)) is None:
-        key = getattr(data, setting)
-        there = ", ".join(map(str, row.values)) or "nothing"
-        what = "is null" if key in row.values else "is missing"
-        raise SpecError(
-            f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set data.{setting} to another."
-        )
-    return value
-
-
-def find_value(row: Row, data: Data, setting: str) -> Any:
-    """Return the value of a column, or None. `a.b` is the key b of the column a, unless a column is named so.
-
-    An answer is looked for where verl and SkyRL have it, too, unless data.answer_key names another place.
-    """
-    key = getattr(data, setting)
-    others = _GROUND_TRUTHS if setting == "answer_key" and key == Data().answer_key else ()
-    for name in (key, *others):
-        if (found := _look_up(row.values, name)) is not None:
-            return found
-    return None
-
-
-def _look_up(values: Mapping[str, Any], name: str) -> Any:
-    found: Any = values
-    for part in [name] if name in values else name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
-def text_of(answer: Any) -> str:
-    """Return an answer as text."""
-    return answer if isinstance(answer, str) else json.dumps(answer, default=str)
 
 
 def messages_of(value: Any, row: Row) -> list[dict[str, Any]]:

@@ -47,9 +47,17 @@ _MARK = "####"
 _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
-def lacking(name: str, required: Iterable[str], row: Mapping[str, Any], *, has_answers: bool) -> list[str]:
+def lacking(
+    name: str,
+    required: Iterable[str],
+    row: Mapping[str, Any],
+    *,
+    has_answers: bool,
+    has_prompts: bool = True,
+) -> list[str]:
     """Return what a reward asks for and the data do not have. row: the first one."""
-    there = SAMPLE_KEYS.union(row) - (set() if has_answers else {"answer"})
+    has = {"answer": has_answers, "prompt": has_prompts}
+    there = SAMPLE_KEYS.union(row) - {key for key, is_there in has.items() if not is_there}
     return sorted({*required, *(["answer"] if name in _ANSWERED else [])} - there)
 
 

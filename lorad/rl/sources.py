@@ -1,9 +1,9 @@
-"""Rows of data files and hub datasets, each with the place that an error about it names."""
+"""Rows of data files and hub datasets, each with the place that an error about it names; their columns."""
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.rl.tasks import TASKS
-from lorad.spec.data import Sources, labels_of
+from lorad.spec.data import Data, Sources, labels_of
 
 _HUB = re.compile(
     r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<parts>[\w.:\[\]%+-]+))?"
 )
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
+_GROUND_TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth")  # in rows for verl and SkyRL
 HUB_FORM = "hub:org/name[@revision][:config]:split"
 _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}"
 
@@ -32,6 +33,44 @@ class Row(Struct, frozen=True):
     where: str
     values: dict[str, Any]
     source: str = ""
+
+
+def value_of(row: Row, data: Data, setting: str) -> Any:
+    """Return the value of the column that `setting` names. Raises SpecError."""
+    if (value := find_value(row, data, setting)) is None:
+        key = getattr(data, setting)
+        there = ", ".join(map(str, row.values)) or "nothing"
+        what = "is null" if key in row.values else "is missing"
+        raise SpecError(
+            f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set data.{setting} to another."
+        )
+    return value
+
+
+def find_value(row: Row, data: Data, setting: str) -> Any:
+    """Return the value of a column, or None. `a.b` is the key b of the column a, unless a column is named so.
+
+    An answer is looked for where verl and SkyRL have it, too, unless data.answer_key names another place.
+    """
+    key = getattr(data, setting)
+    others = _GROUND_TRUTHS if setting == "answer_key" and key == Data().answer_key else ()
+    for name in (key, *others):
+        if (found := look_up(row.values, name)) is not None:
+            return found
+    return None
+
+
+def look_up(values: Mapping[str, Any], name: str) -> Any:
+    """Return a column, or what `a.b` is within the column a; None for nothing."""
+    found: Any = values
+    for part in [name] if name in values else name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def text_of(answer: Any) -> str:
+    """Return an answer as text."""
+    return answer if isinstance(answer, str) else json.dumps(answer, default=str)
 
 
 def labelled(sources: Sources, read: Callable[[str], Iterator[Row]]) -> Iterator[Row]:
@@ -70,21 +109,26 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                values = json.loads(line)
-                if b"\\u" in line:  # half a surrogate pair is JSON but no text
-                    json.dumps(values, ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as error:
-                raise SpecError(
-                    f"{where}: not JSON: {error}", hint="Each line is one JSON object, in UTF-8."
-                ) from error
-            if not isinstance(values, dict):
-                raise SpecError(f"{where}: not a JSON object", hint='Each line is one object, {"prompt": …}.')
-            yield Row(number, where, values)
+        yield from json_lines(file, str(path))
+
+
+def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Row]:
+    """Yield the objects of lines; name: of what they are. Raises SpecError at the first that is none."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            values = json.loads(line)
+            if b"\\u" in line:  # half a surrogate pair is JSON but no text
+                json.dumps(values, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise SpecError(
+                f"{where}: not JSON: {error}", hint="Each line is one JSON object, in UTF-8."
+            ) from error
+        if not isinstance(values, dict):
+            raise SpecError(f"{where}: not a JSON object", hint='Each line is one object, {"prompt": …}.')
+        yield Row(number, where, values)
 
 
 def _read_csv(path: Path) -> Iterator[Row]:

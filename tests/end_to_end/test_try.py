@@ -1,6 +1,7 @@
 """lorad try: a spec on a few rows before it is queued, of which nothing is left."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit.world import REPOSITORY, World, world
+from lorad.models.directory import resolve
+from tests.kit.world import REPOSITORY, SMALL, World, world
 
 pytestmark = pytest.mark.system
 
@@ -51,12 +53,12 @@ def made() -> Iterator[World]:
 
 
 def processes(made: World) -> list[str]:
-    """What runs of a trial: pool, driver, environments."""
+    """What runs of a trial beside its pool: driver, environments."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         words = " ".join(process.info["cmdline"] or [])
         is_ours = (process.info["environ"] or {}).get("LORAD_HOME") == str(made.home.root)
-        if is_ours and ("lorad.pool" in words or "driver.trial" in words or "envs.child" in words):
+        if is_ours and ("driver.trial" in words or "envs.child" in words):
             found.append(words)
     return found
 
@@ -77,6 +79,28 @@ def test_prompts_are_sampled_and_scored(made: World) -> None:
     told = made.json("try", "spec.yaml", "env=null", "data.train=sort", "-n", 5)
     assert [sample["reward"] is not None for sample in told["samples"]] == [True] * 5
     assert [sample["turns"] for sample in told["samples"]] == [[]] * 5
+
+
+def test_next_trial_takes_the_warm_pool(made: World) -> None:
+    made.json("try", "spec.yaml", "-n", 1)
+    before = [(pool.pool, pool.pid) for pool in made.client.pools()]
+    done = made.lorad("try", "spec.yaml", "-n", 1)
+    assert [(pool.pool, pool.pid) for pool in made.client.pools()] == before
+    assert f"pool {before[0][0]} has builtin:tiny" in done.stderr
+
+
+def test_busy_device_is_refused_with_its_run(made: World) -> None:
+    shutil.copytree(resolve("builtin:tiny"), made.root / "other")
+    long = made.spec(SMALL, "long.yaml")
+    made.lorad("run", long, "trainer.steps=100000", "--name", "long", "--detach")
+    made.reached("long", 1)
+    try:
+        said = made.lorad("try", "spec.yaml", "model.path=./other", expect=1).stderr
+    finally:
+        made.lorad("kill", "long")
+    made.over("long")
+    made.lorad("rm", "long", "--yes")
+    assert "is busy with run long\n" in said and "--rewards" in said
 
 
 def test_what_is_not_replayable_is_named(made: World) -> None:

@@ -187,7 +187,8 @@ def _busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
             f"{told(tenants)} {there} before it: waits for {pool.where} of the cluster", soon=leaving
         )
     end = "it ends" if len(tenants) == 1 else "they end"
-    return Obstacle(f"pool {pool.id} is busy with {told(tenants)}; starts when {end}", soon=leaving)
+    then = "" if run is None else f"; starts when {end}"  # a request is refused, where a run waits
+    return Obstacle(f"pool {pool.id} is busy with {told(tenants)}{then}", soon=leaving)
 
 
 def _stops(tenants: Sequence[RunRow]) -> str:

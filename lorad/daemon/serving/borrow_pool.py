@@ -32,6 +32,7 @@ from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
 
 _POLL_SECONDS = 0.1
+_BUSY = "Ask again when that is over; `lorad wait RUN` waits for its end, `lorad pause RUN` interrupts it."
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
     room = find_room(now, setups)
     if room.devices is None:
         make_way(ctx, now, room, "a base to serve")
-        raise Conflict(f"no device is free for {run.name}'s base: {room.waiting}", hint="Try again later.")
+        raise Conflict(f"no device is free for {spec_of(run).model.path}: {room.waiting}", hint=_BUSY)
     pool = find_or_make(ctx, setups[room.devices])
     start_pool(ctx, pool)
     return pool

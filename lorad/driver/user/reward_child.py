@@ -122,17 +122,17 @@ class _Function:
     def call(self, request: dict[str, Any]) -> Any:
         request["started"] = time.monotonic()
         samples = request["samples"]
-        asked = [sample.pop("prompt_value", None) or sample["prompt"] for sample in samples]
+        prompts = [sample.pop("prompt_value", None) or sample["prompt"] for sample in samples]
         keywords = [self._keywords_of(sample) for sample in samples]
         if not self.is_batch:
             return self._function(**self._keywords.chosen(keywords[0]))
         names = dict.fromkeys(name for sample in keywords for name in sample)
         columns = {name: [sample.get(name) for sample in keywords] for name in names}
         del columns["prompt"]
-        columns["prompts"] = asked
+        columns["prompts"] = prompts
         columns["completions"] = [
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-            for prompt, text in zip(asked, columns.pop("completion"), strict=True)
+            for prompt, text in zip(prompts, columns.pop("completion"), strict=True)
         ]
         return self._function(**self._keywords.chosen(columns | {"groups": request["groups"]}))
 

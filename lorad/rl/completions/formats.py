@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.errors import SpecError
-from lorad.rl.data import messages_of, prompt_of, value_of
-from lorad.rl.sources import Row
+from lorad.rl.data import messages_of, prompt_of
+from lorad.rl.sources import Row, value_of
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat
 

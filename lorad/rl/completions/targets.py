@@ -30,19 +30,16 @@ from lorad.rl.data import (
     Split,
     Target,
     TaskDataset,
-    asked_of,
     digest_of,
-    find_value,
     load_data,
     load_eval,
     name_of,
     order_of,
+    prompt_value_of,
     refuse_for_chats,
-    text_of,
-    value_of,
     with_system,
 )
-from lorad.rl.sources import Row, labelled, read_rows
+from lorad.rl.sources import Row, find_value, labelled, read_rows, text_of, value_of
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS
@@ -176,18 +173,18 @@ class TargetDataset(Dataset):
             row.values,
             kept.targets,
             source=row.source,
-            prompt_value=self._asked(kept),
+            prompt_value=self._prompt_value(kept),
             answer_value=answer,
         )
 
-    def _asked(self, kept: _Kept) -> str | list[dict[str, Any]]:
+    def _prompt_value(self, kept: _Kept) -> str | list[dict[str, Any]]:
         """Return the prompt as the row has it: a text or messages."""
         data, row = self._data, kept.row
         if not self._templated:
             return kept.text
         has_prompt = bool(data.prompt_format) or find_value(row, data, "prompt_key") is not None
-        if self.form != "messages" and has_prompt and isinstance(asked := asked_of(row, data), str):
-            return asked
+        if self.form != "messages" and has_prompt and isinstance(text := prompt_value_of(row, data), str):
+            return text
         turns = self._chats(row)[0]
         return turns.messages[: turns.trained[int(kept.name.partition(".")[2] or 0)]]
 

@@ -1,6 +1,6 @@
 """Try a spec before it is queued: a few samples of its base, scored, on a pool as the run would have it.
 
-Nothing of it is kept: the directory is discarded, and a pool that was started for it ends.
+Nothing of it is kept: the directory is discarded. The pool stays warm, as behind a run.
 """
 
 import asyncio
@@ -19,19 +19,18 @@ from lorad.box.paths import AttemptDir, RunDir
 from lorad.client.requests import TrialRequest
 from lorad.client.shapes import TrialEvent
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, Request
+from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread
-from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt
-from lorad.daemon.queue.tenants import tenants_of
+from lorad.daemon.queue.setups import setup_of
 from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import guarded, preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.serving.borrow_pool import guest, staged
-from lorad.errors import LoradError, PoolLost, SpecError, to_wire
+from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.preflight import ErrorSaid
@@ -103,7 +102,8 @@ async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events
         model = facts.model_path, facts.model_dtype, facts.parameters
         request = Request(body.cwd, body.source, body.overrides, *model, facts)
         with staged(ctx, uid, "try", spec, request) as row:
-            async with _pool(ctx, row, events) as pool:
+            events.put_nowait(TrialEvent("phase", _pool_in_words(ctx, row)))
+            async with _guest(ctx, row) as pool:
                 attempt = _attempt(ctx, row, spec, request, pool)
                 async for line in _lines(ctx, uid, attempt, body.n):
                     events.put_nowait(msgspec.json.decode(line, type=TrialEvent))
@@ -113,29 +113,27 @@ async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events
         events.put_nowait(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
 
 
+def _pool_in_words(ctx: Context, run: RunRow) -> str:
+    """Say which pool it is: one that is warm, or a new one."""
+    base, path = setup_of(ctx, run), spec_of(run).model.path
+    for pool in ctx.pools.values():
+        if pool.process.is_up and pool.stop_asked is None and pool.setup.serves(base):
+            return f"pool {pool.id} has {path}"
+    return f"where a device is free a pool loads {path}, and stays warm for the next time"
+
+
 @contextlib.asynccontextmanager
-async def _pool(ctx: Context, run: RunRow, events: _Events) -> AsyncIterator[Pool]:
-    """Hold a pool within the block; one that was started for it ends behind it."""
-    before = {pool.id for pool in ctx.pools.values() if pool.process.is_up}
-    events.put_nowait(TrialEvent("phase", f"a pool takes {_model_of(run)}"))
+async def _guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
+    """Hold a pool within the block."""
     ctx.requests.trials.add(run.name)
-    held: Pool | None = None
     try:
         async with guest(ctx, run) as pool:
-            held = pool
             yield pool
+    except Conflict as error:
+        hint = f"{error.hint} `lorad try SPEC --rewards` needs no device."
+        raise Conflict(error.message, hint=hint) from None
     finally:
         ctx.requests.trials.discard(run.name)
-        ours = [pool for pool in ctx.pools.values() if pool.id not in before] if held is None else [held]
-        for pool in ours:
-            is_used = pool.guests or pool.serves or tenants_of(ctx, pool)
-            if pool.id not in before and pool.process.is_up and not is_used:
-                stop_pool(ctx, pool)
-
-
-def _model_of(run: RunRow) -> str:
-    path: str = msgspec.json.decode(run.spec)["model"]["path"]
-    return path
 
 
 def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool) -> AttemptDir:

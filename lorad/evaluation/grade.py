@@ -1,0 +1,179 @@
+"""Try rewards on completions that are there: the saved samples of a run, or lines that somebody wrote."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from lorad.client.client import Client
+from lorad.client.evaluate import Graded, Grading
+from lorad.client.shapes import Sample
+from lorad.driver.rewards import Rewarder
+from lorad.errors import Conflict, SpecError
+from lorad.rl.data import name_of, prompt_value_of, rows_of
+from lorad.rl.reward import RewardInput
+from lorad.rl.sources import Row, find_value, json_lines, text_of
+from lorad.rl.tasks import TASKS
+from lorad.spec.data import Data, single
+from lorad.spec.model import Spec, convert
+
+_MOST = 10_000  # completions
+_FORM = "A line is a row of the data with `completion`, a text, or `completions`, a list of texts."
+
+
+class _Ungraded(NamedTuple):
+    """A completion that has no reward yet, and what functions get of it. has_prompt: its line has one."""
+
+    sample: Sample
+    input: RewardInput
+    has_prompt: bool = True
+
+
+def grade(grading: Grading) -> Graded:
+    """Score completions with the rewards of a spec, each prompt's as a group, as in a run.
+
+    Raises SpecError for a line or a reward that cannot be, and what the daemon raises.
+    """
+    spec = convert(grading.spec)
+    if spec.env.name is not None:
+        problem = f"episodes of {spec.env.name} have the reward that it gives"
+        raise SpecError(problem, key="env.name", hint="`lorad try` without --rewards plays some.")
+    prompts = _saved(grading.run, grading.step) if grading.run else _written(grading.lines, spec.data)
+    groups = [*islice(prompts, grading.n)]
+    flat = [completion for group in groups for completion in group]
+    if not 0 < len(flat) <= _MOST:
+        raise SpecError(f"there are {len(flat)} completions, not 1 to {_MOST:,}", hint=_FORM)
+    with Rewarder(spec.rewards, Path(grading.cwd)) as rewarder:
+        _refuse_lacking(rewarder, flat[0])
+        scores = rewarder.begin([[completion.input for completion in group] for group in groups]).scores()
+    graded = [
+        replace(completion.sample, reward=score.value, rewards=dict(score.parts), error=score.error or None)
+        for completion, score in zip(flat, scores, strict=True)
+    ]
+    return Graded(samples=graded)
+
+
+def _refuse_lacking(rewarder: Rewarder, first: _Ungraded) -> None:
+    """Raises SpecError where a function asks for what the first completion does not have."""
+    row, has_answer = first.input.row, bool(first.input.answer)
+    lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=first.has_prompt)
+    for name, missing in lacking.items():
+        columns = ", ".join(row) or "nothing else"
+        raise SpecError(
+            f"{name} needs {', '.join(missing)}, which {first.sample.prompt_id} does not have",
+            key="reward",
+            hint=f"Beside the completion there is {columns}; data.answer_key names the column of answers.",
+        )
+
+
+def _written(lines: str, data: Data) -> Iterator[list[_Ungraded]]:
+    """Yield the completions of each prompt: of a line, or of neighbours with equal prompts.
+
+    Raises SpecError.
+    """
+    rows = json_lines((line.encode() for line in lines.split("\n")), "<stdin>")
+    completions = (completion for row in rows for completion in _of_line(row, data))
+    for _, group in groupby(completions, lambda one: one.input.prompt_value or one.sample.prompt_id):
+        yield [*group]
+
+
+def _of_line(row: Row, data: Data) -> Iterator[_Ungraded]:
+    """Yield the completions of a line. Raises SpecError."""
+    columns = {key: value for key, value in row.values.items() if key not in ("completion", "completions")}
+    finish = columns.pop("finish", "stop")
+    texts = row.values.get("completions", [row.values.get("completion")])
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        keys = ", ".join(row.values) or "nothing"
+        raise SpecError(f"{row.where}: it has no completion that is text; there is {keys}", hint=_FORM)
+    if finish not in ("stop", "length"):
+        raise SpecError(
+            f"{row.where}: finish is {finish!r}", hint="It is stop, or length of one that is cut."
+        )
+    line = replace(row, values=columns)
+    has_prompt = data.prompt_format is not None or find_value(line, data, "prompt_key") is not None
+    value = prompt_value_of(line, data) if has_prompt else ""
+    prompt = value if isinstance(value, str) else "\n".join(text_of(m["content"]) for m in value)
+    answer = find_value(line, data, "answer_key")
+    for index, text in enumerate(texts):
+        input = RewardInput(
+            prompt=prompt,
+            completion=text,
+            answer="" if answer is None else text_of(answer),
+            finish=finish,
+            row=columns,
+            prompt_value=value,
+            answer_value=answer,
+        )
+        sample = Sample(
+            step=0,
+            prompt_id=row.where,
+            index=index,
+            prompt=prompt,
+            completion=text,
+            answer=input.answer,
+            finish=finish,
+        )
+        yield _Ungraded(sample, input, has_prompt)
+
+
+def _saved(run: str, step: int | None) -> Iterator[list[_Ungraded]]:
+    """Yield the saved samples of each prompt of a step, with the rows that they were made of.
+
+    Raises Conflict for a run whose samples have none, SpecError where the data are no longer what they were.
+    """
+    client = Client()
+    details = client.show(run)
+    spec = convert(details.spec)
+    if spec.algorithm.kind != "rl" or spec.env.name is not None:
+        hint = "Only samples of prompts in the data can be graded again."
+        raise Conflict(f"{run} has no samples that a reward function scored", hint=hint)
+    samples = client.samples(run, step=step, limit=_MOST)
+    rows = _rows(spec, Path(details.cwd or "."), {_row_of(sample) for sample in samples})
+    for _, group in groupby(samples, lambda sample: sample.prompt_id):
+        yield [_again(run, sample, rows, spec.data) for sample in group]
+
+
+def _row_of(sample: Sample) -> str:
+    """Return what names its row: the id of a prompt without its epoch."""
+    return sample.prompt_id.rpartition("/")[0]
+
+
+def _rows(spec: Spec, cwd: Path, names: set[str]) -> dict[str, Row]:
+    """Read the rows of these names; none of a builtin task, whose rows have nothing but prompt and answer."""
+    source, rows = spec.data.train, dict[str, Row]()
+    if single(source) in TASKS:
+        return rows
+    for row in rows_of(source, "train", spec.data, cwd):
+        name = f"{row.source or name_of(source)}/{row.number}"
+        if name in names:
+            rows[name] = row
+            if len(rows) == len(names):
+                break
+    return rows
+
+
+def _again(run: str, sample: Sample, rows: Mapping[str, Row], data: Data) -> _Ungraded:
+    """Return a sample as it was scored first, but for the reward. Raises SpecError."""
+    columns: dict[str, Any] = {"prompt": sample.prompt, "answer": sample.answer}
+    value: Any = sample.prompt
+    answer: Any = sample.answer
+    if single(data.train) not in TASKS:
+        row = rows.get(_row_of(sample))
+        answer = None if row is None else find_value(row, data, "answer_key")
+        if row is None or (sample.answer and text_of(answer) != sample.answer):
+            problem = f"the data of {run} have changed: the row of {sample.prompt_id} is not there"
+            raise SpecError(problem, key="data.train", hint="Give rows with completions: `--rewards -`.")
+        columns, value = row.values, prompt_value_of(row, data)
+    input = RewardInput(
+        prompt=sample.prompt,
+        completion=sample.completion,
+        answer=sample.answer or "",
+        finish=sample.finish or "stop",
+        row=columns,
+        completion_ids=sample.tokens,
+        prompt_value=value,
+        answer_value=answer,
+    )
+    return _Ungraded(sample, input)
