@@ -5,7 +5,7 @@ A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import typer
@@ -13,6 +13,7 @@ import typer
 from lorad.alarms import alarms
 from lorad.box.config import config_of
 from lorad.cli import output, table
+from lorad.cli.many import OVER
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
@@ -25,7 +26,7 @@ _PERIOD = 0.25  # seconds between looks
 _QUIET = 10.0  # seconds without a line, after which one says what a run is doing
 _FRESH = 3.0  # seconds behind a step in which its figures say enough
 _SAMPLE = 2.0  # seconds between two completions: of quicker steps only some have theirs shown
-_OVER = ("ended", "paused")
+WORKING = ("running", *OVER)
 _GOOD = ("completed", "stopped")
 # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
 _BAR, _MARGIN = 24, 3
@@ -50,11 +51,36 @@ def follow(
     *,
     as_json: bool,
     quiet: bool = False,
+    until: Sequence[str] = OVER,
     restart: Callable[[Client], None] = launch.start,
 ) -> None:
     """Follow a run until it is over or the user detaches, and exit 1 unless it ended as it should.
 
-    quiet: show no completions. restart: what is done about a daemon that dies meanwhile.
+    quiet: show no completions. until: return as soon as it has one of these states. restart: what is done
+    about a daemon that dies meanwhile.
+    """
+    run = watched(client, name, as_json=as_json, quiet=quiet, until=until, restart=restart)
+    if run is None:
+        return
+    output.print_json(run) if as_json else output.note(conclusion(run))
+    if run.state == "ended" and run.reason not in _GOOD:
+        raise typer.Exit(1)
+
+
+def watched(
+    client: Client,
+    name: str,
+    *,
+    as_json: bool,
+    quiet: bool = True,
+    until: Sequence[str] = OVER,
+    does: str = "continues",
+    restart: Callable[[Client], None] = launch.start,
+) -> RunDetails | None:
+    """Show how far a run is until it has one of these states; None where the user detached. Arguments as of
+    `follow`.
+
+    does: what it does all the same where the user detaches.
     """
 
     def first_sample(step: int) -> Sample | None:
@@ -66,16 +92,19 @@ def follow(
     view = _Silent() if as_json else live
     try:
         with view.shown():
-            run = _watch(client, name, view, restart)
+            return _watch(client, name, view, until, restart)
     except KeyboardInterrupt:
-        output.note(f"Detached; {name} continues: `lorad logs {name} -f`.")
-        return
-    output.print_json(run) if as_json else output.note(_conclusion(run))
-    if run.state == "ended" and run.reason not in _GOOD:
-        raise typer.Exit(1)
+        output.note(f"Detached; {name} {does}: `lorad logs {name} -f`.")
+        return None
 
 
-def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client], None]) -> RunDetails:
+def _watch(
+    client: Client,
+    name: str,
+    view: "_Silent",
+    until: Sequence[str],
+    restart: Callable[[Client], None],
+) -> RunDetails:
     step, evaluated, attempt = None, -1, 0
     limits = config_of(client.home).alarms
     raised = set[str]()  # kinds of alarms
@@ -98,7 +127,7 @@ def _watch(client: Client, name: str, view: "_Silent", restart: Callable[[Client
                 view.say(f"alarm: {alarm.says}")
         step = steps[-1].step if steps else step
         evaluated = evals[-1].step if evals else evaluated
-        if run.state in _OVER:
+        if run.state in until:
             return run
         time.sleep(_PERIOD)
 
@@ -127,7 +156,7 @@ class _Lines(_Silent):
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         waits = _waits(run)
         said = (run.state, run.waiting, len(waits))  # not each minute that it comes nearer
-        if said != self._said and run.state not in _OVER:  # the verb prints last how it ended
+        if said != self._said and run.state not in OVER:  # the verb prints last how it ended
             self._said = said
             self.say(f"{run.name}: {run.state}" + (f" ({'; '.join(waits)})" if waits else ""))
         for step in steps:
@@ -267,9 +296,11 @@ def _evaluation(found: Evaluation) -> str:
     return f"held-out eval at step {found.step}:{means or ' -'}{sets}"
 
 
-def _conclusion(run: Run) -> str:
-    """Say how a run ended."""
+def conclusion(run: Run) -> str:
+    """Say how a run ended, or that it works."""
     name, where = run.name, f"step {steps_in_words(run, ' of ')}"
+    if run.state not in OVER:
+        return f"{name} is {run.state} at {where}; `lorad attach {name}` follows it."
     if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
     evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""

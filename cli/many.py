@@ -114,15 +114,17 @@ def each(verb: Verb, names: Iterable[str], *, quiet: bool = False) -> list[Outco
     return outcomes
 
 
-def awaited(client: Client, verb: Verb, outcomes: Sequence[Outcome], *, quiet: bool) -> list[Outcome]:
-    """Wait until all that took it are over, and say how they ended.
+def awaited(
+    client: Client, verb: Verb, outcomes: Sequence[Outcome], *, quiet: bool, until: Sequence[str] = OVER
+) -> list[Outcome]:
+    """Wait until all that took it have one of these states, and say how they are.
 
     A run that ended otherwise than it should has an error in the place of its answer.
     """
     found = []
     for outcome in outcomes:
         run = outcome.answer
-        while isinstance(run, Run) and run.state not in OVER:
+        while isinstance(run, Run) and run.state not in until:
             time.sleep(_PERIOD)
             run = client.show(outcome.name)
         outcome = outcome._replace(answer=run)

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates
-from lorad.errors import SpecError
 
 Spec = Annotated[
     str,
@@ -96,12 +95,8 @@ Versions = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no completions while it is followed.")]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Start it and return; with --wait, as soon as it works.")
+]
 WaitOver = Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over.")]
-
-
-def refuse_both(detach: bool, wait: bool) -> None:
-    """Raises SpecError."""
-    if detach and wait:
-        raise SpecError("--detach returns at once and --wait at the end", hint="Give one of the two.")
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over, and show how far it is.")]

@@ -131,10 +131,16 @@ def _end(client: Client, verb: many.Verb, meant: Selection, *, wait: bool, yes: 
 
 
 def _end_one(client: Client, verb: many.Verb, name: str, *, wait: bool, as_json: bool) -> None:
+    from lorad.cli.follow import watched  # slow, and rarely needed
+
     run = verb.does(name)
-    while wait and isinstance(run, shapes.Run) and run.state not in many.OVER:
-        time.sleep(0.1)
-        run = client.show(name)
+    if wait and isinstance(run, shapes.Run) and run.state not in many.OVER:
+        if not as_json:
+            output.note(verb.says(run))
+        over = watched(client, name, as_json=as_json, does="stops all the same")
+        if over is None:
+            raise typer.Exit(130)
+        run = over
     output.print_json(run) if as_json else output.note(verb.says(run))
     if getattr(run, "reason", None) not in many.GOOD:
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -12,8 +12,8 @@ from msgspec import structs
 
 from lorad.cli import candidates, many, output
 from lorad.cli.checked import said
-from lorad.cli.follow import follow
-from lorad.cli.options import AsJson, Detach, Overrides, Quiet, Run, Spec, WaitOver, Yes, refuse_both
+from lorad.cli.follow import WORKING, follow, watched
+from lorad.cli.options import AsJson, Detach, Overrides, Quiet, Run, Spec, WaitOver, Yes
 from lorad.cli.selecting import chooses_runs
 from lorad.client import launch, shapes
 from lorad.client.client import Client
@@ -62,7 +62,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Start a run and follow it. Ctrl-C detaches; the run continues."""
-    refuse_both(detach, wait)
     if suffix and replace:
         raise SpecError("--suffix keeps the run of that name, --replace removes it", hint="Give one of them.")
     flags = {
@@ -86,10 +85,10 @@ def run(
         _ask_to_replace(client, request)
     started = client.run(**structs.asdict(request))
     _tell(client, started)
-    if detach or (as_json and not wait):
+    if (detach or as_json) and not wait:
         output.print_json(started) if as_json else _note_state(client, started)
         return
-    follow(client, started.name, as_json=as_json, quiet=quiet)
+    follow(client, started.name, as_json=as_json, quiet=quiet, until=_until(detach))
 
 
 def _request(
@@ -180,7 +179,6 @@ def resume(
     topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`. Of several runs, named or found by
     globs and filters, it shows a list and asks first, and follows none.
     """
-    refuse_both(detach, wait)
     meant, overrides = _without_overrides(meant)
     name = many.only_run(meant)
     client = launch.connected()
@@ -192,13 +190,30 @@ def resume(
         return resumed
 
     if name is None:
-        _resume_several(client, meant, continued, wait=wait, yes=yes, as_json=as_json)
+        until = _until(detach) if wait else ()
+        _resume_several(client, meant, continued, until=until, yes=yes, as_json=as_json)
         return
+    if wait or not (detach or as_json):
+        _await_stop(client, name, as_json=as_json)
     resumed = continued(name)
-    if detach or (as_json and not wait):
+    if (detach or as_json) and not wait:
         output.print_json(resumed) if as_json else output.note(f"{name} is {resumed.state}.")
         return
-    follow(client, name, as_json=as_json, quiet=quiet)
+    follow(client, name, as_json=as_json, quiet=quiet, until=_until(detach))
+
+
+def _until(detach: bool) -> Sequence[str]:
+    """Return the states at which a command that waits is done."""
+    return WORKING if detach else many.OVER
+
+
+def _await_stop(client: Client, name: str, *, as_json: bool) -> None:
+    """Wait for a run that is still pausing or stopping. Raises typer.Exit where the user interrupts that."""
+    if client.show(name).state != "stopping":
+        return
+    output.note(f"{name} is still stopping: it is resumed after that.")
+    if watched(client, name, as_json=as_json, does="stops, and is not resumed") is None:
+        raise typer.Exit(130)
 
 
 def _without_overrides(meant: Selection) -> tuple[Selection, list[str]]:
@@ -212,16 +227,17 @@ def _resume_several(
     meant: Selection,
     continued: Callable[[str], shapes.Resumed],
     *,
-    wait: bool,
+    until: Sequence[str],
     yes: bool,
     as_json: bool,
 ) -> None:
+    """Resume several runs, and with `until` wait until each has one of these states."""
     verb = many.Verb(
         "resume", continued, many.state_in_words, "Resume {}?", lambda run: run.state in many.OVER
     )
-    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=wait or as_json)
-    if wait:
-        outcomes = many.awaited(client, verb, outcomes, quiet=as_json)
+    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=bool(until) or as_json)
+    if until:
+        outcomes = many.awaited(client, verb, outcomes, until=until, quiet=as_json)
     many.conclude(verb, outcomes, as_json=as_json)
 
 
@@ -263,15 +279,14 @@ def fork(
     Steps, data and learning rate start over:
     `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
     """
-    refuse_both(detach, wait)
     client = launch.connected()
     forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
     for warning in forked.warnings:
         output.note(f"warning: {warning}")
-    if detach or (as_json and not wait):
+    if (detach or as_json) and not wait:
         output.print_json(forked) if as_json else output.note(f"{forked.name} is {forked.state}.")
         return
-    follow(client, forked.name, as_json=as_json, quiet=quiet)
+    follow(client, forked.name, as_json=as_json, quiet=quiet, until=_until(detach))
 
 
 def _together(values: list[str] | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates, output
-from lorad.cli.options import AsJson, Detach, refuse_both
+from lorad.cli.options import AsJson, Detach
 from lorad.cli.points import points_in
 from lorad.cli.sweeps import follow, show, summary, write_svg
 from lorad.client import launch
@@ -88,7 +88,8 @@ def sweep(
     `lorad sweep spec.yaml "trainer.lr=loguniform(1e-5,1e-3)" lora.rank=8,16,32 --random 12`. Lists go into
     brackets, as a comma separates values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
     """
-    refuse_both(detach, wait)
+    if detach and wait:
+        raise SpecError("--detach returns at once and --wait at the end", hint="Give one of the two.")
     if listed:
         _list(spec, svg, as_json=as_json, markdown=markdown)
         return

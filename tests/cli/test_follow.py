@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.cli import follow
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Step
@@ -68,7 +69,6 @@ def test_the_phase_stays_in_a_narrow_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_equal_figures_are_said_once() -> None:
-    ended = a_run(state="ended", reason="completed", eval_first=0.1882, eval_last=0.1879)
-    assert follow._conclusion(ended).endswith("held-out eval 0.188")
-    ended = a_run(state="ended", reason="completed", eval_first=0.188, eval_last=0.25)
-    assert follow._conclusion(ended).endswith("held-out eval 0.188 -> 0.250")
+    ended = RunDetails("a", "ended", "completed", step=3, steps=3, eval_first=0.1882, eval_last=0.1879)
+    assert follow.conclusion(ended).endswith("held-out eval 0.188")
+    assert follow.conclusion(replace(ended, eval_last=0.25)).endswith("held-out eval 0.188 -> 0.250")

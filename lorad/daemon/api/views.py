@@ -101,7 +101,7 @@ def run_view(row: RunSummary) -> Run:
 
 def with_place(ctx: Context, run: OfRun) -> OfRun:
     """Add where a queued run stands in the queue, and when it starts; of an active one what it is doing."""
-    if run.state in (RunState.STARTING, RunState.RUNNING):
+    if run.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
         doing = ctx.processes.doing.get(run.name, "")
         return replace(run, doing=doing) if doing else run
     place = ctx.queue.places.get(run.name) if run.state == RunState.QUEUED else None
