@@ -20,7 +20,7 @@ with quick_imports():
 
     from lorad import __version__
     from lorad.cli.complete import VARIABLE, answer
-    from lorad.cli.output import print_error, watch_versions
+    from lorad.cli.output import print_error, start_dead_daemons, watch_versions
     from lorad.errors import LoradError, SpecError, StorageError
 
 
@@ -199,6 +199,8 @@ def main() -> None:
     if shell := os.environ.pop(VARIABLE, ""):
         answer(shell, build(app))
         return
+    if sys.argv[1:2] not in (["daemon"], ["doctor"]):  # these are about a daemon as it is
+        start_dead_daemons()
     try:
         app()
     except LoradError as error:

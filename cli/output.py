@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "report", "size", "tell_address", "watch_versions", "why",
+    "printable", "report", "size", "start_dead_daemons", "tell_address", "watch_versions", "why",
 ]  # fmt: skip
 
 NO_RUNS = "No runs. `lorad init` writes a spec to start from."
@@ -63,6 +64,23 @@ def watch_versions() -> None:
     from lorad.client.transport import Transport
 
     Transport.on_other_version = _other_version
+
+
+def start_dead_daemons() -> None:
+    """A daemon that died is started again by whatever command notices it."""
+    from lorad.client.transport import Transport
+
+    Transport.on_dead = _start_again
+
+
+def _start_again(socket: Path) -> None:
+    from lorad.client.client import Client
+    from lorad.client.launch import start
+
+    client = Client()
+    if client.home.socket == socket:
+        note("The daemon has died: it is started again. Runs went on meanwhile.")
+        start(client)
 
 
 def _other_version(version: str) -> None:

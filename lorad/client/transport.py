@@ -54,9 +54,12 @@ class Transport:
 
     on_other_version: called once, with the version of a daemon that is not this one's, "" when it does not
         say.
+    on_dead: called with a socket that a daemon left behind when it died (one that was stopped removes it),
+        to start one; then the request goes out.
     """
 
     on_other_version: ClassVar[Callable[[str], None] | None] = None
+    on_dead: ClassVar[Callable[[Path], None] | None] = None
 
     def __init__(self, socket_path: Path, timeout: float) -> None:
         self.socket, self.timeout = socket_path, timeout
@@ -128,7 +131,7 @@ class Transport:
         ]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.timeout)
-            connection.connect(str(self.socket))
+            self._connect(connection)
             with contextlib.suppress(BrokenPipeError):  # refused before it was read: the answer says why
                 connection.sendall("\r\n".join(lines).encode("ascii") + data)
             file = connection.makefile("rb")  # which keeps the connection
@@ -137,6 +140,19 @@ class Transport:
         except BaseException:
             file.close()
             raise
+
+    def _connect(self, connection: socket.socket) -> None:
+        try:
+            connection.connect(str(self.socket))
+        except ConnectionRefusedError:
+            start, Transport.on_dead = Transport.on_dead, None  # it sends requests itself
+            if start is None:
+                raise
+            try:
+                start(self.socket)
+            finally:
+                Transport.on_dead = start
+            connection.connect(str(self.socket))
 
 
 def _head(file: BufferedReader) -> _Answer:

@@ -83,8 +83,8 @@ def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[s
     start(made, "orphan")
     made.pid("orphan", "driver")
     os.kill(made.json("daemon", "status")["pid"], signal.SIGKILL)
-    made.lorad("list", expect=5)
-    made.lorad("daemon", "start")
+    made.lorad("daemon", "status", expect=5)
+    made.lorad("list")
     made.completed("orphan")
     attempts = made.client.show("orphan").attempts
     assert [a.attempt for a in attempts] == [1]

@@ -102,7 +102,10 @@ def _refuse_live_or_imported(run: RunRow) -> None:
         hint = "Only a paused or ended run can be resumed."
         if run.state == RunState.STOPPING:
             takes = f", some {run.rates.step_seconds:.0f} s" if run.rates.step_seconds else ""
-            hint = f"It ends its step first{takes}: `lorad wait {name}` returns then, and a resume without --detach waits itself."
+            hint = (
+                f"It ends its step first{takes}: `lorad wait {name}` returns then, and a resume without "
+                "--detach waits itself."
+            )
         raise Conflict(f"run {name} is {run.state}", hint=hint)
     if run.reason == EndReason.IMPORTED:
         hint = (
