@@ -23,7 +23,9 @@ from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, LogprobsResult
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
+from lorad.rl.completions.formats import label_of
 from lorad.rl.data import Example
+from lorad.rl.sources import Row
 from lorad.text import number
 
 _OF_AN_EVAL = ("nll", "token_accuracy", "pair_accuracy")
@@ -135,7 +137,7 @@ def is_wanted(session: Session, example: Example, index: int) -> bool:
     """
     algorithm = session.spec.algorithm
     if algorithm.kind == "preference" and algorithm.preference.loss == "kto":
-        return bool(example.row[session.spec.data.label_key])
+        return label_of(Row(0, example.id, example.row), session.spec.data)
     return index == 0
 
 

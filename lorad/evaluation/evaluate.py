@@ -20,8 +20,9 @@ from lorad.errors import Conflict, SpecError
 from lorad.evaluation.episodes import played
 from lorad.models.facts import read_facts
 from lorad.protocol.evals import Evaluated, Wanted
-from lorad.rl.data import EVAL_SEED, Example, load_set
+from lorad.rl.data import EVAL_SEED, Example, data_of_set, load_set, rows_behind
 from lorad.rl.doubts import refuse_contradictions
+from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import Checkpoint
 from lorad.spec.model import Spec, convert, fitted
@@ -44,6 +45,9 @@ def evaluate(wanted: Wanted) -> Evaluated:
     spec = fitted(_spec(details.spec, wanted), read_facts(model).max_positions)
     one, tokenizer = spec.eval.sets[_SET], Tokenizer(model)
     examples = load_set(spec, _SET, tokenizer, Path(wanted.cwd))
+    if are_chats(spec, data := data_of_set(spec, _SET), tokenizer):
+        for doubt in row_doubts("data", rows_behind(examples), data, None):
+            print(f"warning: {doubt}", file=sys.stderr, flush=True)
     cwd = Path(wanted.cwd if one.reward is not None or wanted.env else details.cwd or wanted.cwd)
     sampling = Sampling(
         n=one.n,

@@ -14,7 +14,8 @@ from lorad.driver.rewards import Rewarder
 from lorad.errors import Conflict, SpecError
 from lorad.rl.data import name_of, prompt_value_of, rows_of
 from lorad.rl.reward import RewardInput
-from lorad.rl.sources import Row, find_value, json_lines, text_of
+from lorad.rl.rows.columns import find_value, text_of
+from lorad.rl.sources import Row, json_lines
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import Data, single
 from lorad.spec.model import Spec, convert

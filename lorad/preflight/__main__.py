@@ -48,6 +48,7 @@ with quick_imports():
     from lorad.preflight.pool_memory import Numbers, adapters_alone, pool_memory, step_of
     from lorad.preflight.quantize import check_blocks
     from lorad.preflight.routes import check_routes, records_routes
+    from lorad.preflight.rows import check_rows, refuse_lacking
     from lorad.preflight.start import begun, check_start, naming_adapter, source_of
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
@@ -60,7 +61,7 @@ with quick_imports():
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
-    from lorad.rl.data import Dataset, Example
+    from lorad.rl.data import Dataset, Example, rows_behind
     from lorad.rl.doubts import doubts, refuse_contradictions
     from lorad.rl.reward import OF_TRL, SAMPLE_KEYS
     from lorad.rl.sources import SUFFIXES, read_rows
@@ -192,7 +193,7 @@ def _checked(
     check_memory(parts, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
-    check_sets(spec, tokenizer, cwd)
+    told += check_rows(spec, data, held_out, tokenizer) + check_sets(spec, tokenizer, cwd)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         check = server_check()
@@ -338,12 +339,14 @@ def _check_user_code(
     check_functions(spec.algorithm, cwd)
     scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
     if spec.env.name is None:
-        return _check_reward(spec, scored, data, cwd)
+        return _check_reward(spec, scored, data, held_out, cwd)
     check_env(spec, scored[0], tokenizer, cwd)
     return True
 
 
-def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path) -> bool:
+def _check_reward(
+    spec: Spec, examples: list[Example], data: Dataset, held_out: list[Example], cwd: Path
+) -> bool:
     """The reward can be loaded, and every row has what it asks for. Raises SpecError. Returns whether samples
     of these examples have a reward.
 
@@ -360,6 +363,9 @@ def _check_reward(spec: Spec, examples: list[Example], data: Dataset, cwd: Path)
             return is_rl
         has_answers = data.has_answers if is_rl else bool(examples[0].answer)
         lacking = rewarder.lacking(examples[0].row, has_answers=has_answers)
+        if is_rl and not lacking:
+            refuse_lacking(rewarder, data.rows, has_answers=has_answers)
+            refuse_lacking(rewarder, rows_behind(held_out), has_answers=any(e.answer for e in held_out))
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."

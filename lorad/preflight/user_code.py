@@ -15,7 +15,8 @@ from lorad.envs.protocol import Turn
 from lorad.envs.rendered import open_format
 from lorad.envs.tools import result_of
 from lorad.errors import SpecError
-from lorad.rl.data import Example, load_set
+from lorad.rl.data import Example, data_of_set, load_set, rows_behind
+from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.env import EnvSpec
@@ -49,13 +50,17 @@ def open_env(env: EnvSpec, cwd: Path) -> Host | Programs | None:
     return Programs(env, cwd) if is_program(env, cwd) else Host(env, cwd)
 
 
-def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> None:
+def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
     """The problems of each set of `eval.sets` are there, and have what its reward asks for.
 
-    Raises SpecError.
+    Raises SpecError. Returns warnings about their rows.
     """
+    warnings = list[str]()
     for name in spec.eval.sets if spec.eval.every else ():
-        first = load_set(spec, name, tokenizer, cwd)[0]
+        examples, data = load_set(spec, name, tokenizer, cwd), data_of_set(spec, name)
+        first = examples[0]
+        if are_chats(spec, data, tokenizer):
+            warnings += row_doubts(f"eval.sets.{name}.data", rows_behind(examples), data, None)
         if spec.env.name is not None:
             check_env(spec, first, tokenizer, cwd)
             continue
@@ -71,6 +76,7 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> None:
                 key=key,
                 hint=f"Name another reward, or the column of answers in eval.sets.{name}.answer_key.",
             )
+    return warnings
 
 
 def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> None:

@@ -21,16 +21,9 @@ from msgspec import Struct, structs
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.reward import RewardInput
-from lorad.rl.sources import (
-    SUFFIXES,
-    Row,
-    find_value,
-    labelled,
-    look_up,
-    read_rows,
-    text_of,
-    value_of,
-)
+from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
+from lorad.rl.rows.messages import messages_of
+from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
@@ -41,7 +34,6 @@ from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
-_IN_BRACES = re.compile(r"\{([\w.-]+)\}")
 CHUNK = 1024  # prompts tokenised at once
 
 
@@ -108,6 +100,11 @@ class Dataset(ABC):
     has_answers: bool = True
     digest: str = ""
     stream: Stream[Any] | None = None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Return the rows that are in memory, in any order: of a stream some, of a task none."""
+        return ()
 
     @abstractmethod
     def take(self, position: int, n: int) -> list[Example]:
@@ -327,6 +324,10 @@ class _RowDataset(_Prompts):
             for row in self._rows:
                 value_of(row, data, "answer_key")
 
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self._rows
+
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._order.place(index) for index in range(position, position + n)]
         return self._examples([(self._rows[place], self._texts[place], epoch) for place, epoch in chosen])
@@ -342,6 +343,10 @@ class _Streamed(_Prompts):
         self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
         (first, _), _ = self._rows.item(0)
         self.has_answers = find_value(first, data, "answer_key") is not None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return [row for row, _ in self._rows.known()]
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._rows.item(index) for index in range(position, position + n)]
@@ -400,11 +405,31 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     return found.take(0, min(problems, found.size or problems))
 
 
+def rows_behind(examples: Sequence[Example]) -> list[Row]:
+    """Return the rows that examples are made of."""
+    rows = []
+    for example in examples:
+        name, number, _ = example.id.rsplit("/", 2)
+        number = number.partition(".")[0]  # of a turn
+        rows.append(Row(int(number), f"{name}:{number}", example.row, example.source))
+    return rows
+
+
 def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     """Return the problems of a set of `eval.sets`, in their order and the same for every run.
 
     Raises SpecError.
     """
+    one, data = spec.eval.sets[name], data_of_set(spec, name)
+    try:
+        return load_eval(data, tokenizer, one.problems or spec.eval.problems, cwd)
+    except SpecError as error:
+        place = f"eval.sets.{name}.data"
+        raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
+
+
+def data_of_set(spec: Spec, name: str) -> Data:
+    """Return the section `data` that a set of `eval.sets` is read with."""
     one = spec.eval.sets[name]
     keys: dict[str, Any] = {
         key: value for key in ("prompt_key", "answer_key") if (value := getattr(one, key)) is not None
@@ -413,12 +438,7 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
         keys |= {"args": {}, "python": None}
     if one.data in TASKS or one.data.startswith(GENERATED):
         keys |= {"streaming": False}
-    data = structs.replace(spec.data, train=one.data, eval=one.data, **keys)
-    try:
-        return load_eval(data, tokenizer, one.problems or spec.eval.problems, cwd)
-    except SpecError as error:
-        place = f"eval.sets.{name}.data"
-        raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
+    return structs.replace(spec.data, train=one.data, eval=one.data, **keys)
 
 
 def prompt_value_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
@@ -447,34 +467,3 @@ def digest_of(rows: Iterable[Row]) -> str:
         said = [row.number, row.values, *([row.source] if row.source else [])]
         digest.update(json.dumps(said, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def prompt_of(row: Row, data: Data) -> Any:
-    """Return a text, or what a row has for a list of messages. Raises SpecError."""
-    if data.prompt_format is None:
-        return value_of(row, data, "prompt_key")
-
-    def column(found: re.Match[str]) -> str:
-        if (value := look_up(row.values, found[1])) is None:
-            raise SpecError(
-                f"{row.where}: data.prompt_format names {found[1]!r}, which the row does not have",
-                hint=f"There is {', '.join(map(str, row.values))}.",
-            )
-        return text_of(value)
-
-    return _IN_BRACES.sub(column, data.prompt_format)
-
-
-def messages_of(value: Any, row: Row) -> list[dict[str, Any]]:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
-    ):
-        return value
-    raise SpecError(
-        f"{row.where}: the prompt is neither a string nor a list of messages",
-        hint='A message is {"role": "user", "content": "…"}.',
-    )

@@ -1,9 +1,9 @@
-"""Rows of data files and hub datasets, each with the place that an error about it names; their columns."""
+"""Rows of data files and hub datasets, each with the place that an error about it names."""
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.rl.tasks import TASKS
-from lorad.spec.data import Data, Sources, labels_of
+from lorad.spec.data import Sources, labels_of
 
 _HUB = re.compile(
     r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<parts>[\w.:\[\]%+-]+))?"
 )
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
-_GROUND_TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth")  # in rows for verl and SkyRL
 HUB_FORM = "hub:org/name[@revision][:config]:split"
 _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}"
 
@@ -33,44 +32,6 @@ class Row(Struct, frozen=True):
     where: str
     values: dict[str, Any]
     source: str = ""
-
-
-def value_of(row: Row, data: Data, setting: str) -> Any:
-    """Return the value of the column that `setting` names. Raises SpecError."""
-    if (value := find_value(row, data, setting)) is None:
-        key = getattr(data, setting)
-        there = ", ".join(map(str, row.values)) or "nothing"
-        what = "is null" if key in row.values else "is missing"
-        raise SpecError(
-            f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set data.{setting} to another."
-        )
-    return value
-
-
-def find_value(row: Row, data: Data, setting: str) -> Any:
-    """Return the value of a column, or None. `a.b` is the key b of the column a, unless a column is named so.
-
-    An answer is looked for where verl and SkyRL have it, too, unless data.answer_key names another place.
-    """
-    key = getattr(data, setting)
-    others = _GROUND_TRUTHS if setting == "answer_key" and key == Data().answer_key else ()
-    for name in (key, *others):
-        if (found := look_up(row.values, name)) is not None:
-            return found
-    return None
-
-
-def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """Return a column, or what `a.b` is within the column a; None for nothing."""
-    found: Any = values
-    for part in [name] if name in values else name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
-def text_of(answer: Any) -> str:
-    """Return an answer as text."""
-    return answer if isinstance(answer, str) else json.dumps(answer, default=str)
 
 
 def labelled(sources: Sources, read: Callable[[str], Iterator[Row]]) -> Iterator[Row]:

@@ -33,17 +33,18 @@ class Data(Part, frozen=True):
         python: interpreter that makes the rows of reasoning_gym; null is lorad's.
         prompts_per_step: prompts of a step; each is sampled algorithm.group_size times. With sft and dpo it
             is the number of rows of a step.
-        format: what a row of sft or dpo is. messages is a chat, of which every assistant turn is trained;
-            completion is a prompt and a completion, each as text or as messages. Of dpo: preference is a
-            chosen and a rejected completion, with a prompt or as whole chats, whose common turns are the
-            prompt then; labels is a prompt, a completion, and true or false. auto looks at the first row.
+        format: what a row of sft or dpo is (docs/data.md has examples). messages is a chat, of which every
+            assistant turn is trained; completion is a prompt and a completion, each as text or as messages.
+            Of dpo: preference is a chosen and a rejected completion, with a prompt or as whole chats, whose
+            common turns are the prompt then; labels is a prompt, a completion, and true or false. auto looks
+            at the first row.
         prompt_key: column that holds the prompt; `a.b` is the key b of the column a, here and below.
         prompt_format: the prompt as text with columns in braces, as in `Q: {question}` or `{a.b}`; null takes
             the column of prompt_key.
         completion_key: column that holds the completion.
-        messages_key: column that holds the chat.
-        chosen_key: column that holds the chosen completion.
-        rejected_key: column that holds the rejected completion.
+        messages_key: column that holds the chat; by default also `conversations`, where ShareGPT has it.
+        chosen_key: column that holds the chosen completion; by default also where OpenAI has it.
+        rejected_key: column that holds the rejected completion; by default also where OpenAI has it.
         label_key: column that says whether a completion is desired.
         answer_key: column of the answer; by default also where rows for verl and SkyRL have it.
         max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.

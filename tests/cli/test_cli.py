@@ -54,6 +54,17 @@ def test_malformed_data_line_is_named_by_number(made: World) -> None:
     assert "rows.jsonl:2" in error
 
 
+def test_a_prompt_with_an_answer_is_shown(made: World) -> None:
+    chat = '[{"role": "user", "content": "S:21="}, {"role": "assistant", "content": "It is 12"}]'
+    (made.root / "rows.jsonl").write_text(f'{{"prompt": {chat}, "answer": "12"}}\n')
+    for verb, more in (("check", ()), ("run", ("--name", "answered", "-d"))):
+        error = made.lorad(verb, made.spec(), "data.train=rows.jsonl", *more).stderr
+        assert (
+            "warning: data.train: row 1 (“It is 12”): the prompt ends with a turn of the assistant's" in error
+        )
+    made.lorad("stop", "answered")
+
+
 def test_lora_flags_reach_the_spec(made: World) -> None:
     flags = ("--lora-rank", 4, "--lora-alpha", 8, "--target-modules", "q_proj,v_proj", "--lora-dropout", 0.1)
     tags = ("tags=[draft, good]", "--tag", "good", "--tag", "paper-2")

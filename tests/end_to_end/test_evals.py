@@ -75,6 +75,13 @@ def test_rows_and_reward_may_be_of_ones_own(made: World) -> None:
     assert result["metrics"] == {"score": len(line["completion"])} and line["answer"] == "12"
 
 
+def test_an_answered_prompt_is_shown(made: World) -> None:
+    chat = [{"role": "user", "content": "S:21="}, {"role": "assistant", "content": "It is 12"}]
+    Path(made.root, "answered.jsonl").write_text(json.dumps({"prompt": chat, "answer": "12"}) + "\n")
+    error = made.lorad("eval", "sorter", "answered.jsonl").stderr
+    assert "warning: data: row 1 (“It is 12”): the prompt ends with a turn of the assistant's" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -121,6 +121,19 @@ def test_every_loss_learns(made: World, loss: str) -> None:
     assert made.home.run(loss).reference_logprobs.exists() == (loss != "simpo")
 
 
+def test_labels_train_alike_in_every_file(made: World) -> None:
+    rows = [json.loads(line) for line in (made.root / "labels.jsonl").read_text().splitlines()]
+    write(made.root / "inside.jsonl", [row | {"label": None, "by": {"me": row["label"]}} for row in rows])
+    lines = [f"{row['prompt']},{row['completion']},{row['label']}\n" for row in rows]
+    (made.root / "labels.csv").write_text("prompt,completion,label\n" + "".join(lines))
+    losses = []
+    for name, key in (("labels.jsonl", "label"), ("labels.csv", "label"), ("inside.jsonl", "by.me")):
+        run, more = f"of-{name}".replace(".", "-"), (f"data.train={name}", f"data.label_key={key}")
+        made.run(run, "algorithm.preference.loss=kto", "trainer.steps=3", "eval.every=0", *more, text=DPO)
+        losses.append([step.metrics["loss"] for step in made.client.steps(run)])
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_the_reference_is_what_a_fork_begins_with(made: World) -> None:
     made.lorad("run", made.spec(DPO), "algorithm=sft", "data.train=sort", "--name", "tuned", "--wait")
     made.lorad("fork", "tuned", "algorithm=dpo", "data.train=pairs.jsonl", "--name", "after", "--wait")

@@ -246,7 +246,10 @@ def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
         ({"prompt": None, "answer": ""}, "train.jsonl:3: the key 'prompt' is null"),
         ({"prompt": "S:"}, "train.jsonl:3: the key 'answer' is missing; there is prompt"),
         ({"prompt": 3, "answer": ""}, "train.jsonl:3: the prompt is neither"),
-        ({"prompt": [{"role": "user"}], "answer": ""}, "train.jsonl:3: the prompt is neither"),
+        (
+            {"prompt": [{"role": "user"}], "answer": ""},
+            "train.jsonl:3: message 1 of the prompt has no content",
+        ),
         ({"prompt": "", "answer": ""}, "train.jsonl:3: the prompt is empty"),
         ("[" * 100_000 + "\n", "train.jsonl:3: not JSON"),
     ],

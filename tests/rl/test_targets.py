@@ -210,6 +210,17 @@ def test_columns_have_the_names_of_the_spec(tiny: Tokenizer, tmp_path: Path) -> 
     assert (trained(tiny, example), example.answer) == (["12<eos>"], "12")
 
 
+def test_named_columns_come_before_those_of_others(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, "chatml")
+    row = {"prompt": "two?", "completion": "2", "conversations": CHAT}
+    found = load(tokenizer, tmp_path, row)
+    assert (found.form, trained(tokenizer, found.take(0, 1)[0])) == ("completion", ["2<|im_end|>"])
+    named = load(tokenizer, tmp_path, row | {"turns": CHAT}, messages_key="turns")
+    assert named.form == "messages"
+    told = refused(tokenizer, tmp_path, {"conversations": CHAT}, messages_key="turns")
+    assert "needs turns or prompt and completion; there is conversations" in told
+
+
 def test_a_task_trains_on_its_answers(tiny: Tokenizer, tmp_path: Path) -> None:
     spec = convert({"algorithm": "sft", "data": {"train": "sort"}})
     (example,) = load_train(spec, tiny, tmp_path).take(3, 1)
@@ -280,6 +291,7 @@ def test_labels_are_true_or_false(tiny: Tokenizer, tmp_path: Path) -> None:
     row = {"prompt": "S:21=", "completion": "12", "label": True}
     found = load(tiny, tmp_path, row, algorithm=kto)
     assert (found.form, spans(tiny, found.take(0, 1)[0])) == ("labels", ["12<eos>"])
+    assert load(tiny, tmp_path, row | {"label": "False"}, algorithm=kto).size == 1
     assert "label is 'yes'" in refused(tiny, tmp_path, row | {"label": "yes"}, algorithm=kto)
     told = refused(tiny, tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"}, algorithm=kto)
     assert "algorithm dpo with loss kto needs prompt and completion and label" in told

@@ -6,8 +6,10 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.errors import SpecError
-from lorad.rl.data import messages_of, prompt_of
-from lorad.rl.sources import Row, value_of
+from lorad.rl.rows.columns import find_value, prompt_of, value_of
+from lorad.rl.rows.forms import advice
+from lorad.rl.rows.messages import messages_of
+from lorad.rl.sources import Row
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat
 
@@ -51,17 +53,29 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
                 hint=f"Choose one of: auto, {', '.join(takes)}.",
             )
         return data.format
-    for one in takes:
-        if all(getattr(data, key) in row.values for key in _KEYS[one]):
-            return one
+    for there_is in (_is_named, _has):
+        for one in takes:
+            if all(there_is(row, data, key) for key in _KEYS[one]):
+                return one
     there = ", ".join(map(str, row.values)) or "nothing"
     wanted = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[one]) for one in takes)
     keys = dict.fromkeys(f"data.{key}" for one in takes for key in _KEYS[one])
     raise SpecError(
         f"{row.where}: algorithm {kind} needs {wanted}; there is {there}",
         key="data.format",
-        hint=f"The columns have the names of {', '.join(keys)}.",
+        hint=advice(takes[-1], row.values, f"The columns have the names of {', '.join(keys)}."),
     )
+
+
+def _is_named(row: Row, data: Data, key: str) -> bool:
+    """Return whether a row has the column that a key names, even if it is null."""
+    return getattr(data, key) in row.values
+
+
+def _has(row: Row, data: Data, key: str) -> bool:
+    """Return whether a row has what a key names, also within a column or where others have it."""
+    is_made = key == "prompt_key" and data.prompt_format is not None
+    return is_made or _is_named(row, data, key) or find_value(row, data, key) is not None
 
 
 def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
@@ -74,20 +88,22 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
                     f"{row.where}: {data.messages_key} is text, not a list of messages",
                     hint='Give {"role": …, "content": …} for each, or set data.format to completion.',
                 )
-            return [Turns(messages_of(value, row), 0)]
+            return [Turns(messages_of(value, row, data.messages_key), 0)]
         case "preference":
-            said = [value_of(row, data, key) for key in ("chosen_key", "rejected_key")]
-            if all(_is_whole(value) for value in said):
-                return _apart(*(messages_of(value, row) for value in said))
+            said = [_said(row, data, key) for key in ("chosen_key", "rejected_key")]
+            if all(messages[0]["role"] != "assistant" for messages in said):
+                return _apart(*said)
         case _:
-            said = [value_of(row, data, "completion_key")]
+            said = [_said(row, data, "completion_key")]
     prompt = messages_of(prompt_of(row, data), row)
-    return [Turns([*prompt, *_said(value, row)], len(prompt)) for value in said]
+    return [Turns([*prompt, *messages], len(prompt)) for messages in said]
 
 
 def label_of(row: Row, data: Data) -> bool:
     """Return whether a completion is desired. Raises SpecError."""
     value = value_of(row, data, "label_key")
+    if isinstance(value, str):  # as in CSV
+        value = {"true": True, "false": False}.get(value.lower(), value)
     if value not in (True, False):
         raise SpecError(f"{row.where}: {data.label_key} is {value!r}", hint="Give true or false.")
     return bool(value)
@@ -113,12 +129,6 @@ def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, lis
     return texts[0], texts[1:]
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether a completion is a chat that begins with its prompt."""
-    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-    return is_list and value[0].get("role") != "assistant"
-
-
 def _apart(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> list[Turns]:
     """Return two chats that are trained from where they differ."""
     pairs = zip(chosen, rejected, strict=False)
@@ -126,7 +136,9 @@ def _apart(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> list
     return [Turns(chosen, common), Turns(rejected, common)]
 
 
-def _said(value: Any, row: Row) -> list[dict[str, Any]]:
+def _said(row: Row, data: Data, key: str) -> list[dict[str, Any]]:
+    """Return a completion as messages: a text and a single message, too. Raises SpecError."""
+    value = value_of(row, data, key)
     if isinstance(value, str):
         return [{"role": "assistant", "content": value}]
-    return messages_of(value, row)
+    return messages_of([value] if isinstance(value, dict) else value, row, getattr(data, key))

@@ -39,7 +39,8 @@ from lorad.rl.data import (
     refuse_for_chats,
     with_system,
 )
-from lorad.rl.sources import Row, find_value, labelled, read_rows, text_of, value_of
+from lorad.rl.rows.columns import find_value, text_of, value_of
+from lorad.rl.sources import Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS
@@ -133,6 +134,10 @@ class TargetDataset(Dataset):
         if self.has_answers:
             for kept in self._kept:
                 value_of(kept.row, data, "answer_key")
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return [kept.row for kept in self._kept]
 
     def _begin(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
         self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
@@ -297,9 +302,16 @@ class TargetDataset(Dataset):
             messages = with_system(self._data, turns.messages)
             found.append(Turns(messages, turns.first + len(messages) - len(turns.messages)))
             if not found[-1].trained:
+                roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
                 raise SpecError(
-                    f"{row.where}: no turn of it is the assistant's, so that nothing is trained",
+                    f"{row.where}: no turn of it is the assistant's, so that nothing is trained; "
+                    f"its roles are {roles}",
                     hint='The role of what is trained is "assistant".',
+                )
+            if found[-1].trained[0] == 0:
+                raise SpecError(
+                    f"{row.where}: it begins with a turn of the assistant's, which answers nothing",
+                    hint="Leave that turn out, or write what it answers before it; data.system is enough.",
                 )
         return found
 
@@ -349,6 +361,10 @@ class _TargetStream(TargetDataset):
         self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
         first, _ = self._rows.item(0)
         self.has_answers = find_value(first.row, data, "answer_key") is not None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return [kept.row for kept in self._rows.known()]
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._rows.item(index) for index in range(position, position + n)]

@@ -57,6 +57,11 @@ class Stream(Generic[Item]):
                     self._go(self._before(position))
                 self._advance()
 
+    def known(self) -> list[Item]:
+        """Return what is in memory."""
+        with self._lock:
+            return [item for _, items in self._blocks for item in items]
+
     def bookmark(self, position: int) -> Bookmark:
         """Return where to begin in order to reach a position soon."""
         with self._lock:

@@ -86,7 +86,7 @@ def _read_call(given: Any) -> dict[str, Any]:
     function = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise SpecError(
-            "tool_calls of a message: a call needs a function with a name",
+            "tool_calls: a call needs a function with a name",
             hint='Write {"id": …, "type": "function", "function": {"name": …, "arguments": "{…}"}}.',
         )
     arguments = function.get("arguments") or {}
@@ -101,9 +101,7 @@ def _read_call(given: Any) -> dict[str, Any]:
 
 
 def _bad_arguments(name: str, why: str) -> SpecError:
-    return SpecError(
-        f"tool_calls of a message: the arguments of {name} {why}", hint='Write them as "{\\"key\\": value}".'
-    )
+    return SpecError(f"tool_calls: the arguments of {name} {why}", hint='Write them as "{\\"key\\": value}".')
 
 
 def _schema(tool: str, parameter: str, hint: Any) -> dict[str, Any]:

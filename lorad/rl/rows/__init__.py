@@ -1,0 +1,1 @@
+"""What a row says, whatever its form."""

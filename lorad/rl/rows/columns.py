@@ -1,0 +1,74 @@
+"""The columns that the section `data` of a spec names, in a row."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lorad.errors import SpecError
+from lorad.rl.rows.forms import advice
+from lorad.rl.sources import Row
+from lorad.spec.data import Data
+
+_ELSEWHERE = {  # where rows of verl and SkyRL have the answer, of ShareGPT the chat, of OpenAI preferences
+    "answer_key": ("reward_model.ground_truth", "reward_spec.ground_truth"),
+    "messages_key": ("conversations",),
+    "prompt_key": ("input.messages",),
+    "chosen_key": ("preferred_output",),
+    "rejected_key": ("non_preferred_output",),
+}
+_USUAL = Data()
+_IN_BRACES = re.compile(r"\{([\w.-]+)\}")
+
+
+def prompt_of(row: Row, data: Data) -> Any:
+    """Return a text, or what a row has for a list of messages. Raises SpecError."""
+    if data.prompt_format is None:
+        return value_of(row, data, "prompt_key")
+
+    def column(found: re.Match[str]) -> str:
+        if (value := _look_up(row.values, found[1])) is None:
+            raise SpecError(
+                f"{row.where}: data.prompt_format names {found[1]!r}, which the row does not have",
+                hint=f"There is {', '.join(map(str, row.values))}.",
+            )
+        return text_of(value)
+
+    return _IN_BRACES.sub(column, data.prompt_format)
+
+
+def value_of(row: Row, data: Data, setting: str) -> Any:
+    """Return the value of the column that `setting` names. Raises SpecError."""
+    if (value := find_value(row, data, setting)) is None:
+        key = getattr(data, setting)
+        there = ", ".join(map(str, row.values)) or "nothing"
+        what, hint = "is null" if key in row.values else "is missing", f"Set data.{setting} to another."
+        if setting == "prompt_key":
+            hint = advice("prompt", row.values, hint)
+        raise SpecError(f"{row.where}: the key {key!r} {what}; there is {there}", hint=hint)
+    return value
+
+
+def find_value(row: Row, data: Data, setting: str) -> Any:
+    """Return the value of a column, or None. `a.b` is the key b of the column a, unless a column is named so.
+
+    Unless the setting names another place than by default, it is looked for where others have it, too.
+    """
+    key = getattr(data, setting)
+    others = _ELSEWHERE.get(setting, ()) if key == getattr(_USUAL, setting) else ()
+    for name in (key, *others):
+        if (found := _look_up(row.values, name)) is not None:
+            return found
+    return None
+
+
+def _look_up(values: Mapping[str, Any], name: str) -> Any:
+    found: Any = values
+    for part in [name] if name in values else name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def text_of(answer: Any) -> str:
+    """Return an answer as text."""
+    return answer if isinstance(answer, str) else json.dumps(answer, default=str)

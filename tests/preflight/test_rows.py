@@ -1,0 +1,79 @@
+"""What the preflight says of rows that can be read and are probably not meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.errors import SpecError
+from lorad.preflight.__main__ import preflight
+from lorad.spec.model import convert
+
+ASKED = {"role": "user", "content": "2+2?"}
+ANSWERED = [ASKED, {"role": "assistant", "content": f"{'well, ' * 10}it is\n4."}]
+ENDS = "well, well, well, well, well, it is 4."
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps({"prompt": row, "answer": "4"}) + "\n" for row in rows))
+    return path.name
+
+
+def told(cwd: Path, spec: dict[str, Any]) -> list[str]:
+    warnings = preflight(convert({"eval": {"every": 0}} | spec), cwd=cwd).warnings
+    return [text.partition(": the prompt")[0] for text in warnings if "turn of the assistant's" in text]
+
+
+def test_prompts_with_an_answer_are_counted(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", "2+2?", ANSWERED, [ASKED], ANSWERED, ANSWERED)
+    (warning,) = told(tmp_path, {"data": {"train": rows}})
+    assert warning.startswith("data.train: row 2 (“…") and warning.endswith(f"{ENDS}”) and 2 more")
+    other = write(tmp_path / "other.jsonl", "2+2?")
+    assert "row 2 of rows.jsonl (" in told(tmp_path, {"data": {"train": [other, rows]}})[0]
+    assert told(tmp_path, {"data": {"train": other}}) == []
+
+
+def test_rows_of_evaluations_are_looked_at(tmp_path: Path) -> None:
+    train = write(tmp_path / "rows.jsonl", [ASKED])
+    held_out = write(tmp_path / "eval.jsonl", [ASKED], ANSWERED)
+    sets = {"every": 1, "sets": {"hard": {"data": held_out}}}
+    warnings = told(tmp_path, {"data": {"train": train, "eval": held_out}, "eval": sets})
+    assert [warning.partition(" (")[0] for warning in warnings] == [
+        "data.eval: row 2",
+        "eval.sets.hard.data: row 2",
+    ]
+
+
+def test_streamed_rows_are_looked_at(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", *[[ASKED]] * 20, *[ANSWERED] * 20)
+    for algorithm, row in (("grpo", {}), ("sft", {"completion": "4"})):
+        lines = [json.dumps(json.loads(line) | row) for line in (tmp_path / rows).read_text().splitlines()]
+        (tmp_path / rows).write_text("\n".join(lines))
+        data = {"train": rows, "streaming": True, "shuffle": False}
+        (warning,) = told(tmp_path, {"algorithm": algorithm, "data": data})
+        assert warning.startswith("data.train: row 2") and warning.endswith(" more")
+
+
+def test_chats_are_no_doubt_where_they_are_meant(tmp_path: Path) -> None:
+    rows = [{"messages": ANSWERED, "prompt": ANSWERED}, {"prompt": ANSWERED, "text": "2+2?"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
+    assert told(tmp_path, {"algorithm": "sft", "data": {"train": "rows.jsonl"}}) == []
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    reward = {"name": "regex", "pattern": "4"}
+    data = {"train": "rows.jsonl", "prompt_format": "{text}"}
+    assert told(tmp_path, {"reward": reward, "data": data}) == []
+
+
+def test_held_out_rows_have_the_columns_of_rewards(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("def score(completion, level):\n    return level\n")
+    files: dict[str, list[dict[str, Any]]] = {
+        "rows": [{"level": 1}],
+        "eval": [{"level": 1}, {"level": None}, {}],
+    }
+    for name, rows in files.items():
+        lines = (json.dumps({"prompt": "2+2?"} | row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    data = {"train": "rows.jsonl", "eval": "eval.jsonl"}
+    with pytest.raises(SpecError, match=r"reward: eval\.jsonl:3: reward\.py:score needs level"):
+        preflight(convert({"reward": "reward.py:score", "data": data}), cwd=tmp_path)
