@@ -41,8 +41,7 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     skipped_updates: _Number | None = None
     skipped_updates_total: _Number | None = None  # sum over the whole run
     idle_steps_total: _Number | None = None  # steps of the whole run that changed no weight
-    # of dpo: how far chosen completions are below the reference, in nats per token
-    chosen_fall: _Number | None = None
+    chosen_fall: _Number | None = None  # of dpo: chosen completions below the reference, nats per token
     loss: _Number | None = None  # of the last step, of a run that samples nothing
     pair_accuracy: _Number | None = None  # share of pairs that are the right way round
     margin: _Number | None = None  # of dpo, between the chosen and the rejected completion
@@ -89,8 +88,7 @@ class Run(Struct, frozen=True):
     note: str = ""
     group: str = ""  # of which so many runs work at a time
     sweep: str | None = None  # the sweep that started it
-    # what it has for the keys that were asked for; of a run of a sweep, for the keys of the grid
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {}  # for the keys that were asked for, in a sweep for those of the grid
 
 
 class Reference(Struct, frozen=True):
@@ -205,18 +203,18 @@ class Step(Struct, frozen=True):
 
     Metrics of every step: lr, updates, response_length, truncated, zero_variance_groups, failed_rewards,
     failed_rewards_total, skipped_updates, skipped_updates_total, idle_steps_total, tokens, trained_tokens,
-    tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they
-    were measured: reward, reward_std (over samples with a reward), loss, kl, entropy, ratio,
-    clip_fraction (over what was trained on), of a critic explained_variance, value, value_loss,
-    value_clip_fraction, critic_grad_norm, grad_norm, importance_capped, importance_max, rejected (of the
-    weights against the engine), kl_coef (where it adapts), prompts_sampled, prompts_used (with dynamic
-    sampling), logprob_difference, logprob_difference_max, staleness_difference, routes_differ,
-    routes_unknown (where routes are replayed), seconds_publish, seconds_attest (a part of the one
-    before), trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu, host_cpu,
-    host_memory, device_utilization, device_memory, device_power (watts). A step of sft or dpo has no
-    rewards, groups and ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy, margin,
-    chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each comes
-    with held_out_ before it.
+    tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train. Where they were
+    measured: reward, reward_std (over samples with a reward), loss, kl, entropy, ratio, clip_fraction (over
+    what was trained on), of a critic explained_variance, value, value_loss, value_clip_fraction,
+    critic_grad_norm, grad_norm, importance_capped, importance_max, rejected (of the weights against the
+    engine), kl_coef (where it adapts), prompts_sampled, prompts_used (with dynamic sampling),
+    logprob_difference, logprob_difference_max, staleness_difference, routes_differ, routes_unknown (where
+    routes are replayed), seconds_publish, seconds_attest (a part of the one before),
+    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu, host_cpu, host_memory,
+    device_utilization, device_memory, device_power (watts). A step of sft or dpo has no rewards, groups and
+    ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy, margin, chosen_shift and
+    rejected_shift (logprob - reference, nats per token); with an evaluation each comes with held_out_ before
+    it.
     """
 
     step: int
@@ -462,7 +460,6 @@ class Generated(Struct, frozen=True):
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
-
 
 LOWER_IS_BETTER = ("nll", "loss")  # metrics of halving
 

@@ -32,13 +32,13 @@ def test_what_a_resume_rewound_is_left_out() -> None:
     assert _compared(a_run("a"), a_run("b", *rewound), []).changed == {}
 
 
-def test_equal_files_are_the_same_whatever_rows_are_used(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [
+def test_equal_files_are_the_same_whatever_their_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (
         a_run(name, begun=Beginning(1, data_sha256=name, inputs={"data.train": "5e"})) for name in ("a", "b")
-    ]
-    found = _compared(*runs, [])
+    )
+    found = _compared(first, second, [])
     assert found.inputs == {} and found.same["inputs"] == ["data.train"]
-    _show(found, *runs)
+    _show(found, first, second)
     assert "data.train (equal bytes)\ta.jsonl\tb.jsonl" in capsys.readouterr().out
 
 
