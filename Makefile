@@ -1,5 +1,7 @@
 # make demo    a first LoRA RL run on this machine's CPU        make test    what somebody who changed something runs; ARGS=--changed
 # make test-system     kills, faults, whole worlds, tmux, a browser, the docs typed: before a merge
+# make test-fresh      README's two commands in empty roots of Debian with Python 3.11, 3.13 and 3.14 and no compiler (needs root)
+# make test-newest     make test with the newest versions of everything, torch too, without constraints: once a week
 # make check   linters, types, import contracts                make bench   lorad against TRL
 # make kill9   kill everything under running jobs, N times     make clean   removes .venv and caches
 # make kill9-nodes    kill -9 of what a run over two nodes consists of, at random; it ends as if nobody had
@@ -57,7 +59,7 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-system test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -92,6 +94,14 @@ test: $(VENV)/.ready-dev
 
 test-system: $(VENV)/.ready-dev
 	@$(PYTEST) -m "system and not long" $(ARGS) || $(AGAIN_ALONE)
+
+## RELEASES=sid is one of them; ARGS goes to `make test` there.
+RELEASES ?= sid trixie bookworm
+test-fresh:
+	@for release in $(RELEASES); do .ci/fresh $$release "make demo; make test WORKERS=$(WORKERS) ARGS='$(ARGS)'"; done
+
+test-newest:
+	@VENV=.venv-newest CONSTRAINTS=/dev/null $(MAKE) test
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \

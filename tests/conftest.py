@@ -18,10 +18,12 @@ import pytest
 
 from tests.kit.leftovers import kill_leftovers, newest_pid
 from tests.kit.suite.changed import pytest_addoption
+from tests.kit.suite.connections import watch
 from tests.kit.warm.plugin import pytest_configure, pytest_xdist_setupnodes
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_xdist_setupnodes"]
 
+watch()
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
 

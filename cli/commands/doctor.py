@@ -129,7 +129,7 @@ def _of_backends(home: Home, engine: str | None, trainer: str | None, probe: boo
 
 def _machine(gpus: str) -> Iterator[Finding]:
     version = platform.python_version()
-    yield Finding("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.13.")
+    yield Finding("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14.")
     for package in ("torch", "transformers", "peft"):
         try:
             yield Finding(package, True, importlib.metadata.version(package))

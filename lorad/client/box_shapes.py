@@ -374,3 +374,19 @@ class Bill(Struct, frozen=True):
     since: float | None = None
     until: float | None = None
     quotas: list[Quota] = []  # of users who have one and used devices in its span
+
+
+# -- the fronts of a shared box ------------------------------------------------------------------------------
+
+
+class ServingOwner(Struct, frozen=True):
+    """Whose gateway answers with a version."""
+
+    version: str  # run@number
+    owner_uid: int
+
+
+class DoorOwner(Struct, frozen=True):
+    """Whose a Tinker door is."""
+
+    owner_uid: int

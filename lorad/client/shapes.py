@@ -439,15 +439,6 @@ class Serving(Struct, frozen=True):
     chat_template: bool
 
 
-class ServingOwner(Struct, frozen=True):
-    version: str  # run@number
-    owner_uid: int
-
-
-class DoorOwner(Struct, frozen=True):
-    owner_uid: int
-
-
 class Completion(Struct, frozen=True):
     text: str
     tokens: list[int] = []

@@ -49,12 +49,24 @@ COMMANDS = Commands(
 QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
 
 
+OPENED: list[Context] = []  # by `open_context`, until `close_opened`
+
+
+def close_opened() -> None:
+    """Close the databases of this test's contexts."""
+    while OPENED:
+        ctx = OPENED.pop()
+        ctx.readers.close()
+        ctx.store.close()
+
+
 def open_context(home: Path, **config: Any) -> Context:
+    """Open a daemon's context without a loop, which `close_opened` closes."""
     world = Home(home)
     prepare(world)
     device = Device("cpu", "a CPU", 1 << 30)
     store, journal = Store(world.database), DaemonJournal(world.journal)
-    return Context(
+    ctx = Context(
         world,
         Config(**config),
         store,
@@ -63,6 +75,8 @@ def open_context(home: Path, **config: Any) -> Context:
         processes=WarmProcesses(COMMANDS),
         patience=QUICK,
     )
+    OPENED.append(ctx)
+    return ctx
 
 
 @contextlib.contextmanager
@@ -94,9 +108,11 @@ def behave(home: Path, **behaviour: Any) -> None:
     (home / "behaviour.json").write_text(json.dumps(behaviour))
 
 
-def hold(home: Path) -> None:
-    """Have drivers begin no step until `release`, so that what is looked at stays as long as it takes."""
-    (home / HELD).touch()
+def hold(home: Path, *runs: str) -> None:
+    """Have drivers begin no step until `release`, so that what is looked at stays as long as it takes: all of
+    them, or those of these runs, where `run@step` is held after that step alone.
+    """
+    (home / HELD).write_text(" ".join(runs))
 
 
 def release(home: Path) -> None:

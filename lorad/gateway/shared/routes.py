@@ -10,8 +10,8 @@ import aiohttp
 import msgspec
 
 from lorad.box.paths import Home
+from lorad.client.box_shapes import ServingOwner
 from lorad.client.requests import ModelRequest
-from lorad.client.shapes import ServingOwner
 from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table, remember

@@ -16,8 +16,8 @@ from aiohttp import web
 from lorad.box.config import TinkerSettings
 from lorad.box.keys import keys_file
 from lorad.box.paths import Home
+from lorad.client.box_shapes import DoorOwner
 from lorad.client.requests import DoorRequest
-from lorad.client.shapes import DoorOwner
 from lorad.errors import DaemonUnreachable
 from lorad.gateway.limits import Limits
 from lorad.gateway.server import listening

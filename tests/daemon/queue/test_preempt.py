@@ -21,11 +21,18 @@ from lorad.daemon.runs import sweeps
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.metrics import steps
-from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
+from tests.kit.daemon_world import (
+    hold,
+    open_context,
+    reconciling,
+    release,
+    submit,
+    until,
+    until_state,
+)
 from tests.kit.fakes.gpu_kit import Gpu, Nvml, gpus, me
 from tests.kit.world import SMALL, world
 
-SLOW = {"seconds": 0.3}
 LONG = "trainer.steps=16"
 HIGH: dict[str, Any] = {"resources": {"priority": 5}}
 
@@ -48,18 +55,18 @@ def paused(ctx: Context, name: str) -> None:
         queue_again(ctx, run)
 
 
-async def test_preempted_run_continues_after_the_urgent_one(
-    home: Path,
-) -> None:
-    behave(home, driver=SLOW)
+async def test_preempted_run_continues_after_the_urgent_one(home: Path) -> None:
+    hold(home, "low@2", "high")
     async with reconciling(home) as ctx:
         submit(ctx, "low")
-        await until(lambda: runs.get(ctx.store, "low").step >= 1)
+        await until(lambda: runs.get(ctx.store, "low").step == 2)
         submit(ctx, "high", model="/models/other", **HIGH)
         await until(lambda: told(ctx, "low") == "being preempted by high")
+        hold(home, "high")
         await until(
             lambda: told(ctx, "low").startswith("preempted by high; pool other-1 is busy with run high")
         )
+        release(home)
         high, low = await until_state(ctx, "high", "ended"), await until_state(ctx, "low", "ended")
         assert (high.reason, low.reason, low.preempted) == ("completed", "completed", None)
         assert (high.ended_at or 0.0) < (low.ended_at or 0.0) and low.attempt == 2

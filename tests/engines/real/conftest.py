@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lorad.adapters.targets import experts_of, leaf
+from lorad.backends.setup import targets
 from lorad.engines.base import Engine
 from lorad.engines.remote.engine import RemoteEngine
+from tests.conformance import expert_adapters
 from tests.engines.real.own_names import OwnNames
 from tests.engines.real.places import KINDS, SHAPES, opened, python_of, variable
 from tests.kit.fakes.random_adapters import Shapes
@@ -60,6 +63,21 @@ async def server(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
     """The engine behind `engine`, started once."""
     async with opened(kind, work) as engine:
         yield engine
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def mixture(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
+    """A second server, whose base is a mixture, started as for a run that adapts experts. SGLang tells the
+    routes of tokens.
+    """
+    (work / "moe").mkdir()
+    of_experts = {leaf(name) for name in expert_adapters.SHAPES if experts_of(name)}
+    others = {leaf(name) for name in expert_adapters.SHAPES} - of_experts
+    wanted = targets(expert_adapters.SHAPES, others, of_experts)
+    async with opened(
+        kind, work / "moe", expert_adapters.MOE, targets=wanted, routes=kind == "sglang"
+    ) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(loop_scope="session")

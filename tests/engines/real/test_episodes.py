@@ -109,6 +109,7 @@ def test_episodes_run_free_through_a_server(made: World, kind: str) -> None:
     assert [(len(sample.turns), sample.end) for sample in samples] == [(3, "done")] * 8
 
 
+@pytest.mark.parametrize("kind", [pytest.param("sglang", marks=pytest.mark.long), "vllm"], indirect=True)
 def test_programs_speak_with_a_server(made: World, kind: str) -> None:
     rows = [json.dumps({"prompt": kind, "answer": "-", "kind": kind}) for kind in KINDS]
     (made.root / "rows.jsonl").write_text("\n".join(rows))

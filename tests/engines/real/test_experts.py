@@ -2,34 +2,24 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
-from lorad.adapters.targets import experts_of, leaf
-from lorad.backends.setup import targets
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.engines.remote import holdings
 from lorad.engines.remote.engine import RemoteEngine
-from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
+from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, adapter_of, merged_logprobs
 from tests.conformance.reference import reference_logprobs, reference_model
-from tests.engines.real.places import opened
 
-OF_EXPERTS = {leaf(name) for name in SHAPES if experts_of(name)}
 _numbers = itertools.count(1)
 TOLERANCE = 1e-4  # nats, fp32
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
-    """One server of the mixture in the place of the shared one, started as for a run that adapts experts."""
-    (work / "moe").mkdir()
-    wanted = targets(SHAPES, {leaf(name) for name in SHAPES} - OF_EXPERTS, OF_EXPERTS)
-    async with opened(kind, work / "moe", MOE, targets=wanted) as engine:
-        yield engine
+@pytest.fixture(scope="module")
+def server(mixture: RemoteEngine) -> RemoteEngine:
+    return mixture
 
 
 @pytest.fixture(scope="module")

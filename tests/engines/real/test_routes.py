@@ -1,16 +1,11 @@
 """Routes that a real server says: the builtin engine's of the same tokens, in fp32."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 
-from lorad.adapters.targets import leaf
-from lorad.backends.setup import targets
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.models.attention import CausalAttention
@@ -21,9 +16,7 @@ from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.routes import is_unknown
-from tests.conformance.expert_adapters import BATCH, MOE, SHAPES, adapter_of
-from tests.engines.real.places import opened
-from tests.engines.real.test_experts import OF_EXPERTS
+from tests.conformance.expert_adapters import BATCH, MOE, adapter_of
 from tests.engines.real.test_whole_run import FEW, MOE_DEMO, configure
 from tests.kit.world import world
 
@@ -31,12 +24,9 @@ pytestmark = pytest.mark.parametrize("kind", ["sglang"], indirect=True)
 NAMES = (BASE, "experts", "attention")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
-    (work / "routes").mkdir()
-    wanted = targets(SHAPES, {leaf(name) for name in SHAPES} - OF_EXPERTS, OF_EXPERTS)
-    async with opened(kind, work / "routes", MOE, targets=wanted, routes=True) as engine:
-        yield engine
+@pytest.fixture(scope="module")
+def server(mixture: RemoteEngine) -> RemoteEngine:
+    return mixture
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ FACTS: dict[str, Any] = {
     "max_positions": 2048,
 }
 heartbeat.BEAT_SECONDS = 0.1
-HELD = "held"  # a file in LORAD_HOME: while it is there, drivers begin no step
+HELD = "held"  # a file in LORAD_HOME: a driver begins no step while it names its run, or run@step; empty, all
 METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.02}
 
 
@@ -106,7 +106,7 @@ class Driver:
         while self.step < self.params["steps"] and not self.stopped:
             HEART.work("step")
             HEART.tell(self.how.get("tells", ""))
-            while (self.home / HELD).exists():
+            while self.is_held():
                 time.sleep(0.02)
             while self.step + 1 == self.how.get("stuck_at"):
                 time.sleep(0.1)
@@ -126,6 +126,14 @@ class Driver:
         if self.step % self.spec["checkpoint"]["every"]:
             self.checkpoint()
         return "completed" if self.step >= self.params["steps"] else "stopped"
+
+    def is_held(self) -> bool:
+        try:
+            names = (self.home / HELD).read_text().split()
+        except FileNotFoundError:
+            return False
+        run = self.params["run"]
+        return not names or run in names or f"{run}@{self.step}" in names
 
     def facts(self) -> None:
         samples = self.run_dir.samples / f"{self.step:06d}.jsonl"

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -98,7 +99,8 @@ class Server:
             connection.close()
             return
         asked = json.loads(data)
-        pid = os.fork()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            pid = os.fork()  # beside the thread of pyarrow's allocator, which Python 3.12 and later warn of
         if pid == 0:
             become(asked, fds)
         for fd in fds:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from lorad.client.box_shapes import DoorOwner, ServingOwner
 from lorad.client.requests import DoorRequest, ModelRequest, RunRequest
-from lorad.client.shapes import DoorOwner, Serving, ServingOwner, StoppedServing
+from lorad.client.shapes import Serving, StoppedServing
 from lorad.daemon.access import must_own, must_see, of_run, owns
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, Request, request_of, spec_of
