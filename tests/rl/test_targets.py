@@ -188,6 +188,20 @@ def test_a_row_that_cannot_be_trained_is_refused(row: Any, settings: Any, told: 
     assert told in refused(chat_tokenizer(tmp_path, "chatml"), tmp_path, row, **settings)
 
 
+@pytest.mark.parametrize(
+    ("row", "algorithm", "key"),
+    [
+        ({"prompt": "a", "reply": "b"}, "sft", "data.completion_key"),
+        ({"prompt": "a", "chosen": "b", "reply": "c"}, "dpo", "data.rejected_key"),
+        ({"reply": "b"}, "sft", "data"),
+    ],
+)
+def test_the_key_of_a_missing_column_is_named(
+    row: Any, algorithm: str, key: str, tiny: Tokenizer, tmp_path: Path
+) -> None:
+    assert refused(tiny, tmp_path, row, algorithm=algorithm).startswith(f"{key}: ")
+
+
 def test_messages_need_a_template(tiny: Tokenizer, tmp_path: Path) -> None:
     told = refused(tiny, tmp_path, {"messages": CHAT}, chat_template="never")
     assert "rows.jsonl:1: messages is a list of messages but data.chat_template is never" in told

@@ -1,5 +1,6 @@
 """What a row says that holds completions: its chats, and the turns of them that are trained."""
 
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -58,13 +59,27 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
             if all(there_is(row, data, key) for key in _KEYS[one]):
                 return one
     there = ", ".join(map(str, row.values)) or "nothing"
-    wanted = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[one]) for one in takes)
-    keys = dict.fromkeys(f"data.{key}" for one in takes for key in _KEYS[one])
+    needed = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[one]) for one in takes)
+    key, hint = _missing(row, data, takes)
     raise SpecError(
-        f"{row.where}: algorithm {kind} needs {wanted}; there is {there}",
-        key="data.format",
-        hint=advice(takes[-1], row.values, f"The columns have the names of {', '.join(keys)}."),
+        f"{row.where}: algorithm {kind} needs {needed}; there is {there}",
+        key=key,
+        hint=advice(takes[-1], row.values, hint),
     )
+
+
+def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, str]:
+    """Return the key whose column the row lacks for the format that it is nearest to, and how to set it."""
+    lacks = {one: [key for key in _KEYS[one] if not _has(row, data, key)] for one in takes}
+    nearest = min(takes, key=lambda one: len(lacks[one]) / len(_KEYS[one]))
+    first = lacks[nearest][0]
+    if len(lacks[nearest]) == len(_KEYS[nearest]):
+        ways = (" and ".join(f"data.{key}" for key in _KEYS[one]) for one in takes)
+        return "data", f"Set {', or '.join(ways)}, to the columns that have them."
+    known = {data.prompt_key, *(getattr(data, key) for key in _KEYS[nearest])}
+    free = [name for name in row.values if name not in known]
+    example = f": data.{first}={free[0]}" if len(free) == 1 else ""
+    return f"data.{first}", f"Set data.{first} to the column that has it{example}."
 
 
 def _is_named(row: Row, data: Data, key: str) -> bool:
