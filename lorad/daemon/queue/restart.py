@@ -9,6 +9,8 @@ The store holds what a new daemon needs to continue.
 
 import time
 
+from msgspec.structs import replace
+
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.process.processes import read_status
@@ -111,10 +113,19 @@ def pardon(ctx: Context, run: RunRow, why: str) -> None:
 
 
 def _beside(ctx: Context, run: RunRow) -> list[RunRow]:
-    """List the other runs that were in the same life of the pool and run there or wait for their restart."""
-    life, there = life_number(run), runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE)
-    others = [other for other in there if other.pool == run.pool and other.name != run.name]
-    return [other for other in others if life is not None and life_number(other) == life]
+    """List the other runs that were in the same life of the pool, each at its attempt there. They run there,
+    wait for their restart, or have begun the next attempt sooner than this run has ended.
+    """
+    life = life_number(run)
+    if life is None:
+        return []
+    others = [
+        replace(other, attempt=attempt)
+        for other in runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE)
+        if other.pool == run.pool and other.name != run.name
+        for attempt in (other.attempt, other.attempt - 1)
+    ]
+    return [other for other in others if life_number(other) == life]
 
 
 def _is_stuck(ctx: Context, run: RunRow) -> bool:

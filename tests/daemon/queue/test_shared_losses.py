@@ -6,10 +6,11 @@ from pathlib import Path
 
 from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
-from lorad.daemon.queue.restart import futile_attempts
+from lorad.daemon.queue.restart import excuse, futile_attempts
+from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
-from tests.kit.daemon_world import behave, finished, reconciling, submit, until, until_state
+from tests.kit.daemon_world import behave, finished, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.daemon_fakes import FACTS
 
 AGAIN = {"restart": "on-failure"}
@@ -46,6 +47,24 @@ async def test_a_neighbour_that_gets_on_excuses_nobody(home: Path) -> None:
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         await until(lambda: row(ctx, "a").attempt == row(ctx, "b").attempt == 2)
         assert futile_attempts(ctx, "a", before=2) == 1 and futile_attempts(ctx, "b", before=2) == 0
+
+
+def test_a_neighbour_that_returned_sooner_excuses_too(home: Path) -> None:
+    ctx = open_context(home)
+    for name in "ab":
+        submit(ctx, name)
+    for name, life in (("a", 1), ("b", 1), ("b", 2)):
+        attempt = runs.place(ctx.store, name, "tiny-1", waiting="", resumed_from=None).attempt_dir
+        attempt.root.mkdir(parents=True)
+        attempt.command.write_text(json.dumps({"pool_attempt": life}))
+        runs.end_attempt(ctx.store, name, life, exit_code=None, signal=9, reason="lost")
+        if (name, life) == ("b", 1):
+            runs.move(ctx.store, name, Move.END, reason=EndReason.LOST)
+            runs.move(ctx.store, name, Move.RESTART)
+    excuse(ctx, row(ctx, "b"))
+    assert futile_attempts(ctx, "b") == 2
+    excuse(ctx, row(ctx, "a"))
+    assert futile_attempts(ctx, "a") == 0
 
 
 async def test_a_run_with_younger_neighbours_ends_too(home: Path) -> None:
