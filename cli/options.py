@@ -95,6 +95,7 @@ Versions = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no completions while it is followed.")]
+Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show on a terminal what is waited for.")]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Start it and return; with --wait, as soon as it works.")
 ]

@@ -2,24 +2,26 @@
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lorad.cli.table import print_table
+from lorad.cli.table import print_table, shortened
 from lorad.client.shapes import Served, Swapped
 from lorad.client.words import why
-from lorad.text import age, duration, number, printable, size
+from lorad.text import age, duration, number, one_line, printable, size
 
 if TYPE_CHECKING:
+    from lorad.client.client import Client
     from lorad.errors import LoradError
 
 
 __all__ = [
-    "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "report", "size", "start_dead_daemons", "tell_address", "watch_versions", "why",
+    "age", "doing", "duration", "note", "number", "print_error", "print_json", "print_table", "printable",
+    "report", "size", "start_dead_daemons", "tell_address", "telling", "watch_versions", "why",
 ]  # fmt: skip
 
 NO_RUNS = "No runs. `lorad init` writes a spec to start from."
@@ -57,6 +59,17 @@ def report(text: str) -> None:
 def note(text: str) -> None:
     """Print one line for a person on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def telling(client: "Client", *, quiet: bool) -> "Client":
+    """Have a client show on the terminal what the daemon does about its requests while it waits."""
+    return client if quiet or not sys.stderr.isatty() else client.telling(doing)
+
+
+def doing(words: str) -> None:
+    """Show words at the end of the terminal, in the place of those before; "" takes them away."""
+    line = shortened(one_line(words), shutil.get_terminal_size((80, 24)).columns - 1)
+    print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
 
 
 def watch_versions() -> None:

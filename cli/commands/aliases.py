@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates, output, table
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Silent
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import ServedAlias
@@ -120,10 +120,12 @@ def swap(
         bool,
         typer.Option("--rollback", help="Go back to the version before this one; a second time undoes that."),
     ] = False,
+    quiet: Silent = False,
     as_json: AsJson = False,
 ) -> None:
     """Move an alias to a version that is loaded and attested first; what cannot be served changes nothing."""
-    row = launch.connected().swap(alias, version, rollback=rollback)
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
+    row = client.swap(alias, version, rollback=rollback)
     if as_json:
         output.print_json(row)
         return

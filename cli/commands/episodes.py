@@ -3,7 +3,6 @@ episodes against fresh environments.
 """
 
 import sys
-import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -30,7 +29,6 @@ from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict, SpecError
 from lorad.spec.env import EnvSpec
 from lorad.spec.text import load_spec, load_task
-from lorad.text import duration
 
 _EPISODES = 10_000  # of a step, at most
 _ROWS = 4  # that are tried where none are counted
@@ -164,17 +162,20 @@ def _graded_cells(place: int, sample: Sample) -> tuple[str, ...]:
 
 def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:
     """Show how far a trial is; returns its samples, and the seconds that they took."""
-    began, samples, last = time.monotonic(), list[Sample](), ""
-    for event in events:
-        if event.kind == "sample" and event.sample is not None:
-            samples.append(event.sample)
-        elif event.kind == "end":
-            return samples, event.seconds
-        elif event.kind == "phase":
-            last = event.text
-            output.note(last)
-        elif sys.stderr.isatty():
-            output.note(f"{last}: {duration(time.monotonic() - began)}")
+    samples, is_seen = list[Sample](), sys.stderr.isatty()
+    try:
+        for event in events:
+            if is_seen:
+                output.doing(event.text if event.kind == "idle" else "")
+            if event.kind == "sample" and event.sample is not None:
+                samples.append(event.sample)
+            elif event.kind == "end":
+                return samples, event.seconds
+            elif event.kind == "phase":
+                output.note(event.text)
+    finally:
+        if is_seen:
+            output.doing("")
     return samples, 0.0
 
 

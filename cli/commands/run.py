@@ -77,7 +77,7 @@ def run(
     }
     given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
     request = _request(spec, [*(overrides or []), *given], tag or [], name, suffix, replace)
-    client = launch.connected()
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
     if dry_run:
         said(client.check(request), as_json=as_json)
         return
@@ -181,7 +181,7 @@ def resume(
     """
     meant, overrides = _without_overrides(meant)
     name = many.only_run(meant)
-    client = launch.connected()
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
 
     def continued(run: str) -> shapes.Resumed:
         resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides))
@@ -279,7 +279,7 @@ def fork(
     Steps, data and learning rate start over:
     `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
     """
-    client = launch.connected()
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
     forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
     for warning in forked.warnings:
         output.note(f"warning: {warning}")

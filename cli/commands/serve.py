@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates, output
-from lorad.cli.options import AsJson, Version
+from lorad.cli.options import AsJson, Silent, Version
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.evaluate import evaluated
@@ -53,6 +53,7 @@ def serve(
             "--stop", help="Let the pool of MODEL, or of the adapter of that name, end when it is idle."
         ),
     ] = False,
+    quiet: Silent = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve adapters under names of their own, on a base that stays warm until `--stop`.
@@ -69,7 +70,7 @@ def serve(
             f"{', '.join(stopped.runs)}: not kept warm any more."
         )
         return
-    client = launch.connected()
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
     named = [_split(adapter) for adapter in adapters or []]
     served = client.serve(model, named, cwd=str(Path.cwd()), overrides=overrides or [])
     if as_json:
@@ -119,11 +120,13 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="0 is all.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    quiet: Silent = False,
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt with a version; its pool is started if it is not warm."""
     sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed)
-    answer = launch.connected().generate(version, prompt, sampling)
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
+    answer = client.generate(version, prompt, sampling)
     if as_json:
         output.print_json(answer)
         return

@@ -96,7 +96,7 @@ def sweep(
     text, source, cwd = _read(spec)
     wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
     chosen = _chosen(points, random, seed)
-    client = launch.connected()
+    client = output.telling(launch.connected(), quiet=as_json)
     started = client.sweep(
         text,
         source=source,

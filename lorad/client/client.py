@@ -7,7 +7,7 @@ LoradError.
 """
 
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -34,6 +34,13 @@ class Client:
     ) -> None:
         self.home = home or Home(default_home())
         self._http = transport or Transport(self.home.socket, timeout)
+
+    def telling(self, tell: Callable[[str], None]) -> "Client":
+        """Have what the daemon does about a request of this client told while it is waited for, and "" at its
+        end.
+        """
+        self._http.on_doing = tell
+        return self
 
     def patient(self, timeout: float) -> "Client":
         """Make the same client with another timeout, in seconds."""

@@ -27,6 +27,7 @@ _CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early
 RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
 PROTOCOL_HEADER, VERSION_HEADER = "X-Lorad-Protocol", "X-Lorad-Version"
+LINES = "application/x-ndjson"  # an answer in lines of JSON
 _LINE = 1 << 16  # bytes of a header
 
 
@@ -56,10 +57,12 @@ class Transport:
         say.
     on_dead: called with a socket that a daemon left behind when it died (one that was stopped removes it),
         to start one; then the request goes out.
+    on_doing: called with what the daemon does about a request, again and again, and with "" at the end.
     """
 
     on_other_version: ClassVar[Callable[[str], None] | None] = None
     on_dead: ClassVar[Callable[[Path], None] | None] = None
+    on_doing: Callable[[str], None] | None = None
 
     def __init__(self, socket_path: Path, timeout: float) -> None:
         self.socket, self.timeout = socket_path, timeout
@@ -88,10 +91,26 @@ class Transport:
         answer = self.request(method, path, body)
         try:
             with answer.file:
-                found: Json = json.loads(answer.read())
+                is_whole = answer.headers.get("content-type") != LINES
+                found: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
         except _CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
-        return found
+        if not is_whole and found["status"] >= 400:
+            raise from_wire(found["body"]["error"])
+        return found if is_whole else found["body"]
+
+    def _last_of(self, answer: _Answer) -> Json:
+        """Read an answer that comes in lines, and pass on all but the last. Raises EOFError without that."""
+        on_doing = self.on_doing or (lambda _: None)
+        try:
+            for line in answer.file:
+                found: Json = json.loads(line)
+                if "doing" not in found:
+                    return found
+                on_doing(found["doing"])
+        finally:
+            on_doing("")
+        raise EOFError("the answer has no end")
 
     def stream(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[Json]:
         answer = self.request(method, path, body)
@@ -122,7 +141,7 @@ class Transport:
             "Content-Type": "application/json",
             "Content-Length": str(len(data)),
             PROTOCOL_HEADER: str(PROTOCOL),
-        }
+        } | ({"Accept": LINES} if self.on_doing is not None else {})
         lines = [
             f"{method} {path} HTTP/1.0",
             *(f"{name}: {value}" for name, value in headers.items()),

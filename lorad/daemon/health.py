@@ -15,7 +15,6 @@ from lorad.daemon.beside.loggers import living_loggers
 from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool, of_run
-from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import is_same, read_status, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.process.stacks import dump_stacks
@@ -61,15 +60,9 @@ def heal(ctx: Context) -> None:
 
 def _in_words(ctx: Context, run: RunRow) -> str:
     """Say what a run's driver is doing, or its pool while the driver waits for that; "" if neither says."""
-    pulse, pool = ctx.processes.pulses.get(run.attempt_dir), ctx.pools.get(run.pool or "")
-    words = "" if pulse is None else pulse.in_words(time.monotonic())
-    return words or ("" if pool is None else pool_in_words(ctx, pool))
-
-
-def pool_in_words(ctx: Context, pool: Pool) -> str:
-    """Say what a pool is doing while it starts; "" where it says nothing."""
-    pulse = ctx.processes.pulses.get(pool.attempt()) if pool.number else None
-    return "" if pulse is None else pulse.in_words(time.monotonic())
+    pool = ctx.pools.get(run.pool or "")
+    attempts = [run.attempt_dir, *([pool.attempt()] if pool is not None and pool.number else [])]
+    return next(filter(None, map(ctx.processes.in_words, attempts)), "")
 
 
 def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:

@@ -146,12 +146,16 @@ HEART = Heart()
 """Of this process; it beats once it is started with a path."""
 
 
+Tell = Callable[[str], None]
+"""Says for people what is being done."""
+
+
 class Count:
     """Says how many of the samples of a call have ended, and how many tokens a second came, as in
     "sampling 41 of 64, 812 tok/s". Any thread may.
     """
 
-    def __init__(self, verb: str, total: int, tell: Callable[[str], None] = HEART.tell) -> None:
+    def __init__(self, verb: str, total: int, tell: Tell = HEART.tell) -> None:
         self._verb, self._total, self._tell = verb, total, tell
         self._ended = self._tokens = 0
         self._began, self._lock = time.monotonic(), threading.Lock()

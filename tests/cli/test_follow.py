@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lorad.cli import follow
+from lorad.cli import follow, output
 from lorad.cli.app import app
+from lorad.client.client import Client
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Step
 from tests.kit.daemon_world import hold, release, serving
 
 
 def a_run(**more: Any) -> RunDetails:
-    return RunDetails("a", "running", **{"step": 1, "steps": 3} | more)
+    return replace(RunDetails("a", "running", step=1, steps=3), **more)
 
 
 def test_a_quiet_run_says_what_it_is_doing(
@@ -49,7 +50,8 @@ def test_a_completion_is_shown_each_two_seconds(
 
     def shown(seconds: float, step: int, **metrics: float) -> str:
         now[0] += seconds
-        live.update(a_run(step=step), [Step(step, metrics={"tokens_per_second": 1.0} | metrics)], [])
+        of_step: Metrics = {"tokens_per_second": 1.0, **metrics}
+        live.update(a_run(step=step), [Step(step, metrics=of_step)], [])
         return capsys.readouterr().err
 
     assert shown(0, 1, loss=1.0) == ""  # nothing was sampled
@@ -144,3 +146,18 @@ async def test_interrupted_pause_leaves_the_run_alone(
         assert "Detached; a stops all the same" in capsys.readouterr().err
         release(home)
         await api.until("a", "paused")
+
+
+def test_what_is_waited_for_is_seen_on_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = Client()
+    for quiet, is_terminal in ((False, False), (True, True), (False, True)):
+        monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
+        output.telling(client, quiet=quiet)
+        assert (client._http.on_doing is not None) == (is_terminal and not quiet)
+    monkeypatch.setenv("COLUMNS", "40")
+    output.doing("loading weights 120 of 272\x1b[5m\n" + "x" * 99)
+    assert capsys.readouterr().err == f"\r\x1b[2Kloading weights 120 of 272\\x1b[5m {'x' * 4}…"
+    output.doing("")
+    assert capsys.readouterr().err == "\r\x1b[2K"

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import output
 from lorad.cli.checked import said
 from lorad.cli.options import AsJson, Overrides, Spec
 from lorad.client import launch
@@ -25,4 +26,5 @@ def check(
     """
     text, source, cwd = read_spec(spec)
     request = RunRequest(text, source, str(cwd), from_here(overrides or []), name)
-    said(launch.connected().check(request), as_json=as_json)
+    client = output.telling(launch.connected(), quiet=as_json)
+    said(client.check(request), as_json=as_json)

@@ -15,10 +15,11 @@ from aiohttp import web
 
 from lorad import __version__
 from lorad.bounds import BODY_BYTES
-from lorad.client.transport import PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
+from lorad.client.transport import LINES, PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
 from lorad.daemon.access import Access, Subject, is_admin, must_be_admin, of_alias, of_run, refuse
 from lorad.daemon.api.call import Call, read_body
-from lorad.daemon.api.verbs import ROUTES
+from lorad.daemon.api.lines import in_lines
+from lorad.daemon.api.verbs import ROUTES, SLOW
 from lorad.daemon.context import Context
 from lorad.daemon.counters import metered
 from lorad.daemon.process.users import Caller
@@ -70,6 +71,11 @@ def _endpoint(
     ctx: Context, handler: _Handler, access: Access
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
+        if handler in SLOW and request.headers.get("Accept") == LINES:
+            return await in_lines(request, whole(request))
+        return await whole(request)
+
+    async def whole(request: web.Request) -> web.StreamResponse:
         try:
             _refuse_other_protocol(request)
             caller = _caller(ctx, request)

@@ -89,6 +89,11 @@ class Processes:
         self.looked_at = 0.0
         self._shims: dict[Path, int] = {}  # the pids of the shims that this daemon started; 0: it is over
 
+    def in_words(self, attempt: AttemptDir) -> str:
+        """Say what a process tells people that it is doing; "" where it says nothing."""
+        pulse = self.pulses.get(attempt)
+        return "" if pulse is None else pulse.told.in_words(time.monotonic())
+
     def start(
         self,
         attempt: AttemptDir,

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 
 from lorad.box.config import Supervision
-from lorad.protocol.heartbeat import Beat, phase
-from lorad.text import duration
+from lorad.daemon.process.doing import Told
+from lorad.protocol.heartbeat import Beat
 
-_SOON = 2.0  # seconds that are not worth mentioning
 _LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may have slept
 
 
@@ -20,17 +19,17 @@ class Pulse:
     beat_at: when it last showed another beat.
     got_on_at: when it last showed progress, or had nothing to do.
     doubted: an earlier daemon was about to kill it.
-    phase_at: when it was first seen to do what it tells people that it does.
+    told: what it tells people that it does.
     """
 
     beat: Beat
     beat_at: float
     got_on_at: float
     doubted: bool = False
-    phase_at: float = field(init=False)
+    told: Told = field(init=False)
 
     def __post_init__(self) -> None:
-        self.phase_at = self.beat_at
+        self.told = Told(self.beat.words, self.beat_at)
 
     def see(self, beat: Beat, now: float) -> None:
         """Take note of what its file says now."""
@@ -38,15 +37,8 @@ class Pulse:
             return
         if beat.progress != self.beat.progress or not beat.doing:
             self.got_on_at = now
-        if phase(beat.words) != phase(self.beat.words):
-            self.phase_at = now
+        self.told.hear(beat.words, now)
         self.beat, self.beat_at = beat, now
-
-    def in_words(self, now: float) -> str:
-        """Say what it is doing: how far it is, or else for how long already."""
-        words, seconds = self.beat.words, now - self.phase_at
-        is_told = not words or phase(words) != words or seconds < _SOON
-        return words if is_told else f"{words}, {duration(seconds)}"
 
     def begin_again(self, now: float) -> None:
         """Whoever watched it was away: it has as much time as in the beginning."""

@@ -21,6 +21,7 @@ from lorad.client.requests import RunRequest, TrialRequest
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.commands import secrets_of
+from lorad.daemon.process.doing import doing
 from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
@@ -53,6 +54,7 @@ async def preflight(
     written: dict[str, str] | None = None
     if body is not None and spec.lora.adapter_path is not None:
         written = await in_thread(ctx, uid, places, "lora", body.spec, body.source, body.overrides)
+    doing().tell("checking the spec")
     async with ctx.users.checks.turn(uid):
         return await _checked(ctx, spec, cwd, uid, reference, written, look=look)
 

@@ -15,6 +15,7 @@ from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
+from lorad.daemon.process.doing import doing
 from lorad.daemon.process.processes import log_tail, write_json
 from lorad.daemon.process.user_files import make_run
 from lorad.daemon.queue.place import find_room, make_way, offers_for
@@ -56,9 +57,11 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
 
     Raises Conflict (no device), PoolLost.
     """
+    doing().tell("waiting for a device")
     pool = await admitted(ctx, run)
     pool.guests += 1
     try:
+        doing().tell(f"waiting for pool {pool.id}", lambda: ctx.processes.in_words(pool.attempt()))
         await _ready(ctx, pool)
         yield pool
     finally:
@@ -120,6 +123,7 @@ async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = Fa
     Its files are there, or a pool has it in memory: see `await_bytes`. Raises what the pool raises, such as
     AttestationFailed.
     """
+    doing().tell(f"loading and attesting {version.name}")
     attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
     await ask_status(ctx, pool)  # so that what is loaded is known
     if attestation.verdict == "failed":

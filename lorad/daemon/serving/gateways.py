@@ -14,6 +14,7 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.beside.kept import Kept, keep, put_away, state_of, stop
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded
+from lorad.daemon.process.doing import doing
 from lorad.daemon.troubles import Item
 from lorad.protocol.listener import FOR_ALL, answers
 from lorad.store.runs import owners_served
@@ -127,6 +128,7 @@ async def gateway_up(ctx: Context) -> str | None:
 
     The loop starts it: whoever made it wanted has poked the loop.
     """
+    doing().tell("waiting for the gateway")
     deadline = time.monotonic() + UP_SECONDS
     while (socket := gateway_socket(ctx)) is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)

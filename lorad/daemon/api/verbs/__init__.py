@@ -87,3 +87,9 @@ ROUTES = (
     ("POST", "/v1/try", trial.try_out, _ANY),
     ("POST", "/v1/generate", generate.generate, _READ),
 )
+
+SLOW = {
+    *(runs.run, check.check, resume.resume, fork.fork, sweeps.sweep),
+    *(aliases.swap, serve.serve, generate.generate),
+}
+"""What may wait for a check, a pool or a gateway: who asks is told what is being done, see `lines.py`."""

@@ -18,6 +18,7 @@ from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.doing import doing
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load_of, waited_for
@@ -25,6 +26,7 @@ from lorad.errors import PoolLost, SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
+from lorad.protocol.heartbeat import Count, Tell
 from lorad.rl.data import with_system
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data
@@ -49,16 +51,17 @@ async def generate(ctx: Context, call: Call) -> Generated:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
             data = spec_of(run).data if await is_chat(ctx, run) else None
-            wish = partial(_ask, ctx, pool, version, body, data)
+            doing().tell(f"loading {version.name}")
+            wish = partial(_ask, ctx, pool, version, body, data, doing().tell)
             completions = await in_thread(ctx, pool.setup.owner, wish)
     return Generated(version.name, completions)
 
 
 def _ask(
-    ctx: Context, pool: Pool, version: VersionRow, body: GenerateRequest, chat: Data | None
+    ctx: Context, pool: Pool, version: VersionRow, body: GenerateRequest, chat: Data | None, tell: Tell
 ) -> list[Completion]:
     """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its
-    prompts.
+    prompts. tell: says how many have ended.
     """
     wish, user = body.sampling, ctx.user(pool.setup.owner)
     process = None if user is None else (user.command([], Path("/")), user.environment)
@@ -82,9 +85,11 @@ def _ask(
     found = {(p.id, index): Completion("") for p in prompts for index in range(p.seeds.size)}
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         connection.call("load_version", load_of(version))
+        count = Count("sampling", len(found), tell)
         for item in connection.stream("serve", Generate(version.name, prompts, sampling)):
             for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
                 take(chunk, found, wish.max_new_tokens)
+                count.add(tokens=chunk.tokens.size, ended=chunk.finish is not None)
     return [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]
 
 

@@ -23,6 +23,7 @@ from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
+from lorad.daemon.process.doing import doing
 from lorad.daemon.process.users import Caller, User
 from lorad.daemon.runs import import_adapter
 from lorad.daemon.runs.create import anchored, expanded
@@ -137,7 +138,8 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
     await refresh(ctx)
     made: list[Import] = []
     try:
-        for one in found:
+        for place, one in enumerate(found, 1):
+            doing().tell(f"reading adapter {place} of {len(found)}")
             made.append(await _staged(ctx, uid, one, spec, asked))
     except BaseException:
         for staged_before in made:

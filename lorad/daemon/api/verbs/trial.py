@@ -18,11 +18,13 @@ from msgspec.structs import replace
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.client.requests import TrialRequest
 from lorad.client.shapes import TrialEvent
+from lorad.client.transport import LINES
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.commands import secrets_of
+from lorad.daemon.process.doing import Doing, begin_telling, doing
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.setups import setup_of
@@ -57,13 +59,13 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     if spec.algorithm.kind != "rl":
         problem = f"{spec.algorithm.name} trains on completions in the data: there is nothing to try"
         raise SpecError(problem, key="algorithm.name", hint="`lorad run` checks the data before it starts.")
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    events = _Events()
+    response = web.StreamResponse(headers={"Content-Type": LINES})
+    events, present = _Events(), begin_telling()
     work = asyncio.create_task(_played(ctx, uid, spec, body, events))
     try:
         await response.prepare(call.request)
         while not ctx.loop.closing:
-            event = await _next(events)
+            event = await _next(events, present)
             await response.write(msgspec.json.encode(event) + b"\n")
             if event.kind == "end":
                 break
@@ -75,12 +77,12 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     return response
 
 
-async def _next(events: _Events) -> TrialEvent:
+async def _next(events: _Events, present: Doing) -> TrialEvent:
     try:
         async with asyncio.timeout(_IDLE_SECONDS):
             return await events.get()
     except TimeoutError:
-        return TrialEvent("idle")
+        return TrialEvent("idle", present.in_words())
 
 
 def _light(spec: Spec) -> Spec:
@@ -104,6 +106,7 @@ async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events
         with staged(ctx, uid, "try", spec, request) as row:
             events.put_nowait(TrialEvent("phase", _pool_in_words(ctx, row)))
             async with _guest(ctx, row) as pool:
+                doing().tell("sampling")
                 attempt = _attempt(ctx, row, spec, request, pool)
                 async for line in _lines(ctx, uid, attempt, body.n):
                     events.put_nowait(msgspec.json.decode(line, type=TrialEvent))

@@ -1,0 +1,60 @@
+"""What is being done, in words for people: by a process, and by the daemon for who waits for an answer."""
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from lorad.protocol.heartbeat import phase
+from lorad.text import duration
+
+_SOON = 2.0  # seconds that are not worth mentioning
+
+
+class Told:
+    """Words, and since when they are of one phase. Times are of the monotonic clock."""
+
+    def __init__(self, words: str, now: float) -> None:
+        self._words, self._since = words, now
+
+    def hear(self, words: str, now: float) -> None:
+        if phase(words) != phase(self._words):
+            self._since = now
+        self._words = words
+
+    def in_words(self, now: float) -> str:
+        """Say what is being done: how far it is, or else for how long already."""
+        words, seconds = self._words, now - self._since
+        is_told = not words or phase(words) != words or seconds < _SOON
+        return words if is_told else f"{words}, {duration(seconds)}"
+
+
+class Doing:
+    """What a request does at the moment. Any thread may tell."""
+
+    def __init__(self) -> None:
+        self._told = Told("", time.monotonic())
+        self._follows: Callable[[], str] | None = None
+
+    def tell(self, words: str, follows: Callable[[], str] | None = None) -> None:
+        """Say what comes next. follows: says more, as soon as it says anything."""
+        self._told.hear(words, time.monotonic())
+        self._follows = follows
+
+    def in_words(self) -> str:
+        more = self._follows() if self._follows is not None else ""
+        return more or self._told.in_words(time.monotonic())
+
+
+_DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
+
+
+def begin_telling() -> Doing:
+    """Have `doing` of this task, and of those that it starts, return what is returned here."""
+    doing = Doing()
+    _DOING.set(doing)
+    return doing
+
+
+def doing() -> Doing:
+    """Return what the present request tells whoever waits for it; nobody hears of any other."""
+    return _DOING.get() or Doing()
