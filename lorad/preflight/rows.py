@@ -9,7 +9,9 @@ from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.sources import Row
+from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.data import single
 from lorad.spec.model import Spec
 
 
@@ -19,7 +21,7 @@ def check_rows(spec: Spec, data: Dataset, held_out: Sequence[Example], tokenizer
         return []
     form = data.form if isinstance(data, TargetDataset) else None
     warnings = row_doubts("data.train", data.rows, spec.data, form)
-    if spec.data.eval is not None and held_out:
+    if spec.data.eval is not None and single(spec.data.eval) not in TASKS and held_out:
         rows = rows_behind(held_out)
         form = format_of(rows[0], spec.data, spec.algorithm) if held_out[0].targets else None
         warnings += row_doubts("data.eval", rows, spec.data, form)

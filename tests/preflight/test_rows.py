@@ -45,6 +45,13 @@ def test_rows_of_evaluations_are_looked_at(tmp_path: Path) -> None:
     ]
 
 
+def test_tasks_have_no_rows_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "S:21=", "completion": "12"}\n')
+    for train in ("rows.jsonl", "sort"):
+        data = {"train": train, "eval": "sort"}
+        assert told(tmp_path, {"algorithm": "sft", "data": data, "eval": {"every": 1}}) == []
+
+
 def test_streamed_rows_are_looked_at(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", *[[ASKED]] * 20, *[ANSWERED] * 20)
     for algorithm, row in (("grpo", {}), ("sft", {"completion": "4"})):
