@@ -1,6 +1,6 @@
 """`python -m lorad.evaluation` reads a Wanted on stdin and prints an Evaluated, see
 `lorad.protocol.evals`, or a Grading and a Graded, see `lorad.client.evaluate`.
-What user code prints meanwhile goes to stderr. The exit code is 0.
+What user code prints meanwhile goes to stderr. The exit code is 0, or 130 after an interrupt.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ def main() -> int:
                 answer = grade(wanted)
             else:
                 answer = evaluate(wanted) if wanted.suite is None else run_suite(wanted, wanted.suite)
+        except KeyboardInterrupt:  # the command that asked has it, too
+            return 130
         except Exception as error:
             if not hasattr(error, "hint"):
                 traceback.print_exc()

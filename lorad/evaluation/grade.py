@@ -47,7 +47,8 @@ def grade(grading: Grading) -> Graded:
     if not 0 < len(flat) <= _MOST:
         raise SpecError(f"there are {len(flat)} completions, not 1 to {_MOST:,}", hint=_FORM)
     with Rewarder(spec.rewards, Path(grading.cwd)) as rewarder:
-        _refuse_lacking(rewarder, flat[0])
+        for completion in flat:
+            _refuse_lacking(rewarder, completion)
         scores = rewarder.begin([[completion.input for completion in group] for group in groups]).scores()
     graded = [
         replace(completion.sample, reward=score.value, rewards=dict(score.parts), error=score.error or None)
@@ -56,14 +57,14 @@ def grade(grading: Grading) -> Graded:
     return Graded(samples=graded)
 
 
-def _refuse_lacking(rewarder: Rewarder, first: _Ungraded) -> None:
-    """Raises SpecError where a function asks for what the first completion does not have."""
-    row, has_answer = first.input.row, bool(first.input.answer)
-    lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=first.has_prompt)
+def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
+    """Raises SpecError where a function asks for what a completion does not have."""
+    row, has_answer = completion.input.row, completion.input.answer_value is not None
+    lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
     for name, missing in lacking.items():
         columns = ", ".join(row) or "nothing else"
         raise SpecError(
-            f"{name} needs {', '.join(missing)}, which {first.sample.prompt_id} does not have",
+            f"{name} needs {', '.join(missing)}, which {completion.sample.prompt_id} does not have",
             key="reward",
             hint=f"Beside the completion there is {columns}; data.answer_key names the column of answers.",
         )

@@ -66,8 +66,11 @@ def test_failed_function_says_why_of_its_line(tmp_path: Path) -> None:
         ([{"prompt": "x"}], "<stdin>:1: it has no completion that is text; there is prompt"),
         ([{"completion": CHAT}], "<stdin>:1: it has no completion that is text"),
         ([{"completion": "x", "answer": "x", "finish": "eos"}], "<stdin>:1: finish is 'eos'"),
-        ([{"completion": "x"}], "mine.py:best needs answer, which <stdin>:1 does not have"),
-        ([{"completion": "x", "answer": "x", "prompt": [7]}], "<stdin>:1: the prompt is neither"),
+        (
+            [{"completion": "x", "answer": ""}, {"completion": "x"}],
+            "needs answer, which <stdin>:2 does not have",
+        ),
+        ([{"completion": "x", "answer": "x", "prompt": [7]}], "<stdin>:1: message 1 of the prompt is int"),
         ([], "there are 0 completions"),
         ([{"completions": ["x"] * 10_001}], "there are 10001 completions, not 1 to 10,000"),
     ],
