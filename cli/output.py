@@ -107,13 +107,31 @@ def _other_version(version: str) -> None:
 
 
 def tell_address(served: Served | Swapped, model: str) -> None:
-    """Print the URL of a model, who may use it, and a command to try it."""
-    if served.url:
-        note(f"Base URL: {served.url} (the API key is a token of gateway.tokens)")
+    """Print where a model answers, a command to try it, and lines of Python for the client of OpenAI.
+
+    The key itself is not printed: what is pasted reads its file.
+    """
     if not served.gateway:
         note("The gateway does not answer yet; `lorad logs --of gateway` says why.")
         return
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+    asked = {"model": model, **(asked if served.chat else {"prompt": "Hello"}), "max_tokens": 32}
+    route = "chat/completions" if served.chat else "completions"
+    words = ["curl", "--unix-socket", served.gateway, f"http://lorad/v1/{route}"]
     note(f"Socket: {served.gateway}")
-    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 32})
-    words = ["curl", "--unix-socket", served.gateway, "http://lorad/v1/completions"]
-    note(f"Try it: {shlex.join([*words, '-H', 'Content-Type: application/json', '-d', body])}")
+    note(f"Try it: {shlex.join([*words, '-H', 'Content-Type: application/json', '-d', json.dumps(asked)])}")
+    if not served.url:
+        note(
+            "There is no port for clients that take a base URL: `gateway: {port, tokens}` in config.yaml of "
+            "the daemon opens one on 127.0.0.1, and docs/serving.md says how."
+        )
+        return
+    keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in asked.items())
+    note(f"Base URL: {served.url}")
+    note(f"API key: {f'in {served.key_file}' if served.key_file else 'a token of gateway.tokens'}")
+    note("In Python:")
+    note("from openai import OpenAI")
+    key = f"open({json.dumps(served.key_file)}).read()" if served.key_file else '"A TOKEN"'
+    note(f"client = OpenAI(base_url={json.dumps(served.url)}, api_key={key})")
+    note(f"answer = client.{route.replace('/', '.')}.create({keywords})")
+    note(f"print(answer.choices[0].{'message.content' if served.chat else 'text'})")

@@ -217,7 +217,8 @@ def _show(client: Client, as_json: bool) -> None:
     if data.gateway:
         output.report(f"The gateway speaks OpenAI's API on {data.gateway}.")
     if data.url:
-        output.report(f"With a token it speaks it on {data.url} as well.")
+        key = f"the key in {data.key_file}" if data.key_file else "a token"
+        output.report(f"With {key} it speaks it on {data.url} as well.")
     if data.url_trouble:
         output.report(f"error: {data.url_trouble}")
 

@@ -93,25 +93,26 @@ class RuntimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the gateway listens beside its socket; both keys are given, or none.
+    """Where the gateway listens beside its socket.
 
     Attributes:
-        port: port on 127.0.0.1, for whoever has a token.
+        port: port on 127.0.0.1, for whoever has a token or the key of the home's owner; a number goes with
+            `tokens`. auto is a free one, which stays the same, and none in a daemon that several users share.
+            null is none.
         tokens: YAML file, readable by its owner only, of `owner: token` or a list of tokens; a token may
             stand there as `sha256:` and its digest.
     """
 
-    port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
+    port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | Literal["auto"] | None = "auto"
     tokens: Path | None = None
 
     def __post_init__(self) -> None:
-        if (self.port is None) != (self.tokens is None):
-            raise ValueError("gateway: port and tokens go together")
+        if (self.fixed_port is None) != (self.tokens is None):
+            raise ValueError("gateway: tokens and a number for port go together")
 
     @property
-    def url(self) -> str | None:
-        """Return the base URL of its TCP port, for clients that take one; None where it has no port."""
-        return f"http://127.0.0.1:{self.port}/v1" if self.port else None
+    def fixed_port(self) -> int | None:
+        return self.port if isinstance(self.port, int) else None
 
 
 DOOR_SETTINGS = "LORAD_DOOR_SETTINGS"

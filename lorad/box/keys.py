@@ -1,7 +1,8 @@
-"""Keys of the door for Tinker's client: a file as `lorad/box/tokens.py` reads it, which lorad writes itself.
+"""Keys that lorad makes itself: those of the door for Tinker's client, and the one of a home's gateway.
 
-Only the sha256 of a key is kept there. The user who made it with `lorad tinker env` has the key itself in a
-file of their own, as other command lines keep theirs: `~/.config/lorad/tinker-keys.json`, mode 0600, by home.
+The door's are in a file as `lorad/box/tokens.py` reads it. Only the sha256 of a key is kept there. The user
+who made it with `lorad tinker env` has the key itself in a file of their own, as other command lines keep
+theirs: `~/.config/lorad/tinker-keys.json`, mode 0600, by home.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from lorad.errors import NotFound, SpecError
 from lorad.files import read_file, write_whole
 
 _PREFIX, _BYTES = "tml-", 32  # the client takes no key that begins otherwise
+_GATEWAY_PREFIX = "sk-lorad-"
 _FILE, _OWN_FILE = "keys.yaml", "lorad/tinker-keys.json"
 _OWN_BYTES = 1 << 20
 
@@ -65,6 +68,29 @@ def _revoked(path: Path, beginning: str) -> str:
     known[owner].remove(key)
     _write(path, {who: keys for who, keys in known.items() if keys})
     return owner
+
+
+def gateway_key(home: Home, *, new: bool = False) -> str:
+    """Return the key of the home's owner for the port of their gateway, and keep it in a file of its own.
+
+    It is made where there is none, or one that others may have read. new: in any case. Raises OSError.
+    """
+    path = home.gateway_key
+    with _locked(path):
+        if not new and _is_private(path):
+            return read_file(path, _OWN_BYTES, links=False).decode()
+        key = _GATEWAY_PREFIX + secrets.token_urlsafe(_BYTES)
+        write_whole(path, key.encode())
+        return key
+
+
+def _is_private(path: Path) -> bool:
+    """Check that a file is there which this user alone may read."""
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(there.st_mode) and not there.st_mode & 0o077 and there.st_uid == os.geteuid()
 
 
 def own_key(home: Home) -> str:

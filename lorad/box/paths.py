@@ -295,6 +295,16 @@ class Home:
     def gateway_socket(self) -> Path:
         return _socket_path(self.root / "gateway.sock")
 
+    @property
+    def gateway_port(self) -> Path:
+        """Return the file of the port on 127.0.0.1 that the gateway of one user has chosen."""
+        return self.gateway / "port"
+
+    @property
+    def gateway_key(self) -> Path:
+        """Return the file of the key by which that user's clients are let in there."""
+        return self.gateway / "key"
+
     def gateway_of(self, uid: int) -> Path:
         """Return the directory of the gateway that runs as this user and serves their versions (shared daemon
         only).

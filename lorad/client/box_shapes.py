@@ -224,6 +224,7 @@ class Status(Struct, frozen=True):
     started_at: float = 0.0
     gateway: str | None = None  # its socket; None while none answers
     url: str | None = None  # the base URL where it listens on TCP
+    key_file: str | None = None  # that holds the key of the home's owner for that
     url_trouble: str = ""  # why it lets nobody in there
     runs: dict[str, int] = {}  # state -> count
     troubles: list[str] = []

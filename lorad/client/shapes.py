@@ -398,6 +398,8 @@ class Swapped(Alias, frozen=True):
     seconds: float = 0.0
     gateway: str | None = None  # its socket; None where it does not come up
     url: str | None = None
+    key_file: str | None = None  # that holds the key for `url`
+    chat: bool = False  # it expects the chat template
 
 
 class Move(Struct, frozen=True):
@@ -420,6 +422,8 @@ class Served(Struct, frozen=True):
     aliases: list[Alias] = []
     gateway: str | None = None
     url: str | None = None
+    key_file: str | None = None  # that holds the key for `url`
+    chat: bool = False  # it expects the chat template
 
 
 class StoppedServing(Struct, frozen=True):

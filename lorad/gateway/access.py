@@ -1,9 +1,10 @@
 """Decides who may ask.
 
 On the socket that is this user and root, by the kernel's word, or all users if a shared daemon lets all see
-everything; on TCP it is who has a token, see `lorad/box/tokens.py`.
+everything; on TCP it is who has a token, see `lorad/box/tokens.py`, or the key of the home's owner.
 """
 
+import hmac
 import os
 import socket
 from collections.abc import Callable
@@ -17,13 +18,16 @@ from lorad.protocol.listener import may_call, uid_of, user_name
 
 
 class Access:
-    """tokens: None when there is no TCP. for_all: every user of the machine may ask on the socket.
+    """tokens: None where nobody has any. key: of this user; None where they have none.
 
-    private: this is the gateway of several owners, each of whom may ask for their own versions alone.
+    for_all: every user of the machine may ask on the socket. private: this is the gateway of several owners,
+    each of whom may ask for their own versions alone.
     """
 
-    def __init__(self, tokens: Path | None, *, for_all: bool = False, private: bool = False) -> None:
-        self._tokens, self._for_all, self._private = Tokens(tokens), for_all, private
+    def __init__(
+        self, tokens: Path | None, *, key: str | None = None, for_all: bool = False, private: bool = False
+    ) -> None:
+        self._tokens, self._key, self._for_all, self._private = Tokens(tokens), key, for_all, private
 
     def owner(self, request: web.Request) -> str:
         """Return who asks. Raises ApiError 401 and 403."""
@@ -50,7 +54,10 @@ class Access:
 
     def _bearer(self, header: str) -> str:
         scheme, _, token = header.partition(" ")
-        found = self._tokens.owner(token.strip())
+        found = self._tokens.owner(token := token.strip())
+        if self._key is not None and hmac.compare_digest(token.encode(), self._key.encode()):
+            found = user_name(os.geteuid())
         if scheme.lower() != "bearer" or found is None:
-            raise ApiError(401, "Give a token of this gateway as API key.", code="invalid_api_key")
+            text = "Give the key of this gateway, or a token of it, as API key."
+            raise ApiError(401, text, code="invalid_api_key")
         return found

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -37,9 +38,17 @@ async def serve(gateway: contextlib.AbstractAsyncContextManager[object]) -> None
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: web.Application, path: Path, bounds: Bounds, *, mode: int = 0o600, port: int | None = None
+    app: web.Application,
+    path: Path,
+    bounds: Bounds,
+    *,
+    mode: int = 0o600,
+    port: int | socket.socket | None = None,
 ) -> AsyncIterator[None]:
-    """Serve until the context ends; then take no more requests, and let those under way finish."""
+    """Serve until the context ends; then take no more requests, and let those under way finish.
+
+    port: a number, or a socket that listens.
+    """
     runner = bounded(app, handler_cancellation=True, shutdown_timeout=_GOODBYE_SECONDS)
     await runner.setup()
     door = Doorkeeper(runner.server, bounds)
@@ -54,23 +63,33 @@ async def listening(
         if on_port is not None:
             on_port.cancel()
             await asyncio.gather(on_port, return_exceptions=True)
+        if isinstance(port, socket.socket):
+            port.close()
         await runner.cleanup()
 
 
-async def _listen_on_port(door: Doorkeeper, port: int) -> None:
+async def _listen_on_port(door: Doorkeeper, port: int | socket.socket) -> None:
     """Listen until cancelled. If the port is taken, try again; the socket keeps working meanwhile."""
     is_logged = False
     while True:
         try:
-            server = await asyncio.get_running_loop().create_server(door, _LOCAL, port)
+            server = await _server_on(door, port)
         except OSError as error:
             if not is_logged:
-                log.error("nothing is served on %s:%d: %s", _LOCAL, port, error.strerror)
+                log.error("nothing is served on %s:%s: %s", _LOCAL, port, error.strerror)
             is_logged = True
             await asyncio.sleep(_PORT_SECONDS)
             continue
-        log.info("the gateway answers on http://%s:%d/v1", _LOCAL, port)
+        log.info("the gateway answers on http://%s:%d/v1", *server.sockets[0].getsockname())
         try:
             await asyncio.Event().wait()
         finally:
             server.close()
+
+
+async def _server_on(door: Doorkeeper, port: int | socket.socket) -> asyncio.Server:
+    """Raises OSError."""
+    loop = asyncio.get_running_loop()
+    if isinstance(port, int):
+        return await loop.create_server(door, _LOCAL, port)
+    return await loop.create_server(door, sock=port)

@@ -55,9 +55,12 @@ class Doorkeeper:
     def most(self, uid: int | None) -> int:
         """Limit the connections of a user.
 
-        uid: None for TCP, where no user is known before a request is read.
+        uid: None for TCP, where no user is known before a request is read: strangers there leave room for
+        those on the socket.
         """
-        return self.bounds.of_own if uid in (None, os.getuid()) else self.bounds.of_one
+        if uid is None:
+            return min(self.bounds.of_own, self._most // 3)
+        return self.bounds.of_own if uid == os.getuid() else self.bounds.of_one
 
     def let_go(self, guarded: "_Guarded") -> None:
         if guarded in self.there:

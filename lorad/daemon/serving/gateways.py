@@ -5,6 +5,7 @@ users; behind it each owner of what is served has a gateway, which runs as that 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -123,13 +124,27 @@ def gateway_socket(ctx: Context) -> str | None:
     return str(socket) if answers(socket) else None
 
 
-async def gateway_up(ctx: Context) -> str | None:
-    """Wait until the gateway answers, or for as long as that should take. Returns its socket.
+def gateway_address(ctx: Context) -> dict[str, str | None]:
+    """Find where the gateway answers now, as answers of the daemon have it: its socket, the base URL of its
+    port on 127.0.0.1, and the file of the key for that; None for what there is not.
+    """
+    socket, settings = gateway_socket(ctx), ctx.config.gateway
+    port = str(settings.fixed_port) if settings.fixed_port else None
+    if port is None and socket and settings.port == "auto" and not ctx.users.shared:
+        with contextlib.suppress(FileNotFoundError):  # the machine gave it no port
+            port = ctx.home.gateway_port.read_text()
+    has_key = port is not None and not ctx.users.shared
+    url = None if port is None else f"http://127.0.0.1:{port}/v1"
+    return {"gateway": socket, "url": url, "key_file": str(ctx.home.gateway_key) if has_key else None}
+
+
+async def gateway_up(ctx: Context) -> dict[str, str | None]:
+    """Wait until the gateway answers, or for as long as that should take. Returns its address.
 
     The loop starts it: whoever made it wanted has poked the loop.
     """
     doing().tell("waiting for the gateway")
     deadline = time.monotonic() + UP_SECONDS
-    while (socket := gateway_socket(ctx)) is None and time.monotonic() < deadline:  # noqa: ASYNC110
+    while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    return socket
+    return gateway_address(ctx)

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from lorad.box.config import GatewaySettings
+from lorad.box.keys import gateway_key
 from lorad.box.paths import Home
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
@@ -19,6 +20,7 @@ from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQ
 from lorad.gateway.models import add_models
 from lorad.gateway.own.bases import Bases, Peers
 from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
+from lorad.gateway.own.port import open_port
 from lorad.gateway.own.prompts import of_chat, of_completion
 from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
@@ -84,12 +86,14 @@ class Gateway:
 @contextlib.asynccontextmanager
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """The gateway of a home that belongs to one user."""
-    gateway = Gateway(Resolver(home, home.gateway / served.FILE), Access(settings.tokens))
+    port = open_port(home) if settings.port == "auto" else settings.port
+    access = Access(settings.tokens, key=gateway_key(home) if port else None)
+    gateway = Gateway(Resolver(home, home.gateway / served.FILE), access)
     reported = reporting(gateway.traffic, home.gateway / traffic.FILE)
     try:
         async with (
             reported,
-            listening(_make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port),
+            listening(_make_app(gateway), home.gateway_socket, CONNECTIONS, port=port),
         ):
             yield gateway
     finally:

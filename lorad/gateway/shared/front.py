@@ -59,7 +59,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[_Fron
     mode = 0o666 if for_all else 0o600
     try:
         async with listening(
-            _make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port
+            _make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.fixed_port
         ):
             yield front
     finally:

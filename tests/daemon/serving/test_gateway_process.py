@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lorad.box.config import GatewaySettings, Supervision
@@ -56,6 +57,30 @@ async def test_gateway_outlives_daemon_unless_asked_to_end(home: Path, wanted: N
         assert gateway_socket(api.ctx) and pid_of_gateway(home) == pid
         await api("shutdown", gateway=True)
         await until(lambda: not is_alive(pid))
+
+
+async def test_the_port_is_told_while_it_serves(home: Path, wanted: None) -> None:
+    async with serving(home) as api:
+        await until(lambda: gateway_socket(api.ctx))
+        Home(home).gateway_port.write_text("8123")  # as the real one does
+        told = await api("status")
+        assert (told.url, told.key_file) == ("http://127.0.0.1:8123/v1", str(Home(home).gateway_key))
+        assert (await api("shutdown", gateway=True)).gateway
+        await until(lambda: gateway_socket(api.ctx) is None)
+        assert (await api("status")).url is None
+
+
+async def test_a_shared_daemon_chooses_no_port(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = open_context(home)
+    ctx.users = SharedBox()
+    monkeypatch.setattr(gateways, "gateway_socket", lambda ctx: "/gateway.sock")
+    Home(home).gateway.mkdir()
+    Home(home).gateway_port.write_text("8080")  # of a time before it was shared
+    assert gateways.gateway_address(ctx) == {"gateway": "/gateway.sock", "url": None, "key_file": None}
+    ctx.config = msgspec.structs.replace(ctx.config, gateway=GatewaySettings(8000, home / "tokens"))
+    assert gateways.gateway_address(ctx)["url"] == "http://127.0.0.1:8000/v1"
+    ctx.store.close()
+    ctx.journal.close()
 
 
 async def test_gateway_ends_with_the_last_pool(home: Path, wanted: None) -> None:

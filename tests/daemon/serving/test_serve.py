@@ -5,6 +5,7 @@ warm.
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -321,11 +322,20 @@ def test_real_pool_serves_from_the_command_line() -> None:
         lengths = made.json("show", "bot")["spec"]
         assert (lengths["data"]["max_prompt_tokens"], lengths["rollout"]["max_new_tokens"]) == (72, 24)
         assert "bot@0" in told.stdout
-        assert answer_of(told.stderr)["system_fingerprint"] == "lorad-bot@0"
+        answer = answer_of(told.stderr)
+        assert (answer["system_fingerprint"], answer["object"]) == ("lorad-bot@0", "chat.completion")
         moved = made.lorad("swap", "other", "bot@0").stderr
         assert answer_of(moved)["model"] == "other" and f"Socket: {made.home.gateway_socket}" in moved
+        assert "Traceback" not in pasted(moved)
+        assert "401" in pasted(moved.replace("/gateway/key", "/gateway/port"))
+        assert made.home.gateway_key.read_text() not in moved
+        status = made.lorad("daemon", "status").stdout
+        assert f"With the key in {made.home.gateway_key} it speaks it on http://127.0.0.1:" in status
         assert read_beat(made.home.gateway / "attempts" / "0001" / "heartbeat")  # whoever stops it is noticed
-        assert "gateway answers on" in made.lorad("logs", "--of", "gateway").stdout
+        logs = made.lorad("logs", "--of", "gateway").stdout
+        assert (
+            "gateway answers on http://127.0.0.1:" in logs and made.home.gateway_key.read_text() not in logs
+        )
         assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
         assert "imported" in made.lorad("show", "bot").stdout
         assert made.json("verify", "bot")["problems"] == 0
@@ -340,6 +350,13 @@ def answer_of(said: str) -> Any:
         line.removeprefix("Try it: "), shell=True, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
+
+
+def pasted(said: str) -> str:
+    """Run the lines of Python that a command prints, as they are; returns what these print, errors too."""
+    code = said.partition("In Python:\n")[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.rstrip("\n") + done.stderr
 
 
 async def test_version_of_another_pool_kind_waits(home: Path) -> None:

@@ -12,7 +12,7 @@ from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, is_loaded
-from lorad.daemon.serving.borrow_pool import guest, load
+from lorad.daemon.serving.borrow_pool import guest, is_chat, load
 from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
@@ -81,15 +81,14 @@ async def swap(ctx: Context, call: Call) -> Swapped:
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
         publish(ctx, alias)
     seconds = time.monotonic() - started
-    socket = await gateway_up(ctx)
     return of_row(
         Swapped,
         row,
         previous=before.serves if before else None,
         attestation=Verdict(attestation.verdict, attestation.detail),
         seconds=seconds,
-        gateway=socket,
-        url=ctx.config.gateway.url,
+        chat=await is_chat(ctx, run),
+        **await gateway_up(ctx),
     )
 
 

@@ -48,7 +48,7 @@ from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
-from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
+from lorad.daemon.serving.gateways import gateway_address, gateway_socket, stop_gateway
 from lorad.daemon.serving.tinker import stop_door
 from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
 from lorad.store import pools, runs
@@ -69,8 +69,7 @@ async def show_status(ctx: Context, call: Call) -> Status:
         caller=Caller(call.caller.name, is_admin(ctx, call.caller)),
         shared=ctx.users.shared,
         started_at=ctx.loop.started_at,
-        gateway=gateway_socket(ctx),
-        url=ctx.config.gateway.url,
+        **gateway_address(ctx),
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
         troubles=ctx.loop.troubles.lines(owner)[:_TROUBLES],

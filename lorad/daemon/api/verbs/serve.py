@@ -30,7 +30,7 @@ from lorad.daemon.runs.create import anchored, expanded
 from lorad.daemon.runs.import_adapter import Import
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.versions import in_hand
-from lorad.daemon.serving.borrow_pool import guest, load
+from lorad.daemon.serving.borrow_pool import guest, is_chat, load
 from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.keep_up import set_serving
 from lorad.errors import LoradError, SpecError
@@ -207,5 +207,5 @@ def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Atte
 
 async def _answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
     """Answer once the gateway serves."""
-    socket = await gateway_up(ctx)
-    return Served(pool.id, [of_row(Alias, row) for row in rows], socket, ctx.config.gateway.url)
+    chat = await is_chat(ctx, runs.get(ctx.store, rows[0].run))
+    return Served(pool.id, [of_row(Alias, row) for row in rows], chat=chat, **await gateway_up(ctx))
