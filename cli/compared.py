@@ -19,7 +19,7 @@ _SHA = 12  # characters of a digest that a table shows
 _DATA = "data.train"
 
 _Pair = tuple[Any, Any]  # what the first and the second run have; None: nothing
-_Trail = list[tuple[int, Any]]  # values of a key, each with the step from which it holds
+_Trail = list[tuple[int, Any]]  # values of a key, each with the step after which it holds
 
 
 class _Point(Struct, frozen=True):
@@ -33,7 +33,7 @@ class _Difference(Struct, frozen=True):
     """What two runs have otherwise.
 
     spec: by dotted keys, as it is now. changed: keys that a resume changed, the values of each run as
-        [step from which it holds, value].
+        [step after which it holds, value].
     inputs: digests of data, model, rewards and other files. software: versions.
     same: which keys of the spec, inputs and packages are alike.
     """
@@ -214,8 +214,8 @@ def _key(key: str, found: _Difference) -> str:
 
 
 def _trail(values: Sequence[tuple[int, Any]]) -> str:
-    """Write the values that a key had: 0.001, 0.0003 from step 5."""
-    return ", ".join(f"{_value(value)}{f' from step {step}' * bool(step)}" for step, value in values)
+    """Write the values that a key had: 0.001, 0.0003 after step 5."""
+    return ", ".join(f"{_value(value)}{f' after step {step}' * bool(step)}" for step, value in values)
 
 
 def _digest(sha256: str | None) -> str:

@@ -116,11 +116,18 @@ def stop(
     force: Annotated[
         bool, typer.Option("--force", help="Also while runs are at work in it: they end, and can be resumed.")
     ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it has ended and its devices are free.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """End a pool, and free its devices. It is refused while runs or requests use the pool, and names them."""
-    row = Client().stop_pool(pool, force=force)
-    output.print_json(row) if as_json else output.note(f"Pool {pool} is {row.state}.")
+    client = Client()
+    row = client.stop_pool(pool, force=force)
+    while wait and any(one.pool == pool for one in client.pools()):
+        time.sleep(0.1)
+    says = "has ended, and its devices are free" if wait else f"is {row.state}"
+    output.print_json(row) if as_json else output.note(f"Pool {pool} {says}.")
 
 
 def _pool_row(pool: Pool) -> tuple[object, ...]:

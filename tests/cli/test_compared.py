@@ -24,7 +24,7 @@ def test_a_rate_changed_on_the_way_is_shown(capsys: pytest.CaptureFixture[str]) 
     found = _compared(first, second, [])
     assert "trainer.lr" not in found.spec and "trainer.lr" not in found.same["spec"]
     _show(found, first, second)
-    assert "trainer.lr\t0.1\t0.1, 0.3 from step 2, 0.1 from step 4\n" in capsys.readouterr().out
+    assert "trainer.lr\t0.1\t0.1, 0.3 after step 2, 0.1 after step 4\n" in capsys.readouterr().out
 
 
 def test_what_a_resume_rewound_is_left_out() -> None:

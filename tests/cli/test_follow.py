@@ -161,3 +161,15 @@ def test_what_is_waited_for_is_seen_on_terminals(
     assert capsys.readouterr().err == f"\r\x1b[2Kloading weights 120 of 272\\x1b[5m {'x' * 4}…"
     output.doing("")
     assert capsys.readouterr().err == "\r\x1b[2K"
+
+
+async def test_a_stopped_pool_is_gone_where_waited_for(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "ended")
+        (pool,) = await api("pools")
+        assert await typed("pools", "stop", pool.pool, "--wait") == 0
+        assert "has ended, and its devices are free." in capsys.readouterr().err
+        assert await api("pools") == []
