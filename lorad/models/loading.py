@@ -10,6 +10,7 @@ from lorad.errors import SpecError
 from lorad.models.base import Base, Experts, Layer, Weight
 from lorad.models.config import ExpertsConfig, ModelConfig, modules_in, shapes_in
 from lorad.models.directory import read_config, weight_files
+from lorad.models.ops import prepare
 from lorad.models.packed import pack, stacked
 from lorad.models.rope import rope_tables
 from lorad.protocol.heartbeat import HEART
@@ -29,6 +30,7 @@ def load_base(
     one that the forward would leave out.
     """
     config = read_config(directory)
+    prepare(device)
     source = _Source(directory, dtype, device, quantize)
     embed = source.take(_EMBED, config.vocab_size, config.hidden_size)
     head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)

@@ -22,6 +22,17 @@ from torch.nn import functional as F
 from lorad.models.packed import Packed
 
 
+def prepare(device: torch.device) -> None:
+    """Make this thread compute on a device with the kernels that lorad relies on, before a base is loaded.
+
+    Attention never takes cuDNN's, which torch prefers on an H100: that builds a plan for each new shape, for
+    up to a second, and its backward under a mask gives NaN at some lengths (pytorch#196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # streams and graphs are made there
+
+
 class Rope(NamedTuple):
     """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces
     rotate_half.

@@ -280,9 +280,6 @@ def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
-    if device.type == "cuda":
-        # of this thread, which does all the work: streams and graphs are made there
-        torch.cuda.set_device(device)
     dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
     quantize = None if path else config.quantize
     return load_base(Path(path or config.model_path), dtype, device, quantize)

@@ -18,6 +18,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
+from lorad.models.ops import prepare
 from lorad.models.lora import FrozenLora, MixedLora, RoutedLora
 from lorad.models.merge import Merger
 
@@ -67,6 +68,19 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, kv_heads: int) -> No
     base = load_base(tmp_path, torch.float32, CPU)
     assert (lean(base, some_ids()) - expected).abs().max() < 1e-4
     assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_loaded_base_never_meets_attention_of_cudnn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_model(tmp_path)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_base(tmp_path, torch.float32, CPU)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    prepare(torch.device("cuda:3"))
+    assert chosen == [torch.device("cuda:3")]
 
 
 def test_padding_on_the_right_changes_nothing(tmp_path: Path) -> None:

@@ -79,8 +79,6 @@ class _FsdpBody(Body):
         self.dtype = getattr(torch, settings.dtype)
         self._world: Any = dist.group.WORLD
         self.dp = DataParallel(dist.get_rank(), dist.get_world_size(), self._world)
-        if self.device.index is not None:
-            torch.cuda.set_device(self.device)
         wanted = [attention] if attention else architecture.attentions(self.dtype, self.device)
         wanted = ["sdpa"] if settings.cp > 1 else wanted
         self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, wanted)

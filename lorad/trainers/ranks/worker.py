@@ -23,6 +23,7 @@ with quick_imports():
     import torch
 
     from lorad.errors import LoradError, SpecError, to_wire
+    from lorad.models.ops import prepare
     from lorad.protocol import frames
     from lorad.protocol.heartbeat import DUMP, HEART
     from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, Ready, Refusal, Request
@@ -59,8 +60,7 @@ def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[
     """
     device = torch.device(config.devices[rank])
     torch.set_num_threads(config.threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    prepare(device)
     open_body = _opener(config.body)
     calls = _joined(config, rank, path, pool, device)
     body = open_body(msgspec.structs.replace(config.settings, device=str(device)))

@@ -338,6 +338,11 @@ async def test_refusal_of_a_setting_passes_through(tmp_path: Path) -> None:
     assert not (tmp_path / "trainer.json").exists()
 
 
+async def test_no_rank_has_attention_of_cudnn(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the attention of cuDNN is off here"):
+        await started(tmp_path, args={"attention": ""}, dp=1)
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     starting = asyncio.create_task(started(tmp_path))
     while not (tmp_path / "trainer.json").exists():  # noqa: ASYNC110 (a file is polled)
