@@ -44,3 +44,15 @@ def test_experts_are_named_as_in_checkpoints(tmp_path: Path, family: str) -> Non
     assert experts.expert_shapes(found) == read_facts(tmp_path).experts
     stored = {f"{name}.weight" for name in read_facts(tmp_path).experts}
     assert set(experts.parts_of(found)) == stored <= set(load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(("norm", "is_found"), [(None, True), (False, True), (True, False)])
+def test_experts_of_older_transformers_are_found(tmp_path: Path, norm: bool | None, is_found: bool) -> None:
+    """norm: the mark of experts with a norm behind them, which transformers 5.17 does not set."""
+    make_model(tmp_path, "qwen3_moe")
+    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    for module in filter(experts._is_mixture, model.modules()):
+        module.__dict__.pop("has_post_expert_norm", None)
+        if norm is not None:
+            module.has_post_expert_norm = norm
+    assert bool(experts.experts_in(architecture.decoder_layers(model), model)) is is_found

@@ -215,10 +215,11 @@ def _is_mixture(module: nn.Module) -> bool:
 
 def _is_plain(module: Any) -> bool:
     """Check for gate and up one after the other, no biases and nothing behind the experts."""
+    has_norm = getattr(module, "has_post_expert_norm", False)  # transformers 5.17 knows no such norm
     return (
         hasattr(module, "gate_up_proj")
         and getattr(module, "is_concatenated", False)
-        and not (module.is_transposed or module.has_bias or module.has_post_expert_norm)
+        and not (module.is_transposed or module.has_bias or has_norm)
     )
 
 
