@@ -3,21 +3,22 @@ steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lorad.engines.builtin import decode
+from lorad.engines.builtin import decode, steps
 from lorad.engines.builtin.calls import Call, HeldLora, Sample
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
-from lorad.engines.builtin.steps import Result
+from lorad.engines.builtin.steps import EagerSteps, Result
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
 from lorad.models.directory import linear_shapes, resolve
-from lorad.models.kv import bytes_per_token
+from lorad.models.kv import DecodeAttention, KVCache, bytes_per_token
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
@@ -232,3 +233,26 @@ def test_prefix_cache_keeps_beginnings_of_long_prompts(models: Merger, prefilled
     for _ in range(2):
         finish(batch, call(counts=[1], start=LONG_PROMPT))
     assert prefilled[0] - prefilled[1] == 2 * BLOCK
+
+
+def test_rounded_steps_meet_few_attention_shapes(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where each new shape costs; with the tokens of exact steps."""
+    spans: list[int] = []
+
+    class Seen(DecodeAttention):
+        def __init__(self, cache: KVCache, positions: torch.Tensor, span: int, *rest: Any) -> None:
+            spans.append(span)
+            super().__init__(cache, positions, span, *rest)
+
+    monkeypatch.setattr(steps, "DecodeAttention", Seen)
+    rounded, exact = (DecodeBatch(models, 64, ENOUGH) for _ in range(2))
+    rounded.stepper = EagerSteps(models, rounds=True)
+    made = finish(rounded, call(new=40))
+    assert len(spans) > 30 and len({*spans}) <= 2
+    assert same(made, finish(exact, call(new=40)))
+
+
+def test_steps_of_mixtures_are_rounded_on_gpus() -> None:
+    base = load_base(resolve("builtin:tiny-moe"), torch.float32, torch.device("cpu"))
+    found = [steps.stepper(Merger(replace(base, device=torch.device(name)))) for name in ("cpu", "cuda:0")]
+    assert [isinstance(one, EagerSteps) and one.rounds for one in found] == [False, True]

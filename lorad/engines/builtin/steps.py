@@ -23,7 +23,7 @@ Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs floa
 _Loras = Sequence[FrozenLora | None]
 Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
-_SPAN = 256  # tokens by which the span of a captured step grows at least
+_SPAN = 256  # tokens by which the span of a step grows at least on a GPU
 _GRAPHS, BANKS = 64, 8  # kept at most
 _MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a power of two
 
@@ -161,8 +161,10 @@ class Stepper(Protocol):
 
 def stepper(models: Merger) -> Stepper:
     """A mixture of experts is never captured: which rows an expert has changes at each step."""
-    is_fixed = models.base.device.type == "cuda" and models.base.config.experts is None
-    return GraphedSteps(models, _CudaGraphs) if is_fixed else _EagerSteps(models)
+    on_gpu = models.base.device.type == "cuda"
+    if on_gpu and models.base.config.experts is None:
+        return GraphedSteps(models, _CudaGraphs)
+    return EagerSteps(models, rounds=on_gpu)
 
 
 def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
@@ -172,20 +174,28 @@ def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[
     return list(numbers), owner
 
 
-class _EagerSteps:
-    """Exactly as many rows as there are."""
+def _rounded(tokens: int) -> int:
+    """Round a span up so that few exist, none more than a quarter too long beyond 1,024 tokens."""
+    step = max(_SPAN, (1 << (tokens - 1).bit_length()) >> 3)
+    return -(-tokens // step) * step
+
+
+class EagerSteps:
+    """Exactly as many rows as there are. rounds: the span is rounded up, since libraries of a GPU choose a
+    kernel anew for each shape, and a span grows with every token.
+    """
 
     keeps_cache = False
 
-    def __init__(self, models: Merger) -> None:
-        self.models, self.base = models, models.base
+    def __init__(self, models: Merger, *, rounds: bool) -> None:
+        self.models, self.base, self.rounds = models, models.base, rounds
         self.lora: LoraApply | None = None
 
     def padded(self, rows: int) -> int:
         return rows
 
     def span(self, tokens: int) -> int:
-        return tokens
+        return _rounded(tokens) if self.rounds else tokens
 
     def bind(self, loras: _Loras) -> None:
         some, owner = _distinct(loras)
@@ -197,7 +207,8 @@ class _EagerSteps:
         self.lora.assign(owner)
 
     def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result:
-        return _step(self.base, self.lora, memory, shape, recording)
+        span = min(memory.cache.length, self.span(shape.span))
+        return _step(self.base, self.lora, memory, shape._replace(span=span), recording)
 
 
 class GraphedSteps:
@@ -226,9 +237,7 @@ class GraphedSteps:
         return 1 << (rows - 1).bit_length() if rows else 0
 
     def span(self, tokens: int) -> int:
-        """Few different ones, none more than a quarter too long beyond 1,024 tokens."""
-        step = max(_SPAN, (1 << (tokens - 1).bit_length()) >> 3)
-        return -(-tokens // step) * step
+        return _rounded(tokens)
 
     def bind(self, loras: _Loras) -> None:
         some, owner = _distinct(loras)
