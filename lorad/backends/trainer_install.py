@@ -24,7 +24,7 @@ FOR_GPUS = {"megatron": ("transformer-engine",)}
 """And on GPUs."""
 TRIED = {
     "megatron": {"megatron-bridge": "0.6.2", "megatron-core": "0.19.2", "torch": "2.9"},
-    "fsdp": {"torch": "2.9", "transformers": "4.57"},
+    "fsdp": {"torch": "2.10", "transformers": "4.57"},
 }
 """The oldest that lorad was tried with."""
 _NVIDIA = Path("/proc/driver/nvidia/version")

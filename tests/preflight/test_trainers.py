@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lorad.preflight.trainers import check_adapted, check_adapter, check_devices
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
 from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
+from tests.kit.world import REPOSITORY
 
 TINY = resolve("builtin:tiny")
 
@@ -522,3 +524,9 @@ def test_transposed_weights_are_no_linears(tmp_path: Path) -> None:
     assert (
         "GPT2LMHeadModel has no linear that an adapter could be put on" in str(said) and "Conv1D" in said.hint
     )
+
+
+def test_oldest_torch_has_grouped_products() -> None:
+    """`F.grouped_mm`, by which experts are computed on a GPU, is there from 2.10 on."""
+    lines = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert "torch>=2.10" in lines and "torch>=2.10" in " ".join(install_lines("fsdp"))
