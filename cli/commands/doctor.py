@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 
 from lorad.backends.engine_install import Server
 from lorad.box.config import load
+from lorad.box.gpus import all_gpus, visible_gpus
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
 from lorad.children.interpreter import Finding
@@ -28,7 +28,7 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable, report, size
 from lorad.client.box_shapes import Orphan, Repaired
 from lorad.client.client import Client
-from lorad.errors import LoradError, NotAllowed
+from lorad.errors import LoradError, NotAllowed, SpecError
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
 _MINIMUM_FREE = 2 << 30
@@ -108,11 +108,12 @@ def _show_repaired(done: Repaired, ended: list[Orphan], as_json: bool) -> None:
 
 
 def _everything(home: Home) -> Iterator[Finding]:
-    gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
-    yield from _machine(gpus)
+    gpus = _gpus()
+    yield from _machine()
+    yield gpus
     yield from _home_checks(home)
     yield from _config(home)
-    yield from runtime_checks(home, "cuda:0" if gpus else "cpu")
+    yield from runtime_checks(home, "cuda:0" if gpus.facts.get("uuids") else "cpu")
     yield from _daemon(home)
     if home.shared_by is None:  # else they are for its admins
         yield from database_checks(home)
@@ -127,7 +128,7 @@ def _of_backends(home: Home, engine: str | None, trainer: str | None, probe: boo
         yield from engine_checks(home, engine, start=probe)
 
 
-def _machine(gpus: str) -> Iterator[Finding]:
+def _machine() -> Iterator[Finding]:
     version = platform.python_version()
     yield Finding("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14.")
     for package in ("torch", "transformers", "peft"):
@@ -135,7 +136,17 @@ def _machine(gpus: str) -> Iterator[Finding]:
             yield Finding(package, True, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(package, False, "not installed", f"pip install {package}")
-    yield Finding("gpus", True, "; ".join(gpus.splitlines()) or "none: runs use the CPU")
+
+
+def _gpus() -> Finding:
+    """Name the GPUs that runs are placed on, as the daemon finds them. facts: their UUIDs."""
+    try:
+        gpus = visible_gpus()
+    except SpecError as error:
+        return Finding("gpus", False, error.message, error.hint)
+    named = [f"{gpu.label}, {size(gpu.memory)}" for gpu in gpus] or ["none: runs use the CPU"]
+    left = [f"not GPU {gpu.number}, which is split into slices (MIG)" for gpu in all_gpus() if gpu.is_split]
+    return Finding("gpus", True, "; ".join(named + left), facts={"uuids": [gpu.uuid for gpu in gpus]})
 
 
 def _home_checks(home: Home) -> Iterator[Finding]:
@@ -202,14 +213,6 @@ def _logout(home: Home) -> Iterator[Finding]:
     except LoradError:
         pass
     yield logout_check(own_name(), pids, uid=os.getuid())
-
-
-def _command(*argv: str) -> str | None:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _filesystem(path: Path) -> str:

@@ -18,9 +18,9 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
-from lorad.models.ops import prepare
 from lorad.models.lora import FrozenLora, MixedLora, RoutedLora
 from lorad.models.merge import Merger
+from lorad.models.ops import prepare
 
 # PEFT reads a property that transformers has deprecated
 
@@ -70,9 +70,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, kv_heads: int) -> No
     assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_loaded_base_never_meets_attention_of_cudnn(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_loaded_base_never_meets_attention_of_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_model(tmp_path)
     torch.backends.cuda.enable_cudnn_sdp(True)
     load_base(tmp_path, torch.float32, CPU)

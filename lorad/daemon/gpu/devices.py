@@ -3,22 +3,20 @@
 And shapes: what a run asks of a cluster, whose devices are known once they are granted.
 """
 
-import contextlib
 import fcntl
 import os
 import platform
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from lorad.box import gpu_locks
+from lorad.box.gpus import VISIBLE, visible_gpus
 from lorad.protocol.nodes import NodesSetup
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = gpu_locks.DIRECTORY
 
 
@@ -89,12 +87,16 @@ def shape_of(setup: NodesSetup) -> Shape:
 
 
 def find_devices(cpu_slots: int = 1) -> list[Device]:
-    """List the GPUs that CUDA_VISIBLE_DEVICES lets this process have, in its order; where there is none, the
-    CPU, as many times as it has slots.
+    """List the GPUs that CUDA_VISIBLE_DEVICES lets this process have, in its order; on a machine without any,
+    or where it hides all, the CPU, as many times as it has slots.
+
+    Raises SpecError as `visible_gpus` does.
     """
+    if gpus := visible_gpus():
+        return [Device(f"cuda:{n}", gpu.label, gpu.memory, gpu.uuid) for n, gpu in enumerate(gpus)]
     label, memory = platform.processor() or platform.machine(), psutil.virtual_memory().total
     names = ["cpu"] if cpu_slots == 1 else [f"cpu:{slot}" for slot in range(cpu_slots)]
-    return _visible(_gpus()) or [Device(name, label, memory) for name in names]
+    return [Device(name, label, memory) for name in names]
 
 
 def environment(devices: Sequence[Device]) -> dict[str, str]:
@@ -102,23 +104,7 @@ def environment(devices: Sequence[Device]) -> dict[str, str]:
     order NVML and CUDA have.
     """
     uuids = [device.uuid for device in devices if device.uuid]
-    return {_VISIBLE: ",".join(uuids)} if uuids else {}
-
-
-def _visible(gpus: list[Device]) -> list[Device]:
-    """Choose those that CUDA_VISIBLE_DEVICES names: numbers as `nvidia-smi` has them, UUIDs, or beginnings of
-    UUIDs. As CUDA does, it looks no further than a name that is none.
-    """
-    named = os.environ.get(_VISIBLE)
-    if named is None:
-        return gpus
-    chosen: list[Device] = []
-    for name in map(str.strip, named.split(",")):
-        found = [gpu for number, gpu in enumerate(gpus) if name == str(number) or gpu.uuid.startswith(name)]
-        if not name or len(found) != 1 or found[0] in chosen:
-            break
-        chosen += found
-    return [replace(gpu, name=f"cuda:{number}") for number, gpu in enumerate(chosen)]
+    return {VISIBLE: ",".join(uuids)} if uuids else {}
 
 
 def lock_file(device: Device) -> Path | None:
@@ -153,41 +139,3 @@ def is_taken(device: Device) -> bool:
     finally:
         os.close(file)
     return False
-
-
-def bindings() -> Any:
-    """NVML, as nvidia-ml-py has it."""
-    import pynvml
-
-    return pynvml
-
-
-@contextlib.contextmanager
-def nvml() -> Iterator[Any]:
-    """Yield the bindings, ready; None on a machine without NVIDIA's driver."""
-    found = bindings()
-    try:
-        found.nvmlInit()
-    except found.NVMLError:
-        yield None
-        return
-    try:
-        yield found
-    finally:
-        found.nvmlShutdown()
-
-
-def _gpus() -> list[Device]:
-    with nvml() as found:
-        handles = (
-            [found.nvmlDeviceGetHandleByIndex(i) for i in range(found.nvmlDeviceGetCount())] if found else []
-        )
-        return [
-            Device(
-                f"cuda:{index}",
-                str(found.nvmlDeviceGetName(handle)),
-                int(found.nvmlDeviceGetMemoryInfo(handle).total),
-                str(found.nvmlDeviceGetUUID(handle)),
-            )
-            for index, handle in enumerate(handles)
-        ]

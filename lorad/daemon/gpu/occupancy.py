@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from lorad.daemon.gpu.devices import Device, nvml
+from lorad.box.gpus import nvml
+from lorad.daemon.gpu.devices import Device
 from lorad.text import one_line, size
 
 log = logging.getLogger("lorad.daemon")

@@ -7,7 +7,8 @@ from importlib import metadata
 
 import torch
 
-from lorad.daemon.gpu.devices import Device, find_devices, nvml
+from lorad.box.gpus import nvml
+from lorad.daemon.gpu.devices import Device, find_devices
 from lorad.daemon.gpu.occupancy import Ours, Sight, read_all
 from tests.benchmarks.gpu_day.sizes import GIB
 from tests.benchmarks.gpu_day.stage import Place, play

@@ -13,9 +13,11 @@ import pynvml
 import pytest
 from msgspec import structs
 
+import lorad.box.gpus
 from lorad.box.config import Config, Devices
 from lorad.box.machine import Machine
 from lorad.box.runtime import Overrides, choose_runtime
+from lorad.cli.commands import doctor
 from lorad.cli.commands.pools import device_row
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import DeviceProcess, Lease
@@ -29,7 +31,7 @@ from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.serving.borrow_pool import admitted, guest
-from lorad.errors import Conflict
+from lorad.errors import Conflict, SpecError
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.kit.daemon_world import (
@@ -57,7 +59,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # -- slots ---------------------------------------------------------------------------------------------------
 def test_config_sets_number_of_cpu_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_gpus", list)
+    Nvml().install(monkeypatch)
     assert [device.name for device in find_devices()] == ["cpu"]
     assert [(device.name, device.kind) for device in find_devices(2)] == [("cpu:0", "cpu"), ("cpu:1", "cpu")]
 
@@ -114,7 +116,6 @@ def test_pool_without_slots_blocks_every_cpu_slot(home: Path) -> None:
         ("GPU-c, 1", ["GPU-c", "GPU-b"]),
         ("1,7,0", ["GPU-b"]),
         ("1,1,0", ["GPU-b"]),
-        ("GPU-", []),
         ("", []),
         ("-1", []),
     ],
@@ -136,6 +137,50 @@ def test_only_visible_gpus_are_leased(
         assert find_devices() == found
     else:
         assert [device.name for device in found] == ["cpu"] and environment(found) == {}
+
+
+MIG = "MIG-9f2c6e4a-0c7e-5e0f-a1a3-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("named", "refused"),
+    [
+        (None, ""),
+        ("1", ""),
+        ("", ""),
+        ("0", "GPU 0 (NVIDIA Fake) is split into slices (MIG), and lorad leases whole ones"),
+        ("GPU-b,GPU-a", "GPU 0 (NVIDIA Fake) is split into slices"),
+        (MIG, f"{MIG} is a slice of a GPU (MIG), and lorad leases whole ones"),
+        (f"1,{MIG}", f"{MIG} is a slice of a GPU (MIG)"),
+        ("7", "7 is none of 0 (GPU-a), 1 (GPU-b)"),
+        ("GPU-", "GPU- is none of 0 (GPU-a), 1 (GPU-b)"),
+    ],
+)
+def test_slices_of_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, named: str | None, refused: str) -> None:
+    """A run would be on the CPU, and nobody would know why."""
+    Nvml(GPU_a=Gpu(is_split=True), GPU_b=Gpu(is_split=False)).install(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    if not refused:
+        assert [device.name for device in find_devices()] == ["cpu" if named == "" else "cuda:0"]
+        return
+    with pytest.raises(SpecError) as error:
+        find_devices()
+    assert error.value.message.startswith(f"CUDA_VISIBLE_DEVICES: {refused}")
+    assert "Name a whole GPU in CUDA_VISIBLE_DEVICES" in error.value.hint
+    assert ("sudo nvidia-smi -i 0 -mig 0" in error.value.hint) is refused.startswith("GPU 0")
+
+
+def test_machine_of_slices_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(GPU_a=Gpu(is_split=True)).install(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(SpecError, match=r"GPU 0 .* is split into slices"):
+        find_devices()
+    found = doctor._gpus()
+    assert not found.ok and "is split into slices" in found.detail and "-mig 0" in found.hint
+    Nvml(GPU_a=Gpu(is_split=True), GPU_b=Gpu()).install(monkeypatch)
+    assert doctor._gpus().detail == "NVIDIA Fake, 80.0 GiB; not GPU 0, which is split into slices (MIG)"
 
 
 # -- other people --------------------------------------------------------------------------------------------
@@ -235,7 +280,7 @@ async def test_failing_bindings_are_reported_and_rarely_retried(
         calls.append(1)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(devices, "bindings", fail)
+    monkeypatch.setattr(lorad.box.gpus, "bindings", fail)
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
         submit(ctx, "a")

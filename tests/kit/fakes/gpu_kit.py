@@ -14,6 +14,7 @@ import pytest
 from msgspec.json import encode
 from msgspec.structs import replace
 
+import lorad.box.gpus
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.devices import Device, lock_file
@@ -37,6 +38,7 @@ class Gpu:
     used: int = 0
     load: int = 0
     millijoules: int = 0  # since its driver was loaded
+    is_split: bool | None = None  # into slices (MIG); None: a GPU that cannot be
 
 
 class Nvml:
@@ -58,7 +60,7 @@ class Nvml:
         self.refuses: set[str] = set()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "Nvml":
-        monkeypatch.setattr(devices, "bindings", lambda: self)
+        monkeypatch.setattr(lorad.box.gpus, "bindings", lambda: self)
         return self
 
     def nvmlInit(self) -> None:
@@ -82,6 +84,11 @@ class Nvml:
 
     def nvmlDeviceGetUUID(self, handle: str) -> str:
         return handle
+
+    def nvmlDeviceGetMigMode(self, device: str) -> list[int]:
+        if (is_split := self.gpus[device].is_split) is None:
+            raise self.NVMLError("nvmlDeviceGetMigMode: Not Supported")
+        return [int(is_split), int(is_split)]
 
     def nvmlDeviceGetMemoryInfo(self, handle: str, version: Any = None) -> SimpleNamespace:
         if version is not None:

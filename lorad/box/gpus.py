@@ -1,0 +1,105 @@
+"""The GPUs of this machine as NVML has them, and those that CUDA_VISIBLE_DEVICES lets this process have."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lorad.errors import SpecError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SLICE = "MIG-"  # how the names of slices begin
+_OTHERS = f"Name a whole GPU in {VISIBLE}, by its number or UUID; `{VISIBLE}= lorad …` uses the CPU"
+
+
+class Gpu(NamedTuple):
+    """number: as `nvidia-smi` has it. memory: bytes. is_split: into slices, by NVIDIA's MIG."""
+
+    number: int
+    label: str
+    memory: int
+    uuid: str
+    is_split: bool
+
+
+def bindings() -> Any:
+    """NVML, as nvidia-ml-py has it."""
+    import pynvml
+
+    return pynvml
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """Yield the bindings, ready; None on a machine without NVIDIA's driver."""
+    found = bindings()
+    try:
+        found.nvmlInit()
+    except found.NVMLError:
+        yield None
+        return
+    try:
+        yield found
+    finally:
+        found.nvmlShutdown()
+
+
+def all_gpus() -> list[Gpu]:
+    with nvml() as found:
+        return [_read(found, number) for number in range(found.nvmlDeviceGetCount())] if found else []
+
+
+def _read(found: Any, number: int) -> Gpu:
+    handle = found.nvmlDeviceGetHandleByIndex(number)
+    memory = int(found.nvmlDeviceGetMemoryInfo(handle).total)
+    try:
+        is_split = bool(found.nvmlDeviceGetMigMode(handle)[0])
+    except found.NVMLError:  # most GPUs cannot be split
+        is_split = False
+    label, uuid = str(found.nvmlDeviceGetName(handle)), str(found.nvmlDeviceGetUUID(handle))
+    return Gpu(number, label, memory, uuid, is_split)
+
+
+def visible_gpus() -> list[Gpu]:
+    """List the whole GPUs that this process may have, in the order of CUDA_VISIBLE_DEVICES: numbers as
+    `nvidia-smi` has them, UUIDs, or beginnings of UUIDs. As CUDA does, it looks no further than a name that
+    is none.
+
+    Raises SpecError where there are GPUs, and none of them can be had: a run would be on the CPU, and nobody
+    would know why.
+    """
+    gpus, named = all_gpus(), os.environ.get(VISIBLE)
+    if named is None:
+        whole = [gpu for gpu in gpus if not gpu.is_split]
+        if gpus and not whole:
+            raise _refused(gpus[0])
+        return whole
+    names = [name.strip() for name in named.split(",")]
+    chosen: list[Gpu] = []
+    for name in names:
+        if gpus and name.startswith(_SLICE):
+            raise _refused(name)
+        fitting = [gpu for gpu in gpus if name == str(gpu.number) or gpu.uuid.startswith(name)]
+        if not name or len(fitting) != 1 or fitting[0] in chosen:
+            break
+        if fitting[0].is_split:
+            raise _refused(fitting[0])
+        chosen += fitting
+    if gpus and not chosen and names[0] and not names[0].startswith("-"):
+        raise SpecError(f"{names[0]} is none of {_listed(gpus)}", key=VISIBLE, hint=f"{_OTHERS}.")
+    return chosen
+
+
+def _refused(named: Gpu | str) -> SpecError:
+    """Refuse a slice, named by its UUID, or the GPU that is split."""
+    if isinstance(named, str):
+        return SpecError(
+            f"{named} is a slice of a GPU (MIG), and lorad leases whole ones", key=VISIBLE, hint=f"{_OTHERS}."
+        )
+    hint = f"`sudo nvidia-smi -i {named.number} -mig 0` makes it whole. {_OTHERS}."
+    message = f"GPU {named.number} ({named.label}) is split into slices (MIG), and lorad leases whole ones"
+    return SpecError(message, key=VISIBLE, hint=hint)
+
+
+def _listed(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.number} ({gpu.uuid})" for gpu in gpus)
