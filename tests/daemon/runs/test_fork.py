@@ -90,6 +90,7 @@ async def test_the_shape_of_the_adapter_stays(home: Path) -> None:
         for override in ("lora.rank=8", "lora.target_modules=q_proj", "model.path=x", "lora.adapter_path=x"):
             with pytest.raises(SpecError, match=r"is part of what the adapter is"):
                 await fork(api, "a@1004", override)
+        await fork(api, "a@1004", "lora.rank=16", name="b")  # what it is
 
 
 async def test_a_forked_critic_keeps_its_rank(home: Path) -> None:

@@ -47,6 +47,10 @@ def test_what_trains_and_samples_may_change() -> None:
     assert changed(OLD, []) == OLD
 
 
+def test_what_the_run_is_may_be_said() -> None:
+    assert changed(OLD, [f"lora.rank={OLD.lora.rank}", f"seed={OLD.seed}"]) == OLD
+
+
 @pytest.mark.parametrize(
     "override",
     ["lora.rank=8", "data.train=arith", "seed=1", "model.path=x", "name=b", "reward=f", "algorithm.epochs=2"],

@@ -119,12 +119,13 @@ def _refuse_live_or_imported(run: RunRow) -> None:
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
     """Make the spec of the next attempt; without another learning rate the run keeps its own.
 
-    Raises SpecError for overrides of what defines the adapter or its data.
+    Raises SpecError for overrides of what defines the adapter or its data; one that says what it is will do.
     """
     for text in overrides:
         key = overridden(text)
         section = key.partition(".")[0]
-        if section in Spec.__struct_fields__ and section not in _CHANGEABLE and key not in _ALSO:
+        is_fixed = section in Spec.__struct_fields__ and section not in _CHANGEABLE and key not in _ALSO
+        if is_fixed and override(spec, [text]) != spec:
             raise SpecError(
                 f"override {text}: {key} is part of what this run is; a resume may change "
                 f"{', '.join(sorted(_CHANGEABLE))}",
