@@ -66,7 +66,7 @@ def test_changed_file_is_refused_by_name() -> None:
 
 
 def test_large_file_is_known_by_ends_and_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(reader, "_HASHED_BYTES", 100)
+    monkeypatch.setattr(reader, "HASHED_BYTES", 100)
     monkeypatch.setattr(reader, "_END_BYTES", 10)
     path = tmp_path / "rows.jsonl"
     lines = b'{"prompt": "a", "answer": "b"}\n' * 10
