@@ -49,7 +49,7 @@ with quick_imports():
     from lorad.preflight.quantize import check_blocks
     from lorad.preflight.routes import check_routes, records_routes
     from lorad.preflight.rows import check_rows, refuse_lacking
-    from lorad.preflight.start import begun, check_start, naming_adapter, source_of
+    from lorad.preflight.start import check_start, naming_adapter, source_of, supplied_spec
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.trainers import (
         check_adapted,
@@ -111,7 +111,7 @@ def preflight(
         with naming_adapter(spec, written):
             if spec.lora.adapter_path is not None:
                 directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
-                spec = begun(spec, _model_facts(spec, directory), written, cwd)
+                spec = supplied_spec(spec, _model_facts(spec, directory), written, cwd)
             facts, data, tokenizer = _checked(spec, box, cwd=cwd, **machine)
         seen = look_at(data, tokenizer) if look and data.take(0, 1) else None
         return replace(facts, loggers=chosen, notify=receivers, look=seen)

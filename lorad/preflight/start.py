@@ -24,7 +24,7 @@ _NAMES = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "u
 _OPEN = ("rank", "alpha", "rslora", "dora", "dropout", "target_modules", "exclude_modules")
 
 
-def begun(spec: Spec, model: ModelFacts, written: Mapping[str, str] | None, cwd: Path) -> Spec:
+def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | None, cwd: Path) -> Spec:
     """Return the spec with what it leaves open of `lora` as the adapter to start from has it.
 
     written: see Question. Raises SpecError for an adapter that does not fit the base, and for every key that
@@ -32,17 +32,17 @@ def begun(spec: Spec, model: ModelFacts, written: Mapping[str, str] | None, cwd:
     """
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     try:
-        found = outline(source_of(spec, cwd))
-        refuse_interleaved(found, model.model_type, FUSED)
-        refuse_unfit(found, shapes)
+        outlined = outline(source_of(spec, cwd))
+        refuse_interleaved(outlined, model.model_type, FUSED)
+        refuse_unfit(outlined, shapes)
     except AdapterRefused as error:
         raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error
-    adapter = lora_of(spec.lora, found.config, shapes)
+    adapter = lora_of(spec.lora, outlined.config, shapes)
     own = {key for key in _OPEN if written is None or f"lora.{key}" in written}
     own |= {"exclude_modules"} if "target_modules" in own else set()
     own |= {"experts"} if spec.lora.experts.rank != "auto" else set()
     spec = replace(spec, lora=replace(adapter, **{key: getattr(spec.lora, key) for key in own}))
-    wrong = [*_other_numbers(spec, adapter), *_other_modules(spec, found.config, model, own)]
+    wrong = [*_other_numbers(spec, adapter), *_other_modules(spec, outlined.config, model, own)]
     errors = [error.at((written or {}).get(error.key, "")) for error in wrong]
     if errors:
         errors[0].others = tuple(errors[1:])
@@ -52,24 +52,26 @@ def begun(spec: Spec, model: ModelFacts, written: Mapping[str, str] | None, cwd:
 
 def _other_numbers(spec: Spec, adapter: Lora) -> Iterator[SpecError]:
     for key, name in _NAMES.items():
-        here, there = getattr(spec.lora, key), getattr(adapter, key)
-        if here != there:
-            yield _contradiction(spec, key, f"{_shown(here)} here but {_shown(there)} in", name)
-    here, there = spec.lora.experts.rank, adapter.experts.rank
-    if here != there and there != "auto":
-        yield _contradiction(spec, "experts.rank", f"{here} here but {there} in", "rank_pattern")
+        written, supplied = getattr(spec.lora, key), getattr(adapter, key)
+        if written != supplied:
+            yield _contradiction(spec, key, f"{_shown(written)} here but {_shown(supplied)} in", name)
+    written, supplied = spec.lora.experts.rank, adapter.experts.rank
+    if written != supplied and supplied != "auto":
+        yield _contradiction(spec, "experts.rank", f"{written} here but {supplied} in", "rank_pattern")
 
 
 def _other_modules(
     spec: Spec, adapter: AdapterConfig, model: ModelFacts, own: set[str]
 ) -> Iterator[SpecError]:
-    here, there = set(modules_of(spec, model)), set(adapter.modules)
-    if differing := sorted(here ^ there):
+    written, supplied = set(modules_of(spec, model)), set(adapter.modules)
+    if differing := sorted(written ^ supplied):
         key = "target_modules" if "target_modules" in own else "exclude_modules"
         words = ", ".join(entries(getattr(spec.lora, key)))
-        who = "the adapter" if differing[0] in here else f"lora.{key}"
-        what = f"with {words} there are {len(here)} modules, {len(differing)} others than the {len(there)}"
-        error = _contradiction(spec, key, f"{what} in", "target_modules")
+        who = "the adapter" if differing[0] in written else f"lora.{key}"
+        what = (
+            f"with {words} there are {len(written)} modules, {len(differing)} others than the {len(supplied)}"
+        )
+        error = _contradiction(spec, key, what, "target_modules")
         yield SpecError(f"{error.problem}: {who} lacks {differing[0]}", key=error.key, hint=error.hint)
 
 
