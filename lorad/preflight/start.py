@@ -68,9 +68,8 @@ def _other_modules(
         key = "target_modules" if "target_modules" in own else "exclude_modules"
         words = ", ".join(entries(getattr(spec.lora, key)))
         who = "the adapter" if differing[0] in written else f"lora.{key}"
-        what = (
-            f"with {words} there are {len(written)} modules, {len(differing)} others than the {len(supplied)}"
-        )
+        others = f"{len(differing)} others than the {len(supplied)} in"
+        what = f"with {words} there are {len(written)} modules, {others}"
         error = _contradiction(spec, key, what, "target_modules")
         yield SpecError(f"{error.problem}: {who} lacks {differing[0]}", key=error.key, hint=error.hint)
 
