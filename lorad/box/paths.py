@@ -222,6 +222,14 @@ class RunDir:
         """Return the directory of log-probabilities of the data, which a resume reads again."""
         return self.root / "reference_logprobs"
 
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """Return every directory that the run's driver, pool and loggers write into; in a shared home they
+        cannot make one themselves.
+        """
+        results = (self.versions, self.checkpoints, self.samples, self.evals)
+        return (*results, self.reference_logprobs, self.loggers)
+
     def version(self, number: int) -> Path:
         return self.versions / f"{number:06d}"
 

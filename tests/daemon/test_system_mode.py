@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from lorad.box.paths import RunDir
 from lorad.protocol.journal import JournalWriter, VersionFact, read
+from tests.driver.test_door import TEMPLATE
+from tests.engines.real.places import TINY
 from tests.kit.callers import CallerOf
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.passable import PASSABLE, why_not
@@ -142,6 +145,68 @@ def test_notifications_run_as_the_owner(box: Box) -> None:
         assert (box.home / "notify" / "outbox.json").stat().st_mode & 0o777 == 0o600
     finally:
         shutil.rmtree(place)
+
+
+PAIRS = [{"prompt": f"S:{n}=", "chosen": "12", "rejected": "21"} for n in range(10, 42)]
+ROWS = [{"prompt": f"S:{n}=", "completion": "12", "answer": "12", "label": n % 2 == 0} for n in range(10, 42)]
+CODE = """
+from lorad.envs.protocol import Observation
+from openai import AsyncOpenAI
+
+
+class Game:
+    def reset(self, row, seed):
+        return Observation(row["prompt"])
+
+    def step(self, turn):
+        return Observation(None, reward=1.0)
+
+    def close(self):
+        pass
+
+
+async def program(base_url, task, sampling):
+    messages = [{"role": "user", "content": task["prompt"]}]
+    client = AsyncOpenAI(base_url=base_url, api_key="none")
+    await client.chat.completions.create(messages=messages, **sampling)
+    return 0.5
+
+
+def reward(completion, answer):
+    return float(answer in completion)
+"""
+KINDS = {
+    "evaluated": ["eval.every=2", "eval.problems=8"],
+    "sft": ["algorithm=sft", "data.train=rows.jsonl", "eval.every=2", "data.eval=rows.jsonl"],
+    "dpo": ["algorithm=dpo", "data.train=pairs.jsonl"],
+    "kto": ["algorithm={name: dpo, preference: {loss: kto}}", "data.train=rows.jsonl"],
+    "ppo": ["algorithm={name: ppo, critic: {warmup_steps: 0}}"],
+    "distill": ["algorithm={name: distill, kl: {reference: a@2}}"],
+    "reward": ["data.train=rows.jsonl", "reward=code.py:reward"],
+    "environment": ["data.train=rows.jsonl", "env={name: code.py:Game, format: text}"],
+    "program": [
+        "data.train=rows.jsonl",
+        "env.name=code.py:program",
+        "deterministic=false",
+        "model.path=model",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_run_completes_for_users(box: Box, kind: str) -> None:
+    cwd = box.homes[BOB]
+    files = {"rows.jsonl": ROWS, "pairs.jsonl": PAIRS}
+    texts = {name: "".join(json.dumps(row) + "\n" for row in rows) for name, rows in files.items()}
+    shutil.copytree(TINY, cwd / "model", dirs_exist_ok=True)
+    for name, text in (texts | {"code.py": CODE, "model/chat_template.jinja": TEMPLATE}).items():
+        (cwd / name).write_text(text)
+        os.chown(cwd / name, BOB, BOB)
+        (cwd / name).chmod(0o600)
+    box.run(BOB, kind, *KINDS[kind], "trainer.steps=2", cwd=str(cwd))
+    assert box.over(kind)["reason"] == "completed", box.ask(BOB, "GET", f"runs/{kind}/logs")
+    own = [path for directory in RunDir(box.home / "runs" / kind).written for path in directory.rglob("*")]
+    assert {path.stat().st_uid for path in own} == {BOB}
 
 
 def test_run_processes_have_only_their_owners_rights(box: Box) -> None:

@@ -44,7 +44,7 @@ def make_run(run: RunDir, user: User | None) -> None:
     if user is None:
         return
     passable(run.root)
-    for directory in (run.versions, run.checkpoints, run.samples, run.loggers):
+    for directory in run.written:
         own_directory(directory, user)
     own_file(run.journal, user)
 
