@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -146,7 +147,8 @@ def test_a_gpu_server_sees_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> N
     settings = msgspec.structs.replace(SETTINGS, device="cuda:2", tp=2)
     assert SglangDialect().environment(settings)["CUDA_VISIBLE_DEVICES"] == "2,3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert SglangDialect().environment(settings)["CUDA_VISIBLE_DEVICES"] == "6,7"
+    told = SglangDialect().environment(settings)
+    assert told["CUDA_VISIBLE_DEVICES"] == "6,7" and told["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
 
 
 def test_a_gpu_server_that_sleeps_keeps_its_weights() -> None:
@@ -297,6 +299,46 @@ def test_memory_share_becomes_one_of_free_memory(monkeypatch: pytest.MonkeyPatch
     found = {devices: launch.share_of_free(0.4, devices.split(",")) for devices in ("0", "GPU-b", "0,GPU-b")}
     assert found == {"0": 0.4, "GPU-b": pytest.approx(0.64), "0,GPU-b": 0.4}
     assert launch.share_of_free(0.7, ["GPU-b"]) == 0.95
+
+
+def test_several_gpus_are_named_by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = {"GPU-a": 2, "GPU-b": 0}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetIndex=index.__getitem__,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    found = {}
+    for names in ("GPU-a,GPU-b", "GPU-b", "3,GPU-a", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+        launch.prepare_environment([])
+        found[names] = os.environ["CUDA_VISIBLE_DEVICES"]
+    assert found == {"GPU-a,GPU-b": "2,0", "GPU-b": "GPU-b", "3,GPU-a": "3,2", "": ""}
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("sleep", [True, False])
+def test_sleeping_server_has_no_expandable_segments(
+    monkeypatch: pytest.MonkeyPatch, name: str, sleep: bool
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    own = "max_split_size_mb:128,expandable_segments:True,backend:native"
+    monkeypatch.setenv(name, own)
+    settings = msgspec.structs.replace(SETTINGS, device="cuda:0", sleep=sleep)
+    launch.prepare_environment(SglangDialect().command("python", settings, Path("/run/s")))
+    assert os.environ[name] == ("max_split_size_mb:128,backend:native" if sleep else own)
+
+
+def test_launcher_says_what_it_takes_away(tmp_path: Path) -> None:
+    """Before SGLang is imported, which is not installed here."""
+    command = [sys.executable, launch.__file__, "--uds", str(tmp_path / "s"), "--enable-memory-saver"]
+    env = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "lorad: expandable_segments is taken out of PYTORCH_CUDA_ALLOC_CONF" in done.stderr
+    assert "No module named 'sglang'" in done.stderr
 
 
 def test_own_memory_fraction_is_left_alone() -> None:

@@ -114,6 +114,7 @@ def test_each_server_sees_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> No
     settings = msgspec.structs.replace(SETTINGS, device="cuda:1", tp=2)
     assert VllmDialect().environment(settings)["CUDA_VISIBLE_DEVICES"] == "5,6"
     assert VllmDialect().environment(settings)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert VllmDialect().environment(settings)["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
 
 
 def test_a_server_asks_no_hub() -> None:

@@ -50,6 +50,13 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     routes: RouteShape | None = None
 
 
+def on_gpu(settings: ServerSettings) -> dict[str, str]:
+    """Return the variables of every server on GPUs: its own ones, and attention that is not cuDNN's, see
+    `lorad/models/ops.py`.
+    """
+    return {"CUDA_VISIBLE_DEVICES": visible_devices(settings), "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+
+
 def visible_devices(settings: ServerSettings) -> str:
     """List the devices for the server: `tp` of them from the settings' device on, counted among those this
     process sees.

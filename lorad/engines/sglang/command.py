@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.adapters.targets import EXPERTS, HEAD
-from lorad.engines.remote.dialect import ServerSettings, visible_devices
+from lorad.engines.remote.dialect import ServerSettings, on_gpu
 from lorad.models.facts import read_facts
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -57,7 +57,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
     common |= _for_launcher(settings)
     if settings.device == "cpu":
         return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
-    return {**common, "CUDA_VISIBLE_DEVICES": visible_devices(settings)}
+    return {**common, **on_gpu(settings)}
 
 
 def _for_launcher(settings: ServerSettings) -> dict[str, str]:

@@ -3,7 +3,8 @@
     python launch.py --uds SOCKET <flags of sglang.launch_server>
 
 Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes seven things in
-SGLang, each in memory only; a release that lacks one of the places is refused by name:
+SGLang, each in memory only, and two in its environment; a release that lacks one of the places is refused by
+name:
 
 - uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
 - `sampling_seed` of a request counts without --enable-deterministic-inference. SGLang's schedulers are
@@ -15,6 +16,10 @@ SGLang, each in memory only; a release that lacks one of the places is refused b
 - On a CPU, routes that are recorded lie in plain memory, not in memory that CUDA knows.
 - On GPUs the share of memory that lorad grants is of the whole device, and SGLang's own of what is free when
     it starts: the one is made into the other.
+- Several GPUs are named by their numbers: SGLang's all-reduce between them knows no UUIDs, and would be left
+    out.
+- Beside its memory saver, torch's allocator has no `expandable_segments`, with which the saver refuses to
+    start.
 - The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
 
 Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in
@@ -49,6 +54,8 @@ _OTHER_SERVERS = (
 _OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
 _PLAIN_EXPERTS = Path(__file__).resolve().parents[1] / "plain_experts.py"
 _MOST_OF_FREE = 0.95  # a batch needs some, too
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments"
 _SEEDED_BACKENDS = ("pytorch", "ascend")
 
 
@@ -254,6 +261,31 @@ def _freeze_over(path: Path) -> None:
     http_server._freeze_gc_after_server_warmup = freeze
 
 
+def prepare_environment(arguments: list[str]) -> None:
+    """Change what SGLang's processes would stumble over in the environment, before torch sees it."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if len(devices) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(_number, devices))
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts
+    if "--enable-memory-saver" not in arguments:
+        return
+    for name in _ALLOCATORS:
+        if _EXPANDABLE in (value := os.environ.get(name, "")):
+            kept = [part for part in value.split(",") if _EXPANDABLE not in part]
+            os.environ[name] = ",".join(kept)
+            print(f"lorad: {_EXPANDABLE} is taken out of {name}: SGLang sleeps", file=sys.stderr, flush=True)
+
+
+def _number(device: str) -> str:
+    """Return a GPU's index, as `nvidia-smi` has it. device: that, or a UUID."""
+    if device.isdigit():
+        return device
+    import pynvml
+
+    pynvml.nvmlInit()
+    return str(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(device)))
+
+
 def share_of_free(share: float, devices: list[str]) -> float:
     """Return what a share of the whole of each device is of what is free there now: the least of them.
 
@@ -300,6 +332,7 @@ def main() -> None:
     sys.path = [entry for entry in sys.path if Path(entry).absolute() != Path(__file__).absolute().parent]
     path, arguments = _split_socket(sys.argv[1:])
     directory = _use_private_directory(path)
+    prepare_environment(arguments)
     try:
         _mend()
         _serve(path, arguments)

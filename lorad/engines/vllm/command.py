@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.adapters.targets import EXPERTS
-from lorad.engines.remote.dialect import ServerSettings, visible_devices
+from lorad.engines.remote.dialect import ServerSettings, on_gpu
 from lorad.models.directory import BYTES
 from lorad.models.facts import read_facts
 
@@ -87,7 +87,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         }
     return {
         **common,
-        "CUDA_VISIBLE_DEVICES": visible_devices(settings),
+        **on_gpu(settings),
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # it samples otherwise; all that lorad knows of vLLM is of V1
     }
 
