@@ -34,7 +34,7 @@
 # make bench-placing       passes of the queue over a cluster of 1,000 devices with 50 queued runs
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
-# make gpu-day             ten minutes on one GPU: parity, a run that is killed, speeds, memory; without a network with WHEELS=DIR
+# make gpu-day             ten minutes on one GPU: parity, a run that is killed, speeds, memory; without a network .ci/gpu-day
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
 # make bench-tui           the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU, memory, bytes; ARGS='--minutes 60'
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
@@ -184,13 +184,9 @@ bench-gateway: MODULE := serving.gateway_swaps
 bench-many bench-placing bench-load bench-gateway: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
-## WHEELS names a folder of wheels, for a machine without a network whose own Python has torch.
-gpu-day: $(if $(WHEELS),$(VENV)/.ready-wheels,$(VENV)/.ready-dev)
+## A machine without a network takes .ci/gpu-day, which is this without make.
+gpu-day: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.gpu_day.day $(ARGS)
-
-$(VENV)/.ready-wheels: .ci/setup-wheels .ci/find-python
-	@.ci/setup-wheels "$(WHEELS)"
-	@touch $@
 
 bench-prompts: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.rollout.prompts $(ARGS)

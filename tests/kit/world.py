@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.box.paths import Home
+from lorad.box.paths import Home, python_path
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
 from lorad.daemon.process.processes import attempts_under, read_status
@@ -69,7 +69,8 @@ class World:
     @property
     def environment(self) -> dict[str, str]:
         """What a command of this world has."""
-        return os.environ | {"LORAD_HOME": str(self.home.root), "PYTHONPATH": str(REPOSITORY)}
+        paths = python_path(str(REPOSITORY), os.environ.get("PYTHONPATH"))
+        return os.environ | {"LORAD_HOME": str(self.home.root), "PYTHONPATH": paths}
 
     def json(self, *arguments: object, expect: int = 0) -> Any:
         """What the command prints on stdout with --json."""

@@ -1,6 +1,7 @@
 """A trainer whose ranks are processes of their own: the trainer protocol in the pool."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -94,7 +95,9 @@ class RemoteTrainer(Trainer):
         places = Places(work, logs)
         config = _config(setup, settings, places)
         spread = Spread(hosts, setup) if hosts else None
-        environment = places.environment(setup.env, settings.devices, settings.threads)
+        # lorad's own interpreter may have what the ranks import by the pool's PYTHONPATH alone
+        own = {} if setup.python else {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        environment = places.environment({**own, **setup.env}, settings.devices, settings.threads)
         processes = Processes(config, places, environment, settings.hang, spread)
         try:
             ready = await processes.start()

@@ -1,10 +1,11 @@
 """`make gpu-day`: what lorad does on one GPU, in at most ten minutes and without a network.
 
-    python -m tests.benchmarks.gpu_day.day [--size auto] [--out gpu-day] [--stages facts,model,run]
+    python -m tests.benchmarks.gpu_day.day [--size auto] [--out DIR] [--stages facts,model,run]
 
 Each stage is a process with a time limit: one that fails or hangs does not take the others along. The report,
-`report.md` and `report.json` in the folder `--out`, is written after each. The exit code is 1 when a stage
-did not pass. On a CPU the size is `micro`, which tries the stages themselves.
+`report.md` and `report.json` in the folder `--out` (`$OUT/gpu-day`, else `gpu-day` here), is written after
+each. The exit code is 1 when a stage did not pass. On a CPU the size is `micro`, which tries the stages
+themselves.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from tests.benchmarks.gpu_day.sizes import SIZES, pick, place_for_models
 from tests.benchmarks.gpu_day.stages import STAGES, Outcome, run_stage
 
 MOST_SECONDS = 585.0
+_OUT = Path(os.environ.get("OUT", ""), "gpu-day")
 
 
 def play(day: Day, folder: Path) -> None:
@@ -69,7 +71,7 @@ def _options() -> argparse.Namespace:
     names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(description="one GPU in ten minutes")
     parser.add_argument("--size", choices=("auto", *SIZES), default="auto")
-    parser.add_argument("--out", type=Path, default=Path("gpu-day"), help="the folder of the report")
+    parser.add_argument("--out", type=Path, default=_OUT, help="the folder of the report")
     parser.add_argument("--stages", type=_names, default=names, help=f"of: {','.join(names)}")
     parser.add_argument(
         "--seconds", type=_limits, default={}, help="limits of stages, such as run=300,train=90"

@@ -17,12 +17,18 @@ _ON_A_CPU = "TestEngine and not schema or captured"  # of what `make test` runs 
 def parity(place: Place) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+        plugins = (
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "pytest_asyncio.plugin",
+        )  # and none that a machine has by chance
+        command = [sys.executable, "-m", "pytest", "-q", *plugins, f"--junitxml={results}"]
         chosen = [] if place.has_gpu else ["-k", _ON_A_CPU]
         done = subprocess.run(
             [*command, _SUITE, *chosen],
             cwd=REPOSITORY,
-            env=os.environ | {"LORAD_TEST_DEVICE": place.device},
+            env=os.environ | {"LORAD_TEST_DEVICE": place.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             check=False,
         )
         if not results.exists():

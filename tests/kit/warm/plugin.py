@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(end)
 
 
+@pytest.hookimpl(optionalhook=True)  # where xdist is
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Have each worker forked from the warm process."""
     for spec in specs:
