@@ -9,6 +9,7 @@ The standard library only: it may run in an interpreter that has nothing of lora
 import fcntl
 import importlib.util
 import inspect
+import io
 import os
 import resource
 import select
@@ -73,6 +74,10 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(empty, 0)
     os.dup2(2, 1)
     os.close(empty)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            line_buffering=True
+        )  # what was printed is in the log though the process is killed
     return requests, replies
 
 

@@ -133,7 +133,10 @@ def test_function_with_open_keywords_gets_everything(make: Make) -> None:
     assert rewarder.score([sample(x=1, prompt="of the row")])[0].value == 1.0
 
 
-def test_reward_can_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
+def test_reward_can_import_its_neighbour_and_print(
+    make: Make, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     (tmp_path / "near.py").write_text(
         "import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2"
     )

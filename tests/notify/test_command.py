@@ -44,7 +44,9 @@ async def test_command_gets_arguments_json_and_variables(tmp_path: Path) -> None
 
 
 async def test_command_leads_its_own_process_group(tmp_path: Path) -> None:
-    await deliver(to(script(tmp_path, f"ps -o pgid= -p $$ > {tmp_path}/group; echo $$ > {tmp_path}/pid")))
+    await deliver(
+        to(script(tmp_path, f"cut -d ' ' -f 5 /proc/$$/stat > {tmp_path}/group; echo $$ > {tmp_path}/pid"))
+    )
     assert int((tmp_path / "group").read_text()) == int((tmp_path / "pid").read_text()) != os.getpgrp()
 
 

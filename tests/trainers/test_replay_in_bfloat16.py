@@ -31,13 +31,16 @@ async def sampled(engine: BuiltinEngine) -> tuple[Batch, np.ndarray]:
     how = Sampling(MADE, stream=False, routes=True)
     found = {(c.prompt, c.index): c async for c in engine.generate("r", BASE, prompts, how)}
     chunks = [[found[prompt.id, index] for index in range(EACH)] for prompt in prompts]
-    routes = [chunk.routes for group in chunks for chunk in group if chunk.routes is not None]
+    sampled_chunks = [chunk for group in chunks for chunk in group]
+    routes = [chunk.routes for chunk in sampled_chunks if chunk.routes is not None]
     batch = Batch.of(
         [(p.tokens, [chunk.tokens for chunk in group]) for p, group in zip(prompts, chunks, strict=True)]
     )
     known = Routes(
         np.concatenate([part[:READ] for part in routes[::EACH]]),
-        np.concatenate([part[-MADE:] for part in routes]),
+        np.concatenate(
+            [part[-len(chunk.tokens) :] for chunk, part in zip(sampled_chunks, routes, strict=True)]
+        ),
     )
     logprobs = np.concatenate([chunk.logprobs for group in chunks for chunk in group])
     return replace(batch, routes=known), logprobs
