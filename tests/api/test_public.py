@@ -26,17 +26,22 @@ USER = REPOSITORY / "tests" / "api" / "user_file.py"
 def members(kind: type) -> dict[str, str]:
     """Describe the public attributes of a class."""
     return {
-        name: "property" if not inspect.isroutine(value) else str(inspect.signature(value))
+        name: "property" if not inspect.isroutine(value) else signature(value)
         for name, value in vars(kind).items()
         if not name.startswith("_")
     }
+
+
+def signature(function: Any) -> str:
+    """Show it alike on each Python: 3.14 names what is of `typing` without its module."""
+    return str(inspect.signature(function)).replace("typing.", "")
 
 
 def surface() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in lorad.__all__:
         value = getattr(lorad, name)
-        found[name] = members(value) if inspect.isclass(value) else str(inspect.signature(value))
+        found[name] = members(value) if inspect.isclass(value) else signature(value)
     return found
 
 
