@@ -21,7 +21,16 @@ from lorad.store import runs
 from lorad.store.metrics import steps
 from lorad.store.rows import RunRow
 from tests.kit import daemon_world
-from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
+from tests.kit.daemon_world import (
+    behave,
+    hold,
+    open_context,
+    reconciling,
+    release,
+    submit,
+    until,
+    until_state,
+)
 
 AGAIN = {"restart": "on-failure"}
 
@@ -154,9 +163,11 @@ async def settled(ctx: Context) -> RunRow:
 async def test_each_attempt_keeps_why_it_ended(home: Path) -> None:
     behave(home, driver={"crash_at": 3})
     async with reconciling(home) as ctx:
+        hold(home, "a@2")
         submit(ctx, "a", resources=AGAIN)
-        await until(lambda: runs.get(ctx.store, "a").attempt == 2)
-        behave(home)
+        await until(lambda: runs.get(ctx.store, "a").step == 2)
+        behave(home)  # as the next attempt is to
+        release(home)
         await until_state(ctx, "a", "ended")
         assert [step.step for step in steps(ctx.store, "a")] == [1, 2, 3, 4, 5, 6]
         assert runs.attempts(ctx.store, "a")[1].resumed_from == 2
