@@ -49,18 +49,19 @@ def power_cut(attempt: AttemptDir) -> None:
 
 
 async def cut_at_step(home: Path, step: int, **sections: Any) -> None:
+    hold(home, f"a@{step}")
     async with reconciling(home) as ctx:
         submit(ctx, "a", **sections)
         await until(
-            lambda: runs.get(ctx.store, "a").state == "running" and runs.get(ctx.store, "a").step >= step
+            lambda: runs.get(ctx.store, "a").state == "running" and runs.get(ctx.store, "a").step == step
         )
         there = runs.get(ctx.store, "a").attempt_dir, ctx.pools["tiny-1"].attempt()
     for attempt in there:
         power_cut(attempt)
+    release(home)
 
 
 async def test_run_lost_to_reboot_says_so_and_resumes(home: Path) -> None:
-    behave(home, driver={"seconds": 0.3})
     await cut_at_step(home, 2)
     async with reconciling(home) as ctx:
         row = await until_state(ctx, "a", "ended")
@@ -75,7 +76,6 @@ async def test_run_lost_to_reboot_says_so_and_resumes(home: Path) -> None:
 
 
 async def test_restartable_run_continues_after_a_reboot(home: Path) -> None:
-    behave(home, driver={"seconds": 0.3})
     await cut_at_step(home, 2, resources=AGAIN)
     async with reconciling(home) as ctx:
         row = await until_state(ctx, "a", "ended")
