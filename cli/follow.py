@@ -223,7 +223,7 @@ class Live(_Silent):
             return
         self._sampled_at, width = time.monotonic(), self._live.console.width
         answer = f" (answer {_one_line(sample.answer, width // 4)})" if sample.answer else ""
-        words = f"step {step.step}  reward {output.number(sample.reward) or 'failed'}{answer}  "
+        words = f"step {step.step}, one sample: {output.number(sample.reward) or 'failed'}{answer}  "
         self.say(f"{words}{_one_line(sample.completion, max(width - table.cells(words), 1))}")
 
 

@@ -55,7 +55,7 @@ def test_a_completion_is_shown_each_two_seconds(
         return capsys.readouterr().err
 
     assert shown(0, 1, loss=1.0) == ""  # nothing was sampled
-    assert shown(0, 2, response_length=3.0) == "step 2  reward 1.000 (answer 7)  2⏎and more\n"
+    assert shown(0, 2, response_length=3.0) == "step 2, one sample: 1.000 (answer 7)  2⏎and more\n"
     assert shown(1, 3, response_length=3.0) == ""
     assert shown(1, 4, response_length=3.0).startswith("step 4")
 

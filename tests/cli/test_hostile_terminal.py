@@ -116,11 +116,12 @@ def test_the_live_line_shows_hostile_text_as_text() -> None:
 def test_a_completion_is_text_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     sample = Sample(3, completion=f"{POISON}\n\t漢字 [bold]{'x' * 5000}", answer=POISON * 99, reward=0.5)
     live = follow.Live(lambda step: sample)
-    live._live.console.width = 80
+    live._live.console.width = 90
     step = Step(3, metrics={"response_length": 2.0, "tokens_per_second": 1.0})
     live.update(RunDetails("a", "running", step=3, steps=9), [step], [])
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("step 3  reward 0.500 (answer ") and "⏎ 漢字" not in line and cells(line) <= 80
+    assert line.startswith("step 3, one sample: 0.500 (answer ")
+    assert "⏎ 漢字" not in line and cells(line) <= 90
     assert "PWNED" in line and [name for name, raw in HURT.items() if raw in line] == []
 
 
