@@ -12,7 +12,7 @@ from lorad.text import number
 USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
 OF_QUEUE = ("place", "name", "owner", "priority", "age", "starts", "waiting", "behind")
 _FOLDED = ("why", "waiting", "behind", "tags", "note")
-_DROPS = {"reward": 1, "figure": 1, "eval": 3, "version": 4, "tok/s": 5, "owner": 6, "age": 2, "priority": 3}
+_DROPS = {"reward": 1, "figure": 1, "eval": 2, "version": 4, "tok/s": 5, "owner": 6, "age": 3, "priority": 3}
 
 
 def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool, usual: Sequence[str] = USUAL) -> None:

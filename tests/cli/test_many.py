@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.cli import listing
 from lorad.cli.app import app
@@ -150,6 +151,19 @@ def test_a_sweep_folds_into_one_row(capsys: pytest.CaptureFixture[str]) -> None:
         ["g (6 runs)", "5 running, 1 failed", "16/60", "0.500", "1..5", "me"],
         ["one", "queued", "0/4", "", "7", "me"],
     ]
+
+
+def test_a_narrow_list_keeps_the_eval_rather_than_the_age(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lorad.cli.table.terminal_width", lambda: 80)
+    trained = Run("sorter-long-name-1", "ended", reason="completed", step=60, steps=60, reward=0.625)
+    scored = replace(trained, eval_first=0.0, eval_last=0.625)
+    likely = replace(trained, nll_first=2.1, nll_last=1.9)
+    listing.show([scored, likely], [], fold=False)
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert "age" not in head and "version" not in head
+    assert "0.000 -> 0.625" in rows[0] and "nll 2.100 -> 1.900" in rows[1]
 
 
 def test_several_need_a_yes_in_a_script(typed: Typed, frozen: Client) -> None:
