@@ -109,6 +109,15 @@ _MEANT = {
     "info": ("show",),
     "config": ("spec", "init"),
     "chat": ("generate",),
+    "runs": ("list",),
+    "validate": ("check",),
+    "version": ("--version",),
+    "sweeps": ("sweep --list",),
+    "why": ("show",),
+    "describe": ("show",),
+    "tail": ("logs",),
+    "nvidia-smi": ("devices",),
+    "tensorboard": ("log-metrics",),
 }
 _WITH_KEYS = ("run", "job", "check", "try", "sweep", "resume", "fork")  # commands that take KEY=VALUE
 
@@ -127,19 +136,12 @@ class _LazyGroup(TyperGroup):
         raise SpecError(f"there is no command {verb}", hint=hint)
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke a command; a flag that it does not have may be a key of the spec. Raises SpecError."""
+        """Invoke a command. Raises SpecError for a flag that it does not have."""
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
-            verb = error.ctx.info_name if error.ctx is not None else ""
-            if verb not in _WITH_KEYS:
-                raise
-            from lorad.spec.errors import key_called
-            from lorad.spec.model import Spec
-
-            if not (key := key_called(Spec, error.option_name)):
-                raise
-            hint = f"Keys of the spec have no flags: write {key}=VALUE behind what is run."
+            verb = " ".join(_verb_of(error.ctx))
+            hint = _flag_meant(verb, error)
             raise SpecError(f"lorad {verb} has no option {error.option_name}", hint=hint) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -168,6 +170,24 @@ class _LazyGroup(TyperGroup):
         command = build(found)
         command.name = cmd_name
         return command
+
+
+def _verb_of(ctx: Any) -> list[str]:
+    """Return the words of the command that was parsed: `tinker`, `start`; none for `lorad` itself."""
+    return [] if ctx is None or ctx.parent is None else [*_verb_of(ctx.parent), ctx.info_name]
+
+
+def _flag_meant(verb: str, error: NoSuchOption) -> str:
+    """Suggest the key of the spec that the flag may be, near options of the command, or its help."""
+    if verb in _WITH_KEYS:
+        from lorad.spec.errors import key_called
+        from lorad.spec.model import Spec
+
+        if key := key_called(Spec, error.option_name):
+            return f"Keys of the spec have no flags: write {key}=VALUE behind what is run."
+    if near := [name for name in error.possibilities or () if name != "--help"]:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"`lorad {verb} --help` lists its options."
 
 
 app = typer.Typer(

@@ -13,6 +13,7 @@ from lorad.errors import SpecError
 from lorad.spec.keys import in_words
 from lorad.spec.synonyms import called_elsewhere
 
+_DEEPEST = 6  # sections in each other, as far as a key of others is looked for
 NAME_HINT = (
     "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 )
@@ -27,7 +28,7 @@ def without_unknown(
     wrong: list[SpecError] = []
     for key, value in data.items():
         if key not in fields:
-            wrong.append(SpecError("unknown key", key=f"{prefix}{key}", hint=_meant(part, str(key), prefix)))
+            wrong += _unknown(part, str(key), value, prefix)
             continue
         section, named = _section(fields[key]), _named_section(fields[key])
         if section is not None and isinstance(value, dict):
@@ -58,6 +59,26 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
     return sound, wrong
 
 
+def _unknown(part: type[Struct], key: str, value: Any, prefix: str) -> list[SpecError]:
+    """Return an error for each key within a section of others' that is meant (`actor.optim.lr` is
+    trainer.lr), else one for the section.
+    """
+    within = _within(value, f"{prefix}{key}") if isinstance(value, dict) and value else []
+    errors = [
+        SpecError("unknown key", key=path, hint=f"Did you mean {meant}?")
+        for path in within
+        if (meant := key_called(part, path, prefix))
+    ]
+    return errors or [SpecError("unknown key", key=f"{prefix}{key}", hint=_meant(part, key, prefix))]
+
+
+def _within(value: Any, path: str) -> list[str]:
+    """Return the keys, dotted, that hold the values of sections in each other, the deepest of them left out."""
+    if not isinstance(value, dict) or path.count(".") > _DEEPEST:
+        return [path]
+    return [inner for key, one in value.items() for inner in _within(one, f"{path}.{key}")]
+
+
 def _meant(part: type[Struct], key: str, prefix: str) -> str:
     """Suggest the key that others call so and those with that name further in, the nearest of them (`lr` is
     trainer.lr), else near ones, else all that there are.
@@ -74,13 +95,16 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
     return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
 
 
-def key_called(spec: type[Struct], name: str) -> str:
-    """Return the key that a flag or a word may mean: one that others call so, else the nearest to the top
-    that is called so; "" for none.
+def key_called(part: type[Struct], name: str, prefix: str = "") -> str:
+    """Return the key that a flag or a word, perhaps dotted, may mean: the one that it ends with, one that
+    others call so, else the nearest to the top that is called so; "" for none.
     """
-    word = name.lstrip("-").replace("-", "_")
-    inner = [path for path in leaves(spec) if path.rpartition(".")[2] == word]
-    return called_elsewhere(word) or min(inner, key=lambda path: path.count("."), default="")
+    words = name.lstrip("-").replace("-", "_").split(".")
+    keys = leaves(part, prefix)
+    ends = (".".join(words[at:]) for at in range(len(words) - 1))
+    same = next((end for end in ends if end in keys), "")
+    inner = [path for path in keys if path.rpartition(".")[2] == words[-1]]
+    return same or called_elsewhere(name) or min(inner, key=lambda path: path.count("."), default="")
 
 
 def leaves(part: type[Struct], prefix: str = "") -> list[str]:

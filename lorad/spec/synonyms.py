@@ -1,11 +1,11 @@
 """The names that TRL, SkyRL, miles, vime and verl have for keys of the spec, as in docs/migrate-from.md."""
 
 _CALLED = {
-    "model.path": "model_name_or_path hf_checkpoint model_name pretrained",
+    "model.path": "model model_name_or_path hf_checkpoint model_name pretrained",
     "model.dtype": "torch_dtype bf16 fp16",
     "model.quantize": "load_in_4bit load_in_8bit",
-    "trainer.backend": "strategy train_backend",
-    "rollout.backend": "use_vllm inference_backend",
+    "trainer.backend": "strategy train_backend actor.strategy",
+    "rollout.backend": "use_vllm inference_backend rollout.name",
     "lora.rank": "r lora_r lora_rank",
     "lora.alpha": "lora_alpha",
     "lora.dropout": "lora_dropout",
@@ -20,18 +20,22 @@ _CALLED = {
     "trainer.pp": "pipeline_model_parallel_size",
     "trainer.ep": "expert_model_parallel_size",
     "trainer.cp": "context_parallel_size",
-    "rollout.tp": "rollout_num_gpus_per_engine tensor_parallel_size vllm_tensor_parallel_size",
+    "rollout.tp": (
+        "rollout_num_gpus_per_engine tensor_parallel_size vllm_tensor_parallel_size "
+        "rollout.tensor_model_parallel_size"
+    ),
     "rollout.servers": "num_engines",
     "trainer.lr": "learning_rate",
     "trainer.betas": "adam_betas adam_beta1 adam_beta2",
     "trainer.max_grad_norm": "clip_grad grad_clip",
     "trainer.steps": "max_steps num_rollout max_training_steps epochs num_train_epochs total_epochs",
     "trainer.tokens_per_microbatch": (
-        "max_tokens_per_microbatch max_tokens_per_gpu per_device_train_batch_size gradient_accumulation_steps"
+        "max_tokens_per_microbatch max_tokens_per_gpu per_device_train_batch_size gradient_accumulation_steps "
+        "ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu"
     ),
-    "trainer.activation_checkpointing": "gradient_checkpointing recompute_granularity",
+    "trainer.activation_checkpointing": "gradient_checkpointing recompute_granularity enable_gradient_checkpointing",
     "data.prompts_per_step": "batch_size train_batch_size rollout_batch_size generation_batch_size",
-    "algorithm.group_size": "num_generations n_samples_per_prompt group_size",
+    "algorithm.group_size": "num_generations n_samples_per_prompt group_size n",
     "algorithm.minibatches": "policy_mini_batch_size ppo_mini_batch_size num_steps_per_rollout",
     "algorithm.epochs": "update_epochs_per_batch num_iterations ppo_epochs",
     "algorithm.name": "adv_estimator advantage_estimator",
@@ -40,6 +44,7 @@ _CALLED = {
         "cliprange"
     ),
     "algorithm.kl.coef": "beta kl_coef kl_loss_coef use_kl_loss",
+    "algorithm.entropy_coef": "entropy_coeff",
     "algorithm.kl.type": "kl_loss_type kl_estimator_type",
     "algorithm.scale": "grpo_norm_by_std disable_grpo_std_normalization scale_rewards",
     "algorithm.level": "loss_reduction calculate_per_token_loss loss_type loss_agg_mode",
@@ -59,15 +64,21 @@ _CALLED = {
     "data.eval": "eval_dataset eval_data val_data val_files",
     "data.prompt_key": "input_key",
     "data.answer_key": "label_key",
-    "reward": "env_class rm_type reward_funcs reward_function reward_fn",
+    "reward": (
+        "env_class rm_type reward_funcs reward_function reward_fn custom_reward_function "
+        "custom_reward_function.path custom_reward_function.name"
+    ),
     "pool.mode": "colocate_all colocate vllm_mode vllm_enable_sleep_mode",
     "pool.memory_fraction": (
         "gpu_memory_utilization vllm_gpu_memory_utilization sglang_mem_fraction_static mem_fraction_static"
     ),
     "eval.every": "eval_interval eval_steps test_freq",
     "checkpoint.every": "ckpt_interval save_interval save_steps save_freq",
-    "checkpoint.keep": "max_ckpts_to_keep save_total_limit",
+    "checkpoint.keep": "max_ckpts_to_keep save_total_limit max_actor_ckpt_to_keep",
     "loggers": "report_to logger",
+    "name": "experiment_name run_name",
+    "resources.devices": "n_gpus_per_node",
+    "resources.nodes": "nnodes",
 }
 SYNONYMS = {word: key for key, words in _CALLED.items() for word in words.split()}
 """The key of the spec by what others call it."""
@@ -76,6 +87,8 @@ SYNONYMS = {word: key for key, words in _CALLED.items() for word in words.split(
 def called_elsewhere(name: str) -> str:
     """Return the key of the spec that others call so, dotted; "" for none.
 
-    name: a key, perhaps dotted, or a flag: `lora.r`, `--learning-rate`.
+    name: a key, perhaps dotted, or a flag: `lora.r`, `--learning-rate`. The last two words of it say more
+    than the last.
     """
-    return SYNONYMS.get(name.lstrip("-").rpartition(".")[2].replace("-", "_").lower(), "")
+    words = name.lstrip("-").replace("-", "_").lower().split(".")
+    return SYNONYMS.get(".".join(words[-2:])) or SYNONYMS.get(words[-1], "")

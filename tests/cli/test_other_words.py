@@ -16,6 +16,7 @@ def run(*words: str) -> None:
         ("--lr", "trainer.lr"),
         ("--learning-rate", "trainer.lr"),
         ("--num-generations", "algorithm.group_size"),
+        ("--model", "model.path"),
     ],
 )
 def test_a_flag_that_is_a_key_is_told(flag: str, key: str) -> None:
@@ -25,11 +26,28 @@ def test_a_flag_that_is_a_key_is_told(flag: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["eval", "r1", "--lr", "1"], "`lorad eval --help` lists its options."),
+        (["daemon", "start", "--foo"], "`lorad daemon start --help` lists its options."),
+        (["run", "spec.yaml", "--detahc"], "Did you mean --detach or --tag?"),
+    ],
+)
+def test_an_unknown_flag_of_any_verb_is_answered(words: list[str], hint: str) -> None:
+    with pytest.raises(SpecError, match="has no option --") as refused:
+        run(*words)
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("verb", "hint"),
     [
         ("cancel", "Did you mean stop or kill?"),
         ("gpus", "Did you mean devices?"),
         ("merge", "Did you mean export --merge?"),
+        ("runs", "Did you mean list?"),
+        ("sweeps", "Did you mean sweep --list?"),
+        ("version", "Did you mean --version?"),
         ("lsit", "Did you mean list?"),
     ],
 )
@@ -49,5 +67,5 @@ def test_aliases_are_the_commands_themselves(
 
 def test_every_hint_names_commands() -> None:
     names = {name.split()[0] for names in cli._MEANT.values() for name in names} | {*cli._ALIASES.values()}
-    assert names <= {*cli._COMMANDS}
+    assert names <= {*cli._COMMANDS, "--version"}
     assert not {*cli._MEANT, *cli._ALIASES} & {*cli._COMMANDS}

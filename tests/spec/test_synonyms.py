@@ -40,7 +40,7 @@ def test_few_synonyms_are_keys_of_another_meaning() -> None:
     """Where such a key is unknown, what others mean by it is likelier."""
     last = {key.rpartition(".")[2]: key for key in leaves(Spec) if key.count(".") == 1}
     differ = {word: key for word, key in SYNONYMS.items() if word in last and last[word] != key}
-    assert set(differ) <= {"batch_size", "epochs", "label_key", "max_tokens"}
+    assert set(differ) <= {"batch_size", "epochs", "label_key", "max_tokens", "model"}
 
 
 def test_the_page_and_the_list_agree() -> None:
@@ -57,6 +57,14 @@ def test_the_page_and_the_list_agree() -> None:
     assert set(unlike) <= NO_KEYS
 
 
+def verl(key: str, value: object) -> dict[str, object]:
+    """A key below actor_rollout_ref, as verl has it."""
+    for word in reversed(f"actor_rollout_ref.{key}".split(".")):
+        value = {word: value}
+    assert isinstance(value, dict)
+    return value
+
+
 @pytest.mark.parametrize(
     ("spec", "key", "meant"),
     [
@@ -66,6 +74,14 @@ def test_the_page_and_the_list_agree() -> None:
         ({"lora": {"r": 8}}, "lora.r", "lora.rank"),
         ({"batch_size": 8}, "batch_size", "data.prompts_per_step or reward.batch_size"),
         ({"lr": 1e-5}, "lr", "trainer.lr"),
+        (verl("rollout.n", 5), "actor_rollout_ref.rollout.n", "algorithm.group_size"),
+        (verl("actor.optim.lr", 1e-5), "actor_rollout_ref.actor.optim.lr", "trainer.lr"),
+        (verl("model.path", "x"), "actor_rollout_ref.model.path", "model.path"),
+        (
+            verl("rollout.tensor_model_parallel_size", 2),
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            "rollout.tp",
+        ),
     ],
 )
 def test_a_key_of_others_is_answered_with_ours(spec: dict[str, object], key: str, meant: str) -> None:

@@ -8,7 +8,7 @@ import typer
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
 from lorad.errors import SpecError
-from lorad.spec.errors import leaves
+from lorad.spec.errors import key_called, leaves
 from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
 from lorad.spec.synonyms import called_elsewhere
@@ -63,8 +63,9 @@ def _found(wanted: str | None) -> list[Key]:
     inside = [key for key in keys if key.name.startswith(f"{name}.")]
     last = [key for key in keys if key.name.rpartition(".")[2] == name]
     word = [key for key in keys if name.lower() in f"{key.name} {key.meaning}".lower()]
-    called = [key for key in keys if key.name == called_elsewhere(name)]
-    matching = [*exact, *inside] or last or called or word
+    called = [key for key in keys if key.name == called_elsewhere(name) and key not in last]
+    dotted = [key for key in keys if key.name == key_called(Spec, name)] if "." in name else []
+    matching = [*exact, *inside] or [*called, *last] or dotted or word
     if not matching:
         raise SpecError(f"no key of the spec is called {wanted}, and none says it", hint=_hint(name))
     return matching
@@ -74,7 +75,7 @@ def _hint(name: str) -> str:
     from difflib import get_close_matches
 
     names = {path.rpartition(".")[2]: path for path in leaves(Spec)} | {path: path for path in leaves(Spec)}
-    near = [names[one] for one in get_close_matches(name, names, n=3)]
+    near = [*dict.fromkeys(names[one] for one in get_close_matches(name, names, n=3))]
     return f"Did you mean {' or '.join(near)}?" if near else "`lorad spec` lists all keys."
 
 
