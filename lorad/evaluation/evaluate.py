@@ -22,6 +22,7 @@ from lorad.models.facts import read_facts
 from lorad.protocol.evals import Evaluated, Wanted
 from lorad.rl.data import EVAL_SEED, Example, data_of_set, load_set, rows_behind
 from lorad.rl.doubts import refuse_contradictions
+from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import Checkpoint
@@ -118,7 +119,7 @@ def _refuse_lacking(rewarder: Rewarder, first: Example) -> None:
     for name, missing in rewarder.lacking(first.row, has_answers=bool(first.answer)).items():
         raise Conflict(
             f"{name} needs {', '.join(missing)}, which the data does not have",
-            hint="Give another --reward, or --answer-key.",
+            hint=f"{renamed(missing)}Give another --reward, or --answer-key.",
         )
 
 

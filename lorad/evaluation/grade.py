@@ -13,7 +13,7 @@ from lorad.client.shapes import Sample
 from lorad.driver.rewards import Rewarder
 from lorad.errors import Conflict, SpecError
 from lorad.rl.data import name_of, prompt_value_of, rows_of
-from lorad.rl.reward import RewardInput
+from lorad.rl.reward import RewardInput, renamed
 from lorad.rl.rows.columns import find_value, text_of
 from lorad.rl.sources import Row, json_lines
 from lorad.rl.tasks import TASKS
@@ -63,10 +63,11 @@ def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
     lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
     for name, missing in lacking.items():
         columns = ", ".join(row) or "nothing else"
+        there = f"Beside the completion there is {columns}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which {completion.sample.prompt_id} does not have",
             key="reward",
-            hint=f"Beside the completion there is {columns}; data.answer_key names the column of answers.",
+            hint=f"{renamed(missing)}{there}",
         )
 
 

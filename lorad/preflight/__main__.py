@@ -63,7 +63,7 @@ with quick_imports():
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example, rows_behind
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import OF_TRL, SAMPLE_KEYS
+    from lorad.rl.reward import OF_TRL, SAMPLE_KEYS, renamed
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
@@ -368,7 +368,7 @@ def _check_reward(
             refuse_lacking(rewarder, rows_behind(held_out), has_answers=any(e.answer for e in held_out))
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
-        hint = f"There is {', '.join(there)}; data.answer_key names the column of answers."
+        hint = f"{renamed(missing)}There is {', '.join(there)}; data.answer_key names the column of answers."
         if of_trl := sorted(OF_TRL.intersection(missing)):
             hint = f"Only TRL's trainer gives {', '.join(of_trl)}: let the function do without."
         raise SpecError(

@@ -7,6 +7,7 @@ from lorad.errors import SpecError
 from lorad.rl.completions.formats import format_of
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
+from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.sources import Row
 from lorad.rl.tasks import TASKS
@@ -40,5 +41,5 @@ def refuse_lacking(rewarder: Rewarder, rows: Iterable[Row], *, has_answers: bool
             raise SpecError(
                 f"{row.where}: {name} needs {', '.join(missing)}, which this row does not have",
                 key="reward",
-                hint="Give each row that column, or the parameter a default.",
+                hint=f"{renamed(missing)}Give each row that column, or the parameter a default.",
             )

@@ -16,6 +16,7 @@ from lorad.envs.rendered import open_format
 from lorad.envs.tools import result_of
 from lorad.errors import SpecError
 from lorad.rl.data import Example, data_of_set, load_set, rows_behind
+from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.algorithm import Algorithm
@@ -71,10 +72,11 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
         with Rewarder(rewards, cwd) as rewarder:
             lacking = rewarder.lacking(first.row, has_answers=bool(first.answer))
         for reward_name, missing in lacking.items():
+            other = f"Name another reward, or the column of answers in eval.sets.{name}.answer_key."
             raise SpecError(
                 f"{reward_name} needs {', '.join(missing)}, which the data of {name} does not have",
                 key=key,
-                hint=f"Name another reward, or the column of answers in eval.sets.{name}.answer_key.",
+                hint=f"{renamed(missing)}{other}",
             )
     return warnings
 

@@ -34,6 +34,7 @@ class RewardInput(Struct, frozen=True, omit_defaults=True):
 
 
 OF_TRL = {"trainer_state", "log_extra", "log_metric", "environments"}  # what only its trainer gives
+_OF_VERL = {"solution_str": "completion", "ground_truth": "answer"}
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids"}
 _Reward = Callable[[RewardInput], float]
 _ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
@@ -59,6 +60,12 @@ def lacking(
     has = {"answer": has_answers, "prompt": has_prompts}
     there = SAMPLE_KEYS.union(row) - {key for key, is_there in has.items() if not is_there}
     return sorted({*required, *(["answer"] if name in _ANSWERED else [])} - there)
+
+
+def renamed(missing: Iterable[str]) -> str:
+    """Say how lorad calls what a reward function asks for by verl's names; "" where it asks for none."""
+    names = [f"{name} is {_OF_VERL[name]} here" for name in missing if name in _OF_VERL]
+    return f"verl's {' and '.join(sorted(names, reverse=True))}: rename the parameters. " if names else ""
 
 
 def builtin(name: str, pattern: str | None = None) -> _Reward:

@@ -14,6 +14,7 @@ from lorad.spec.keys import in_words
 from lorad.spec.synonyms import called_elsewhere
 
 _DEEPEST = 6  # sections in each other, as far as a key of others is looked for
+_MOST = 20  # keys of one section
 NAME_HINT = (
     "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 )
@@ -66,14 +67,14 @@ def _unknown(part: type[Struct], key: str, value: Any, prefix: str) -> list[Spec
     within = _within(value, f"{prefix}{key}") if isinstance(value, dict) and value else []
     errors = [
         SpecError("unknown key", key=path, hint=f"Did you mean {meant}?")
-        for path in within
+        for path in within[:_MOST]
         if (meant := key_called(part, path, prefix))
     ]
     return errors or [SpecError("unknown key", key=f"{prefix}{key}", hint=_meant(part, key, prefix))]
 
 
 def _within(value: Any, path: str) -> list[str]:
-    """Return the keys, dotted, that hold the values of sections in each other, the deepest of them left out."""
+    """Return the keys, dotted, that hold the values of sections in each other."""
     if not isinstance(value, dict) or path.count(".") > _DEEPEST:
         return [path]
     return [inner for key, one in value.items() for inner in _within(one, f"{path}.{key}")]

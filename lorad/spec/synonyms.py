@@ -30,10 +30,12 @@ _CALLED = {
     "trainer.max_grad_norm": "clip_grad grad_clip",
     "trainer.steps": "max_steps num_rollout max_training_steps epochs num_train_epochs total_epochs",
     "trainer.tokens_per_microbatch": (
-        "max_tokens_per_microbatch max_tokens_per_gpu per_device_train_batch_size gradient_accumulation_steps "
-        "ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu"
+        "max_tokens_per_microbatch max_tokens_per_gpu per_device_train_batch_size "
+        "gradient_accumulation_steps ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu"
     ),
-    "trainer.activation_checkpointing": "gradient_checkpointing recompute_granularity enable_gradient_checkpointing",
+    "trainer.activation_checkpointing": (
+        "gradient_checkpointing recompute_granularity enable_gradient_checkpointing"
+    ),
     "data.prompts_per_step": "batch_size train_batch_size rollout_batch_size generation_batch_size",
     "algorithm.group_size": "num_generations n_samples_per_prompt group_size n",
     "algorithm.minibatches": "policy_mini_batch_size ppo_mini_batch_size num_steps_per_rollout",

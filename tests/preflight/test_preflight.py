@@ -225,6 +225,14 @@ def test_what_only_trl_gives_is_named(tmp_path: Path) -> None:
     assert "Only TRL's trainer gives log_metric" in refused.value.hint
 
 
+def test_parameters_of_verl_are_named_as_here(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def f(data_source, solution_str, ground_truth): return 1.0")
+    with pytest.raises(SpecError, match="needs data_source, ground_truth, solution_str") as refused:
+        check(tmp_path, {"reward": "r.py:f"})
+    renamed = "verl's solution_str is completion here and ground_truth is answer here"
+    assert refused.value.hint.startswith(renamed)
+
+
 FUNCTIONS = """
 def twice(logprobs): return logprobs.sum(), 2 + 0 * logprobs
 def short(rewards): return rewards[1:]
