@@ -35,6 +35,18 @@ def init(
         raise Conflict(f"{file} exists", hint="Choose another name, or --force.")
     file.write_text(TEMPLATES[template].filled(str(file), model=model, data=data))
     note(f"Wrote {file}. Start it with `lorad run {file}`.")
+    _note_absent(model or "", data or "")
+
+
+def _note_absent(model: str, data: str) -> None:
+    """Warn of a directory of the model and a file of rows that are not there."""
+    from lorad.rl.sources import SUFFIXES  # slow
+
+    is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
+    if model and is_path and not model.startswith("builtin:") and not Path(model).expanduser().is_dir():
+        note(f"warning: there is no directory {model}; one of the hub is ORG/NAME")
+    if Path(data).suffix in SUFFIXES and not Path(data).expanduser().exists():
+        note(f"warning: there is no file {data} yet")
 
 
 class _Shell(StrEnum):

@@ -1,32 +1,61 @@
 """What the rows of a run say: what is probably not meant, and which of them lack what a reward asks for."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from lorad.driver.rewards import Rewarder
 from lorad.errors import SpecError
 from lorad.rl.completions.formats import format_of
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
-from lorad.rl.reward import renamed
-from lorad.rl.rows.doubts import are_chats, row_doubts
-from lorad.rl.sources import Row
+from lorad.rl.reward import ANSWERED, renamed
+from lorad.rl.rows.columns import find_value
+from lorad.rl.rows.doubts import are_chats, listed, row_doubts
+from lorad.rl.sources import SUFFIXES, Row
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.data import single
+from lorad.spec.data import names_of, single
 from lorad.spec.model import Spec
 
 
 def check_rows(spec: Spec, data: Dataset, held_out: Sequence[Example], tokenizer: Tokenizer) -> list[str]:
     """Return warnings about the rows that are trained on, and about those of data.eval."""
+    warnings = [*_on_trained_rows(spec), *_on_no_answers(spec, data.rows)]
     if not are_chats(spec, spec.data, tokenizer):
-        return []
+        return warnings
     form = data.form if isinstance(data, TargetDataset) else None
-    warnings = row_doubts("data.train", data.rows, spec.data, form)
+    warnings += row_doubts("data.train", data.rows, spec.data, form)
     if spec.data.eval is not None and single(spec.data.eval) not in TASKS and held_out:
         rows = rows_behind(held_out)
         form = format_of(rows[0], spec.data, spec.algorithm) if held_out[0].targets else None
         warnings += row_doubts("data.eval", rows, spec.data, form)
     return warnings
+
+
+def _on_trained_rows(spec: Spec) -> Iterator[str]:
+    """Yield a warning for each evaluation on a file that is trained on."""
+    files = [name for name in names_of(spec.data.train) if Path(name).suffix.lower() in SUFFIXES]
+    trained = {os.path.normpath(name) for name in files}
+    sets = {f"eval.sets.{name}.data": one.data for name, one in spec.eval.sets.items()}
+    for key, sources in {"data.eval": spec.data.eval, **sets}.items():
+        for name in names_of(sources):
+            if os.path.normpath(name) in trained:
+                yield f"{key}: {name} is trained on, so that its rows are not held out"
+
+
+def _on_no_answers(spec: Spec, rows: Iterable[Row]) -> list[str]:
+    """Warn of answers that are empty, where a reward compares a completion with them."""
+    names = [reward.name for reward in spec.rewards if reward.name in ANSWERED]
+    if not names or spec.algorithm.kind != "rl":
+        return []
+    words = {
+        (row.source, row.number): "an empty answer"
+        for row in rows
+        if isinstance(answer := find_value(row, spec.data, "answer_key"), str) and not answer.strip()
+    }
+    sentence = f"{names[0]} compares completions with it; leave the row out"
+    return [f"data.train: {listed(words)}: {sentence}"] if words else []
 
 
 def refuse_lacking(rewarder: Rewarder, rows: Iterable[Row], *, has_answers: bool) -> None:

@@ -37,13 +37,13 @@ OF_TRL = {"trainer_state", "log_extra", "log_metric", "environments"}  # what on
 _OF_VERL = {"solution_str": "completion", "ground_truth": "answer"}
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids"}
 _Reward = Callable[[RewardInput], float]
-_ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
+ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 PACKAGED = {  # files of lorad's that are run as one of the user's is: they need packages
     "judge": "judge_reward.py:judge",
     "math": "math_reward.py:math",
     "reasoning_gym": "reasoning_gym_reward.py:score",
 }
-BUILTIN = (*_ANSWERED, "regex", *PACKAGED)
+BUILTIN = (*ANSWERED, "regex", *PACKAGED)
 _MARK = "####"
 _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
@@ -59,7 +59,7 @@ def lacking(
     """Return what a reward asks for and the data do not have. row: the first one."""
     has = {"answer": has_answers, "prompt": has_prompts}
     there = SAMPLE_KEYS.union(row) - {key for key, is_there in has.items() if not is_there}
-    return sorted({*required, *(["answer"] if name in _ANSWERED else [])} - there)
+    return sorted({*required, *(["answer"] if name in ANSWERED else [])} - there)
 
 
 def renamed(missing: Iterable[str]) -> str:

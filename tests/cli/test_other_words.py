@@ -1,5 +1,7 @@
 """Commands and flags of other tools."""
 
+from pathlib import Path
+
 import pytest
 
 from lorad.cli import app as cli
@@ -69,3 +71,16 @@ def test_every_hint_names_commands() -> None:
     names = {name.split()[0] for names in cli._MEANT.values() for name in names} | {*cli._ALIASES.values()}
     assert names <= {*cli._COMMANDS, "--version"}
     assert not {*cli._MEANT, *cli._ALIASES} & {*cli._COMMANDS}
+
+
+def test_init_names_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("init", "--model", "nosuchdir", "--data", "rows.jsonl")
+    told = capsys.readouterr().err
+    assert "there is no directory nosuchdir" in told and "there is no file rows.jsonl" in told
+    (tmp_path / "here").mkdir()
+    for model in ("here", "builtin:tiny", "org/name"):
+        run("init", "--force", "--model", model, "--data", "sort")
+    assert "warning" not in capsys.readouterr().err

@@ -204,7 +204,7 @@ def test_data_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     facts = check(tmp_path, {"data": {"train": "a.jsonl", "eval": "a.jsonl", "max_prompt_tokens": 8}})
     assert (facts.dataset_size, facts.dropped, facts.eval_size) == (2, 1, 2)
-    assert len(facts.warnings) == 2
+    assert len(facts.warnings) == 3
 
 
 @pytest.mark.system

@@ -45,6 +45,33 @@ def test_rows_of_evaluations_are_looked_at(tmp_path: Path) -> None:
     ]
 
 
+def warned(cwd: Path, data: dict[str, Any], **spec: Any) -> list[str]:
+    facts = preflight(convert({"data": data, "eval": {"every": 1}} | spec), cwd=cwd)
+    return [text.partition(":")[2].strip() for text in facts.warnings if text.startswith(("data.", "eval."))]
+
+
+def test_evaluating_what_is_trained_on_is_doubted(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", "2+2?", "2+3?")
+    other = write(tmp_path / "other.jsonl", "3+3?")
+    sentence = "./rows.jsonl is trained on, so that its rows are not held out"
+    data = {"train": [rows, other], "eval": f"./{rows}"}
+    assert warned(tmp_path, data) == [sentence]
+    sets = {"every": 1, "sets": {"same": {"data": f"./{rows}"}, "sort": {"data": "sort"}}}
+    assert warned(tmp_path, {"train": rows, "eval": other}, eval=sets) == [sentence]
+    assert warned(tmp_path, {"train": rows, "eval": other}) == []
+
+
+def test_empty_answers_are_doubted_beside_exact_match(tmp_path: Path) -> None:
+    rows = [{"prompt": "2+2?", "answer": answer} for answer in ("4", "", " ")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": "rows.jsonl", "eval": "sort"}
+    (warning,) = warned(tmp_path, data)
+    assert warning == (
+        "row 2 (an empty answer) and 1 more: exact_match compares completions with it; leave the row out"
+    )
+    assert warned(tmp_path, data, reward={"name": "regex", "pattern": "4"}) == []
+
+
 def test_tasks_have_no_rows_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "S:21=", "completion": "12"}\n')
     for train in ("rows.jsonl", "sort"):

@@ -8,7 +8,7 @@ from lorad.rl.sources import Row
 from lorad.rl.tools.specs import for_template
 
 _SPEAKERS = {"human": "user", "gpt": "assistant"}  # of ShareGPT
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _SAID_BESIDE = ("tool_calls", "thinking", "reasoning_content")  # where content may be null
 _MESSAGE = 'A message is {"role": "user", "content": "…"}.'
 
@@ -57,7 +57,7 @@ def _of_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
     """Raises SpecError where the speaker has no role."""
     speaker, said = message.pop("from"), message.pop("value", None)
     role = _SPEAKERS.get(speaker, speaker)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise SpecError(
             f"{where} is ShareGPT's and from {speaker!r}, which is no role",
             hint="Speakers are human, gpt and system. Write a call of a tool as tool_calls of an assistant's "
