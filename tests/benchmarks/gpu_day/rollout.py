@@ -26,24 +26,37 @@ async def measured(place: Place) -> None:
     async with opened(place, place.dense) as held:
         names = [await held.load(f"a@{seed}", seed, place.size.rank) for seed in range(_ADAPTERS)]
         for rows in place.size.rows:
-            limit = rows * speed / _bytes_of_a_step(place, held, rows)
+            limit = rows * speed / _bytes_of_a_step(place, held, rows * place.size.prompt, rows)
             place.say(f"rows_{rows}.limit_tokens_per_s", limit)
             for label, version in (("base", BASE), ("adapter", names[0])):
                 rate = await torch_place.rollout(place, held, version, rows, place.size.tokens)
                 place.say(f"rows_{rows}.{label}_tokens_per_s", rate)
                 place.say(f"rows_{rows}.{label}_share_of_limit", rate / limit)
+        for rows in place.size.rows[:2]:
+            await _shared(place, held, names[0], rows, speed)
         await _noise(place, held, names[1])
         for rows, context in place.size.contexts:
             _attention(place, held.base, rows, context, speed)
         await _mixed(place, held, names)
+        await _ragged(place, held, names[0])
 
 
-def _bytes_of_a_step(place: Place, held: Lorad, rows: int) -> float:
-    """Return what decoding a token of each row reads: all weights but the embedding, and keys and values
-    half way through.
+def _bytes_of_a_step(place: Place, held: Lorad, prompts: int, rows: int) -> float:
+    """Return what decoding a token of each row reads: all weights but the embedding, keys and values of the
+    tokens of all prompts, and of what the rows have half way through.
     """
     weights = held.base.nbytes() - held.base.embed.nbytes
-    return weights + rows * (place.size.prompt + place.size.tokens / 2) * bytes_per_token(held.base)
+    return weights + (prompts + rows * place.size.tokens / 2) * bytes_per_token(held.base)
+
+
+async def _shared(place: Place, held: Lorad, version: str, rows: int, speed: float) -> None:
+    """Measure prompts so long that their samples share keys and values, as GRPO's usually are."""
+    size, count = place.size, max(rows // torch_place.GROUP, 1)
+    limit = rows * speed / _bytes_of_a_step(place, held, count * size.shared, rows)
+    for label, name in (("base", BASE), ("adapter", version)):
+        rate = await torch_place.rollout(place, held, name, rows, size.tokens, size.shared)
+        place.say(f"shared_{rows}.{label}_tokens_per_s", rate)
+        place.say(f"shared_{rows}.{label}_share_of_limit", rate / limit)
 
 
 async def _noise(place: Place, held: Lorad, version: str) -> None:
@@ -87,7 +100,7 @@ async def _mixed(place: Place, held: Lorad, names: Sequence[str]) -> None:
             began = time.perf_counter()
             tokens = await asyncio.gather(
                 *(
-                    _tokens(place, held, name, prompts, f"{n} {turn}")
+                    _tokens(held, name, prompts, f"{n} {turn}", place.size.tokens)
                     for n, (name, prompts) in enumerate(calls)
                 )
             )
@@ -95,8 +108,25 @@ async def _mixed(place: Place, held: Lorad, names: Sequence[str]) -> None:
         place.say(f"{label}_tokens_per_s", rate)
 
 
-async def _tokens(place: Place, held: Lorad, name: str, prompts: list[Prompt], request: str) -> int:
-    return made(await held.complete(name, prompts, Sampling(place.size.tokens), request))
+async def _ragged(place: Place, held: Lorad, version: str) -> None:
+    """Measure completions of four lengths, whose rows leave the batch one after another."""
+    rows, lengths = max(place.size.rows[-1] // 4, 1), [place.size.tokens * part // 4 for part in (1, 2, 3, 4)]
+    rate = 0.0
+    for turn in range(2):
+        calls = [(prompts_for(place, held, rows, 30 + n), length) for n, length in enumerate(lengths)]
+        began = time.perf_counter()
+        tokens = await asyncio.gather(
+            *(
+                _tokens(held, version, prompts, f"ragged {n} {turn}", length)
+                for n, (prompts, length) in enumerate(calls)
+            )
+        )
+        rate = float(np.sum(tokens)) / (time.perf_counter() - began)
+    place.say("ragged_tokens_per_s", rate)
+
+
+async def _tokens(held: Lorad, name: str, prompts: list[Prompt], request: str, tokens: int) -> int:
+    return made(await held.complete(name, prompts, Sampling(tokens), request))
 
 
 def rollout(place: Place) -> None:

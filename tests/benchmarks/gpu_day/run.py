@@ -6,6 +6,7 @@ import time
 from statistics import median
 
 from lorad.client.shapes import RunDetails, Step
+from lorad.protocol.journal import read
 from tests.benchmarks.gpu_day.stage import Place, play
 from tests.kit.world import World, world
 
@@ -62,15 +63,19 @@ def run(place: Place) -> None:
 
 
 def _wait_for(made: World, step: int) -> None:
-    """Wait until the run has made a step. One that ended before says why at once."""
+    """Wait until the run has made a step, by its journal: the daemon may know of it much later. A run that
+    ended before says why at once.
+    """
+    journal = made.home.run(_NAME).journal
 
-    def look() -> RunDetails | None:
+    def look() -> RunDetails | bool:
+        if any(record.kind == "step" and record.step >= step for record, _ in read(journal)):
+            return True
         shown = made.client.show(_NAME)
-        return shown if shown.step >= step or shown.state == "ended" else None
+        return shown if shown.state == "ended" and shown.step < step else False
 
-    found: RunDetails = made.until(look, f"{_NAME} at step {step}", _PATIENCE)
-    if found.step < step:
-        raise SystemExit(f"the run ended: {found.reason} at step {found.step}: {found.detail}")
+    if isinstance(ended := made.until(look, f"{_NAME} at step {step}", _PATIENCE), RunDetails):
+        raise SystemExit(f"the run ended: {ended.reason} at step {ended.step}: {ended.detail}")
 
 
 def _spec(place: Place, made: World) -> str:

@@ -20,6 +20,7 @@ class Size:
 
     model, experts: numbers of `config.json`, of a Qwen3 and of a Qwen3-MoE.
     rows: of the rollouts, each a multiple of eight or less than that.
+    shared: tokens of a prompt whose samples share its keys and values.
     contexts: rows, and the tokens that each attends to, for which attention alone is measured.
     groups, completion: of a training batch, which has eight samples to a prompt.
     microbatches: tokens of one, and whether activations are recomputed.
@@ -35,6 +36,7 @@ class Size:
     rows: tuple[int, ...]
     contexts: tuple[tuple[int, int], ...]
     prompt: int
+    shared: int
     tokens: int
     cache_gib: float
     groups: int
@@ -87,6 +89,7 @@ SIZES = {
             rows=(8, 32, 128, 256),
             contexts=((1, 32768), (8, 8192), (64, 4096), (256, 512)),
             prompt=120,
+            shared=1024,
             tokens=128,
             cache_gib=16,
             groups=16,
@@ -107,6 +110,7 @@ SIZES = {
             rows=(8, 32, 128),
             contexts=((1, 32768), (8, 8192), (64, 1024)),
             prompt=120,
+            shared=1024,
             tokens=128,
             cache_gib=4,
             groups=8,
@@ -127,12 +131,13 @@ SIZES = {
             rows=(2, 8),
             contexts=((2, 64),),
             prompt=16,
+            shared=320,
             tokens=8,
             cache_gib=0.25,
             groups=2,
             completion=8,
-            microbatches=((256, False), (256, True)),
-            steps=12,
+            microbatches=((64, False), (256, True)),
+            steps=24,
             prompts=2,
             run_tokens=8,
             device_gib=0,

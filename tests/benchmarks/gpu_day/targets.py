@@ -41,6 +41,7 @@ TARGETS: Sequence[Target] = (
     _none("run:versions_failed", "versions whose attestation failed"),
     _most("rollout:trainer_against_engine_nats", "trainer against engine, base", 0.06, " nats"),
     _least("rollout:rows_8.base_share_of_limit", "decoding 8 rows, share of the bandwidth's limit", 0.6, ""),
+    _most("train:ragged_times_even", "a token of ragged samples, times one of even ones", 1.3, "x"),
     _most("publish:in_process_s", "publish", 1.0, " s"),
     _most("fsdp:offload_s", "the base of FSDP leaves the device", 2.0, " s"),
     _least("fsdp:offload_frees_gib", "memory that this frees", 15.0, " GiB"),

@@ -11,9 +11,13 @@ import psutil
 import pytest
 
 from lorad.daemon.gpu.devices import Device
+from tests.benchmarks.gpu_day.model import write_model
 from tests.benchmarks.gpu_day.sizes import GIB, SIZES, pick
+from tests.benchmarks.gpu_day.stage import Place, read_figures
 from tests.benchmarks.gpu_day.stages import STAGES, Outcome, Stage, run_stage
 from tests.benchmarks.gpu_day.targets import TARGETS, judge
+from tests.benchmarks.gpu_day.torch_place import opened, work_of
+from tests.benchmarks.gpu_day.train import little_memory, measure
 from tests.kit.world import REPOSITORY
 
 pytestmark = pytest.mark.system
@@ -70,6 +74,19 @@ def test_broken_stage_is_reported_beside_others(tmp_path: Path) -> None:
     assert broken["figures"]["bandwidth_gb_s"] > 0  # what it found before
     text = (tmp_path / "report.md").read_text()
     assert "**Failed: rollout.**" in text and broken["error"].splitlines()[-1] in text
+
+
+async def test_halved_micro_batch_has_no_speed(tmp_path: Path) -> None:
+    """The trainer goes on with smaller ones, whose speed would be told as that of the large one."""
+    place = Place(SIZES["micro"], "cpu", tmp_path, tmp_path / "figures")
+    write_model(place.dense, "Qwen3", place.size.model, place.device)
+    async with opened(place, place.dense) as held:
+        work = work_of(place, held.base.config.vocab_size, 2)
+        with little_memory(place, held.trainer, 0, 128):
+            await measure(place, held, (256, False), work, 1.0)
+    figures = read_figures(place.figures)
+    assert figures.pop("dense.load_s") > 0
+    assert figures == {"tokens_256.out_of_memory": "its micro-batches were halved to 128 tokens"}
 
 
 def test_stage_over_its_time_is_killed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lorad.engines.base import BASE
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
-from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.protocol.batch import Batch, Gradients, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.trainers.base import Policy, SlotSpec, Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.benchmarks.gpu_day.sizes import GIB
@@ -103,18 +103,22 @@ async def opened(place: Place, model: Path) -> AsyncIterator[Lorad]:
         compute.close()
 
 
-def prompts_for(place: Place, held: Lorad, rows: int, call: int) -> list[Prompt]:
-    """Make prompts whose samples are `rows` together: eight of each, or all of one."""
+def prompts_for(place: Place, held: Lorad, rows: int, call: int, length: int = 0) -> list[Prompt]:
+    """Make prompts whose samples are `rows` together: eight of each, or all of one. length: of a prompt, else
+    that of the size.
+    """
     samples = min(rows, GROUP)
-    ids = random_ids(call, rows // samples, place.size.prompt, held.base.config.vocab_size)
+    ids = random_ids(call, rows // samples, length or place.size.prompt, held.base.config.vocab_size)
     return prompts_of(ids, samples, call)
 
 
-async def rollout(place: Place, held: Lorad, version: str, rows: int, tokens: int) -> float:
-    """Return tokens a second of sampling so many tokens in each row once, after once that is not counted."""
+async def rollout(place: Place, held: Lorad, version: str, rows: int, tokens: int, length: int = 0) -> float:
+    """Return tokens a second of sampling so many tokens in each row once, after once that is not counted.
+    length: of prompts, see `prompts_for`.
+    """
     rate = 0.0
     for call in range(2):
-        prompts = prompts_for(place, held, rows, call)
+        prompts = prompts_for(place, held, rows, call, length)
         began = time.perf_counter()
         samples = await held.complete(version, prompts, Sampling(tokens), f"{version} {call}")
         rate = made(samples) / (time.perf_counter() - began)
@@ -133,15 +137,25 @@ class Work:
         return self.batch.completions.size + self.batch.prompts.size
 
 
-def work_of(place: Place, vocab: int, groups: int, seed: int = 0) -> Work:
+def work_of(place: Place, vocab: int, groups: int, seed: int = 0, *, ragged: bool = False) -> Work:
+    """Make a batch of groups. ragged: completions have a quarter to seven quarters of their usual length, and
+    one of each group ends 64 tokens after a multiple of 128, where cuDNN's attention made NaN.
+    """
     rng = np.random.default_rng(seed)
 
     def tokens(count: int) -> np.ndarray:
         return rng.integers(4, vocab, count).astype(np.int32)
 
     size = place.size
-    samples = [(tokens(size.prompt), [tokens(size.completion) for _ in range(GROUP)]) for _ in range(groups)]
-    batch = Batch.of(samples)
+
+    def lengths() -> list[int]:
+        if not ragged:
+            return [size.completion] * GROUP
+        usual = size.completion
+        odd = usual - (size.prompt + usual) % 128 + 64
+        return [max(odd, 64), *rng.integers(usual // 4, usual * 7 // 4 + 1, GROUP - 1).tolist()]
+
+    batch = Batch.of([(tokens(size.prompt), [tokens(n) for n in lengths()]) for _ in range(groups)])
     count = batch.completions.size
     sampled = np.full(count, -8.0, np.float32)
     return Work(batch, PolicyTargets(rng.normal(size=count).astype(np.float32), sampled))
@@ -157,11 +171,19 @@ def slot_spec(modules: Sequence[str], rank: int, tokens: int, checkpointing: boo
 
 
 async def gradient_seconds(trainer: Trainer, slot: str, work: Work) -> float:
-    """Return how long one gradient takes. Its statistics have been read on the host when it returns."""
+    """Return how long one gradient takes, which must find memory."""
+    seconds, gradients = await gradient(trainer, slot, work)
+    if gradients.halved_to:
+        raise SystemExit(f"the micro-batches of {slot} were halved to {gradients.halved_to} tokens")
+    return seconds
+
+
+async def gradient(trainer: Trainer, slot: str, work: Work) -> tuple[float, Gradients]:
+    """Return how long one gradient takes, and what is said of it. That has been read on the host by then."""
     began = time.perf_counter()
     count = float(work.batch.completions.size)
-    await trainer.forward_backward(slot, work.batch, work.targets, PolicyLoss(), count)
-    return time.perf_counter() - began
+    found = await trainer.forward_backward(slot, work.batch, work.targets, PolicyLoss(), count)
+    return time.perf_counter() - began, found
 
 
 async def differences(
