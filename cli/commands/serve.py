@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -194,7 +194,7 @@ def evaluate(
     client = launch.connected()
     if data is None and suite is None:
         found = client.results(version.partition("@")[0])
-        output.print_json(found) if as_json else _print_results(found)
+        output.print_json(found) if as_json else print_results(found)
         return
     given = {
         "data": data, "reward": reward, "problems": problems, "n": n, "temperature": temperature,
@@ -202,16 +202,20 @@ def evaluate(
         "prompt_key": prompt_key, "answer_key": answer_key, "env": env,
     }  # fmt: skip
     result = evaluated(client, version, given, suite=suite, python=python, out=out or "", note=output.note)
-    output.print_json(result) if as_json else _print_results([result])
+    output.print_json(result) if as_json else print_results([result])
 
 
-def _print_results(results: Sequence[Result]) -> None:
+def print_results(results: Sequence[Result]) -> None:
+    """Print results of versions; those on the same data with the settings in which they differ."""
     named = sorted({name for one in results for name in one.metrics if name != "score"}, key=_by_k)
-    columns = ("version", "data", "n", "problems", "failed", "score", *named, "age")
+    differing = [_differing(one, results) for one in results]
+    settings = ("settings",) if any(differing) else ()
+    columns = ("version", "data", *settings, "n", "problems", "failed", "score", *named, "age")
     rows = [
         (
             f"{one.run}@{one.version}",
             one.data,
+            *((otherwise,) if settings else ()),
             one.settings.get("n", ""),
             one.problems,
             one.failed or "",
@@ -219,9 +223,24 @@ def _print_results(results: Sequence[Result]) -> None:
             *(output.number(one.metrics.get(name)) for name in named),
             output.age(one.at) if one.at else "",
         )
-        for one in results
+        for one, otherwise in zip(results, differing, strict=True)
     ]
     output.print_table(columns, rows, empty="Nothing was evaluated yet.")
+
+
+def _differing(result: Result, results: Sequence[Result]) -> str:
+    """Return the settings of a result, but what has a column, that others on the same data do not have."""
+    others = [one.settings for one in results if one.data == result.data and one.suite == result.suite]
+    keys = sorted({key for settings in others for key in settings} - {"n", "problems"})
+    differing = [key for key in keys if any(one.get(key) != result.settings.get(key) for one in others)]
+    return ", ".join(f"{key} {_setting(result.settings.get(key))}" for key in differing)
+
+
+def _setting(value: Any) -> str:
+    """Return a setting in words; rewards by name."""
+    if isinstance(value, list):
+        return " + ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in value)
+    return "null" if value is None else str(value)
 
 
 def _by_k(name: str) -> tuple[str, int]:

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorad.cli.app import app
+from lorad.cli.commands.serve import print_results
 from lorad.cli.listing import show
 from lorad.cli.table import Column, cells, table_lines, text_lines
 from lorad.client.client import Client
-from lorad.client.shapes import Run, Signals
+from lorad.client.shapes import Result, Run, Signals
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import on_terminal
 
@@ -111,3 +112,22 @@ def test_the_width_is_that_of_the_terminal(frozen: Client) -> None:
     command = [sys.executable, "-m", "lorad", "list"]
     narrow, wide = (on_terminal(command, width, environment) for width in (60, 200))
     assert "\x1b[1mname" in narrow and "owner" not in narrow and "owner" in wide
+
+
+def test_evaluations_of_the_same_rows_say_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    def result(data: str, score: float, **settings: object) -> Result:
+        return Result("sorter", 2, data=data, settings={"n": 1, **settings}, metrics={"score": score})
+
+    exact, near = [{"name": "exact_match"}], [{"name": "near.py:score"}]
+    short = result("a.jsonl", 0.5, max_new_tokens=8, temperature=1.0, reward=exact)
+    long = result("a.jsonl", 0.75, max_new_tokens=16, temperature=1.0, reward=near)
+    print_results([short, long, result("b.jsonl", 0.25, max_new_tokens=4)])
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[:3] for row in rows] == [
+        ["version", "data", "settings"],
+        ["sorter@2", "a.jsonl", "max_new_tokens 8, reward exact_match"],
+        ["sorter@2", "a.jsonl", "max_new_tokens 16, reward near.py:score"],
+        ["sorter@2", "b.jsonl", ""],
+    ]
+    print_results([short])
+    assert "settings" not in capsys.readouterr().out
