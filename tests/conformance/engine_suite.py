@@ -7,18 +7,19 @@ linears).
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.errors import AdapterRefused, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
-from lorad.protocol.batch import Batch, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from lorad.rl.tokenizer import Tokenizer
 from tests.kit.fakes.random_adapters import Shapes, random_adapter
 
@@ -27,6 +28,21 @@ Completion = tuple[list[int], list[float], str]
 
 def prompt(name: str = "p", tokens: Sequence[int] = (5, 9, 7, 11), seeds: Sequence[int] = (1,)) -> Prompt:
     return Prompt(name, np.array(tokens, np.int32), np.array(seeds, np.uint64))
+
+
+def whole(chunks: Iterable[Chunk]) -> dict[tuple[str, int], Chunk]:
+    """Return each sample as one chunk: a machine that takes longer than a second hands over several."""
+    parts: dict[tuple[str, int], list[Chunk]] = {}
+    for chunk in chunks:
+        parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
+    return {
+        key: replace(
+            of_one[-1],
+            tokens=np.concatenate([chunk.tokens for chunk in of_one]),
+            logprobs=np.concatenate([chunk.logprobs for chunk in of_one]),
+        )
+        for key, of_one in parts.items()
+    }
 
 
 async def complete(

@@ -17,6 +17,7 @@ from lorad.protocol.batch import Batch, Chunk, PolicyLoss, PolicyTargets, Prompt
 from lorad.protocol.calls import Evict, ForwardBackward, Generate, Nothing, Open, OptimStep, Stepped
 from lorad.protocol.connection import Connection
 from lorad.protocol.status import PoolStatus
+from tests.conformance.engine_suite import whole
 from tests.kit.pool_kit import DEADLINE, MODULES, Running, batch, publish, running_pool
 
 pytestmark = pytest.mark.system
@@ -58,8 +59,8 @@ class Run(NamedTuple):
 
     def batch(self, step: int, chunks: Sequence[Chunk]) -> ForwardBackward:
         """The advantages are made up from the tokens."""
-        prompts, whole = self.prompts(step), {(chunk.prompt, chunk.index): chunk for chunk in chunks}
-        groups = [[whole[prompt.id, index] for index in range(prompt.seeds.size)] for prompt in prompts]
+        prompts, samples = self.prompts(step), whole(chunks)
+        groups = [[samples[prompt.id, index] for index in range(prompt.seeds.size)] for prompt in prompts]
         completions = [[chunk.tokens for chunk in group] for group in groups]
         made = Batch.of(list(zip([p.tokens for p in prompts], completions, strict=True)))
         each = np.array([np.sin(c.sum()) for group in completions for c in group], np.float32)

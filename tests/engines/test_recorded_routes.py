@@ -19,6 +19,7 @@ from lorad.models.loading import load_base
 from lorad.models.merge import Merger
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.routes import is_unknown
+from tests.conformance.engine_suite import whole
 from tests.engines.test_decode_batch import ENOUGH, NEVER, finish, version
 
 LONG = [4 + n % 60 for n in range(BLOCK + 9)]
@@ -40,7 +41,7 @@ def asked(held: HeldLora, counts: Sequence[int], start: Sequence[int], new: int 
 
 
 @torch.no_grad()
-def whole(base: Base, held: HeldLora, tokens: Sequence[int]) -> np.ndarray:
+def routes_of(base: Base, held: HeldLora, tokens: Sequence[int]) -> np.ndarray:
     shape = route_shape(base)
     assert shape is not None
     recording, ids = Recording(shape), torch.tensor(tokens)
@@ -54,7 +55,8 @@ def chunks_of(batch: DecodeBatch, *calls: Call) -> dict[tuple[Call, str, int], C
     reports = []
     while batch.calls:
         reports += batch.run(60)
-    return {(call, chunk.prompt, chunk.index): chunk for call, chunks, _ in reports for chunk in chunks}
+    of_call = {call: [chunk for by, chunks, _ in reports if by is call for chunk in chunks] for call in calls}
+    return {(call, *key): chunk for call, chunks in of_call.items() for key, chunk in whole(chunks).items()}
 
 
 def assert_whole(models: Merger, found: dict[tuple[Call, str, int], Chunk]) -> None:
@@ -62,7 +64,7 @@ def assert_whole(models: Merger, found: dict[tuple[Call, str, int], Chunk]) -> N
     for (call, prompt, index), chunk in found.items():
         start = call.groups[int(prompt)].tokens.tolist()
         assert chunk.routes is not None
-        expected = whole(models.base, call.held, [*start, *chunk.tokens.tolist()][:-1])
+        expected = routes_of(models.base, call.held, [*start, *chunk.tokens.tolist()][:-1])
         expected = expected[len(start) * (index > 0) :]
         assert np.array_equal(chunk.routes[:-1], expected)
         assert is_unknown(chunk.routes).tolist() == [False] * len(expected) + [True]

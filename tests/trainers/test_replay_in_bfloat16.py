@@ -14,6 +14,7 @@ from lorad.protocol.batch import Batch, Prompt, Sampling
 from lorad.routes import Routes
 from lorad.trainers.base import Policy
 from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.conformance.engine_suite import whole
 from tests.models.test_families import make_model
 
 READ, MADE, PROMPTS, EACH = 8, 40, 6, 2
@@ -29,7 +30,7 @@ async def sampled(engine: BuiltinEngine) -> tuple[Batch, np.ndarray]:
         for n in range(PROMPTS)
     ]
     how = Sampling(MADE, stream=False, routes=True)
-    found = {(c.prompt, c.index): c async for c in engine.generate("r", BASE, prompts, how)}
+    found = whole([chunk async for chunk in engine.generate("r", BASE, prompts, how)])
     chunks = [[found[prompt.id, index] for index in range(EACH)] for prompt in prompts]
     sampled_chunks = [chunk for group in chunks for chunk in group]
     routes = [chunk.routes for chunk in sampled_chunks if chunk.routes is not None]

@@ -16,6 +16,7 @@ from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.routes import is_unknown
+from tests.conformance.engine_suite import whole
 from tests.conformance.expert_adapters import BATCH, MOE, adapter_of
 from tests.engines.real.test_whole_run import FEW, MOE_DEMO, configure
 from tests.kit.world import world
@@ -56,7 +57,8 @@ def ours(base: Base, name: str, tokens: np.ndarray) -> np.ndarray:
 async def sampled(engine: Engine, version: str, prompt: np.ndarray) -> dict[int, Chunk]:
     how = Sampling(12, temperature=1.0, stream=False, routes=True)
     wanted = [Prompt("0", prompt, np.arange(3, dtype=np.uint64))]
-    return {chunk.index: chunk async for chunk in engine.generate(f"r {version}", version, wanted, how)}
+    chunks = [chunk async for chunk in engine.generate(f"r {version}", version, wanted, how)]
+    return {index: chunk for (_, index), chunk in whole(chunks).items()}
 
 
 async def test_sampled_tokens_have_their_routes(engine: Engine, base: Base) -> None:
