@@ -129,7 +129,9 @@ def swap(
     if as_json:
         output.print_json(row)
         return
-    before = f", before {row.previous}" if row.previous else ""
+    served = f"{row.run}@{row.version}"
+    before = "" if row.previous is None else f", before {row.previous}"
+    before = ", as before" if row.previous == served else before
     verdict = row.attestation.verdict
-    output.note(f"{alias} serves {row.run}@{row.version}{before} ({verdict}, {row.seconds:.2f} s).")
+    output.note(f"{alias} serves {served}{before} ({verdict}, {row.seconds:.2f} s).")
     output.tell_address(row, alias)

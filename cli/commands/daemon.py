@@ -59,7 +59,8 @@ def stop(
     if as_json:
         output.print_json({"stopped": answer.pid, "ended": answer.ended, "staying": answer.staying})
         return
-    output.note(f"The daemon (pid {answer.pid}) is stopped; runs continue.")
+    continuing = "; runs continue" if any(pool.runs for pool in answer.staying) else ""
+    output.note(f"The daemon (pid {answer.pid}) is stopped{continuing}.")
     if answer.gateway:
         output.note("The gateway ends with its last request.")
     for name in answer.ended:

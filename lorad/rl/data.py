@@ -310,12 +310,12 @@ class _RowDataset(_Prompts):
         self.size = len(self._rows)
         self.digest = digest_of(self._rows)
         self.has_answers = any(find_value(row, data, "answer_key") is not None for row in self._rows)
+        if not self._rows and not self.dropped:
+            raise SpecError(f"{self._name} has no row", key="data", hint="Add rows.")
         if not self._rows:
-            left_out = (
-                f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
-            )
             raise SpecError(
-                f"{self._name} has no usable row{left_out}",
+                f"{self._name} has no usable row, {self.dropped} were longer than {data.max_prompt_tokens} "
+                "tokens",
                 key="data",
                 hint="Raise data.max_prompt_tokens or add rows.",
             )

@@ -84,8 +84,9 @@ def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Row]:
             if b"\\u" in line:  # half a surrogate pair is JSON but no text
                 json.dumps(values, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
+            why = f"{error.msg} (char {error.pos})" if isinstance(error, json.JSONDecodeError) else error
             raise SpecError(
-                f"{where}: not JSON: {error}", hint="Each line is one JSON object, in UTF-8."
+                f"{where}: not JSON: {why}", hint="Each line is one JSON object, in UTF-8."
             ) from error
         if not isinstance(values, dict):
             raise SpecError(f"{where}: not a JSON object", hint='Each line is one object, {"prompt": …}.')

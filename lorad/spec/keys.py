@@ -17,7 +17,8 @@ _UNITS = {
     "tokens": """max_prompt_tokens max_sample_tokens max_new_tokens tokens_per_microbatch env.max_tokens
         reward.max_tokens overlong.buffer attest.tokens""",
     "steps": """trainer.steps schedule_steps warmup_steps eval.every sets.NAME.every checkpoint.every
-        kl.horizon kl.reset_every max_staleness max_skipped_steps keep_samples""",
+        kl.reset_every max_staleness max_skipped_steps keep_samples""",
+    "samples": "kl.horizon",
     "seconds": "reward.timeout env.timeout env.episode_timeout user_code.timeout",
     "bytes": "reward.memory env.memory user_code.memory",
     "publishes": "attest.amplified_every",

@@ -168,7 +168,8 @@ def test_stopped_daemon_names_pools_and_they_end() -> None:
         made.home.config.write_text("idle_timeout: 1.5")
         made.lorad("run", made.spec(), "trainer.steps=1", "--name", "a", "--wait")
         pool = made.client.pools()[0].pid
-        assert "Pool tiny-1 is idle and ends in" in made.lorad("daemon", "stop").stderr
+        stopped = made.lorad("daemon", "stop").stderr
+        assert "Pool tiny-1 is idle and ends in" in stopped and "is stopped." in stopped
         assert pool is not None
         wait_gone(pool)
         made.lorad("resume", "a", "--steps", "2", "--wait")

@@ -202,6 +202,7 @@ def test_rows_come_from_other_files(tokenizer: Tokenizer, tmp_path: Path, name: 
         ("a.json", '{"prompt": "S:1="}', "a.json: not a list"),
         ("a.json", '[{"prompt": "S:1=", "answer": "1"}, 7]', "a.json:2: not a JSON object"),
         ("a.json", "[", "a.json: not JSON"),
+        ("a.jsonl", "", "a.jsonl has no row"),
     ],
 )
 def test_wrong_files_are_refused(
@@ -236,7 +237,8 @@ def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{oops\n", "train.jsonl:3: not JSON"),
+        ("{oops\n", "train.jsonl:3: not JSON: Expecting property name enclosed in double quotes (char 1)"),
+        ('{"prompt":\n', "train.jsonl:3: not JSON: Expecting value (char 11)"),
         ('{"prompt": "\\ud800"}\n', "train.jsonl:3: not JSON"),
         ("[1]\n", "train.jsonl:3: not a JSON object"),
         (

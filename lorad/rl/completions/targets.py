@@ -114,8 +114,9 @@ class TargetDataset(Dataset):
         self._begin(sources, data, tokenizer)
         name = self._name
         rows = iter(rows)
-        first = list(islice(rows, 1))
-        self.form: DataFormat = format_of(first[0], data, algorithm) if first else "auto"
+        if not (first := list(islice(rows, 1))):
+            raise SpecError(f"{name} has no row", key="data", hint="Add rows.")
+        self.form: DataFormat = format_of(first[0], data, algorithm)
         everything = (row for part in (first, rows) for row in part)
         self._kept = list(self._read(everything))
         self.size = len(self._kept)

@@ -99,7 +99,9 @@ class Stream(Generic[Item]):
             following = Bookmark(end, mark.epoch + 1)
         else:
             raise SpecError(
-                f"{self._reader.known} has no usable row", key="data", hint="Are its rows too long?"
+                f"{self._reader.known} has no usable row",
+                key="data",
+                hint="Is it empty, or are its rows too long?",
             )
         if items:
             self._blocks.append((mark, items))

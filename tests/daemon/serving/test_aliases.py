@@ -255,6 +255,7 @@ def test_serving_survives_pool_kill_gc_and_rollback() -> None:
         assert made.client.swap("bot", "a@2").attestation.verdict == "passed"
         assert made.client.swap("bot", "a@3").previous == "a@2"
         assert "bot serves a@2, before a@3 (" in made.lorad("swap", "bot", "--rollback").stderr
+        assert "bot serves a@2, as before (" in made.lorad("swap", "bot", "a@2").stderr
         made.lorad("swap", "bot", "a@9", expect=3)
         assert made.json("generate", "bot", "3 1 2")["version"] == "a@2"
         (pool,) = made.client.pools()
