@@ -28,11 +28,14 @@ async def owner(home: Home, *sent: bytes) -> AsyncIterator[list[bytes]]:
     seen: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        seen.append(head + await reader.readexactly(len(ASKED)))
-        for part in sent:
-            writer.write(part)
-        writer.close()
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(asyncio.IncompleteReadError),
+        ):  # nothing was asked
+            head = await reader.readuntil(b"\r\n\r\n")
+            seen.append(head + await reader.readexactly(len(ASKED)))
+            for part in sent:
+                writer.write(part)
 
     listener = listen(home.gateway_socket_of(os.getuid()))
     async with await asyncio.start_unix_server(answer, sock=listener):
