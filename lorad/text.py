@@ -8,6 +8,12 @@ import time
 from typing import Any
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+SPECIAL = re.compile(  # tokens that chat templates write
+    r"<\|[^|<>\s]{1,48}\|>|<[｜][^<>｜]{1,48}[｜]>|</?(?:s|pad|unk|bos|eos|think|tool_call|tool_response"
+    r"|start_of_turn|end_of_turn|im_start|im_end)>|\[/?(?:INST|TOOL_CALLS|ARGS|CALL_ID)\]"
+)
+_LAST = 8192  # characters at the end of a prompt in which the last turn is looked for
+_AUTHOR = re.compile(r"\s*(?:(?:user|human|tool)\n\s*)?")  # that a template writes before a turn
 
 
 def printable(text: str) -> str:
@@ -18,6 +24,27 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """`printable`, and line breaks and tabs become spaces."""
     return printable(" ".join(text.split()))
+
+
+def last_turn(prompt: str) -> tuple[int, int]:
+    """Return where the last turn of a rendered prompt begins and ends, without the generation prompt behind
+    it; a prompt without special tokens is one turn.
+    """
+    start, end = 0, len(prompt)
+    for token in reversed([*SPECIAL.finditer(prompt, max(len(prompt) - _LAST, 0))]):
+        if prompt[token.end() : end].strip() not in ("", "assistant", "model"):
+            author = _AUTHOR.match(prompt, token.end())
+            start = token.end() if author is None else author.end()
+            break
+        end = token.start()
+    end = start + len(prompt[start:end].rstrip())
+    return (start, end) if start < end else (0, len(prompt))
+
+
+def question(prompt: str) -> str:
+    """Return the last turn of a prompt, to be shown in a row: the template and earlier turns are left out."""
+    start, end = last_turn(prompt)
+    return f"{'…' if start else ''}{prompt[start:end]}"
 
 
 def number(value: Any, digits: int = 3) -> str:

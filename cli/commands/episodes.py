@@ -29,6 +29,7 @@ from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict, SpecError
 from lorad.spec.env import EnvSpec
 from lorad.spec.text import load_spec, load_task
+from lorad.text import question
 
 _EPISODES = 10_000  # of a step, at most
 _ROWS = 4  # that are tried where none are counted
@@ -156,7 +157,8 @@ def _grade(wanted: Grading, as_json: bool) -> NoReturn:
 
 def _graded_cells(place: int, sample: Sample) -> tuple[str, ...]:
     parts = ", ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
-    texts = (sample.prompt, sample.answer or "", sample.completion, sample.error or "")
+    prompt = sample.prompt if table.terminal_width() is None else question(sample.prompt)
+    texts = (prompt, sample.answer or "", sample.completion, sample.error or "")
     return (str(place), output.number(sample.reward), parts, *texts)
 
 

@@ -11,6 +11,7 @@ from lorad.client.choice import HINT, ORDERS, Choice, ordered_by
 from lorad.client.client import Client
 from lorad.client.shapes import Sample
 from lorad.errors import NotFound
+from lorad.text import question
 
 _SAMPLES = (
     *(
@@ -82,8 +83,8 @@ def samples(
     these, as many as --limit says, are printed. Several conditions hold at once; `!` before a word of --where
     is for not.
 
-    A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the
-    terminal.
+    A prompt and its answer appear at the first of its samples; of a chat the last turn (--sample: all of it).
+    Long text is cut in the middle to fit the terminal.
     """
     most = limit if sample is None else sample
     given = {"reward>=": min_reward, "reward<=": max_reward}
@@ -121,7 +122,8 @@ def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     shown, before, line_break = [], None, "⏎" if grouped else "\\n"
     for place, row in enumerate(rows, 1):
         again = grouped and before is not None and row.prompt_id == before.prompt_id
-        texts = ["" if again else row.prompt, "" if again else row.answer, row.completion, row.error]
+        prompt = question(row.prompt) if grouped else row.prompt
+        texts = ["" if again else prompt, "" if again else row.answer, row.completion, row.error]
         end = str(row.end or row.finish)
         figures = (output.number(row.reward, 2), output.number(row.advantage, 2), end)
         shown.append(

@@ -14,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorad.cli.app import app
+from lorad.cli.commands.samples import _SAMPLES as SAMPLES
+from lorad.cli.commands.samples import _cells as sample_cells
 from lorad.cli.commands.serve import print_results
 from lorad.cli.listing import show
 from lorad.cli.table import Column, cells, table_lines, text_lines
 from lorad.client.client import Client
-from lorad.client.shapes import Result, Run, Signals
+from lorad.client.shapes import Result, Run, Sample, Signals
+from lorad.text import question
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import on_terminal
 
@@ -83,6 +86,36 @@ def test_a_pipe_gets_all_columns_whole_between_tabs(printed: Printed) -> None:
     header, *rows = [line.split("\t") for line in printed(None, "list").splitlines()]
     waits = next(dict(zip(header, row, strict=True)) for row in rows if row[0] == "waits")
     assert waits["state"] == "queued" and waits["why"].endswith("(pid 40122, carol, 38.2 GiB)")
+
+
+CHATML = "<|im_start|>system\n{0}<|im_end|>\n<|im_start|>user\n{1}<|im_end|>\n<|im_start|>assistant\n"
+SYSTEM = "You are a helpful AI assistant named SmolLM."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        (CHATML.format(SYSTEM, "6 + 3?"), "…6 + 3?"),
+        (CHATML.format(SYSTEM, "6 + 3?") + "<think>\n", "…6 + 3?"),
+        ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|><|start_header_id|>assistant"
+         "<|end_header_id|>\n\n", "…Hi?"),
+        ("<bos><start_of_turn>user\n6 + 3?<end_of_turn>\n<start_of_turn>model\n", "…6 + 3?"),
+        ("<s>[INST] 6 + 3? [/INST]", "…6 + 3?"),
+        ("Q: 6 + 3?\nA:", "Q: 6 + 3?\nA:"),
+        ("<s>", "<s>"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_question_is_the_last_turn_of_a_prompt(prompt: str, shown: str) -> None:
+    assert question(prompt) == shown
+
+
+def test_samples_of_a_chat_show_the_question_at_80_columns() -> None:
+    chat = CHATML.format(SYSTEM * 3, "What is 66 + 93?")
+    rows = [Sample(1, prompt=chat, completion="159", answer="159", reward=1.0)]
+    lines = table_lines(SAMPLES, sample_cells(rows, grouped=True), 80)
+    assert "…What is 66 + 93?" in "\n".join(lines)
+    assert "helpful" in "\n".join(table_lines(SAMPLES, sample_cells(rows, grouped=False), None))
 
 
 EXACT = st.text("abc-@0123456789.é日", min_size=1, max_size=30)

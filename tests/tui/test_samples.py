@@ -67,6 +67,20 @@ ANSWER = (
 )
 
 
+async def test_a_long_chat_shows_its_question_not_the_generation_prompt() -> None:
+    before, after = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
+    samples = [a_sample(0, index, 1, prompt=f"{before}{QUESTION}{after}") for index in range(4)]
+    async with using(a_world({1: samples}), (80, 24)) as user:
+        await opened(user, 2, "made at 1, sample 0")
+        assert "more lines of the prompt: z" in text(user) and "farmers' market?<|im_end|>" in text(user)
+        assert "<|im_start|>assistant" not in text(user)
+        table = user.app.screen.query_one("#samples-groups", Rows)
+        assert table.cells("p0")["prompt"].plain.strip().startswith("…Janet’s ducks")
+
+
 @pytest.mark.system
 async def test_a_long_prompt_leaves_room_for_completions() -> None:
     samples = [a_sample(0, index, 1, prompt=QUESTION, answer=ANSWER) for index in range(4)]

@@ -16,14 +16,11 @@ from rich.text import Text
 from rich.theme import Theme
 
 from lorad.client import shapes
+from lorad.text import SPECIAL
 from lorad.tui.samples.groups import Sample
 from lorad.tui.samples.parts import inert
 from lorad.tui.widgets.text_view import Block, Span
 
-_SPECIAL = re.compile(
-    r"<\|[^|<>\s]{1,48}\|>|<[｜][^<>｜]{1,48}[｜]>|</?(?:s|pad|unk|bos|eos|think|tool_call|tool_response"
-    r"|start_of_turn|end_of_turn|im_start|im_end)>|\[/?(?:INST|TOOL_CALLS|ARGS|CALL_ID)\]"
-)
 _SPECIAL_STYLE = "magenta reverse"
 _LONGEST = 64 * 1024  # characters of Markdown that are rendered: what is longer is shown as it is
 _CHANCES = ((0.9, ""), (0.5, "green"), (0.1, "yellow"), (0.0, "bold red underline"))
@@ -66,7 +63,7 @@ class Look(NamedTuple):
         if self.chances is not None and sample is not None:
             spans = list(_within(self.chances.get(sample, ()), block.at, len(block.text)))
         if self.special:
-            found = [(*match.span(), _SPECIAL_STYLE) for match in _SPECIAL.finditer(block.text)]
+            found = [(*match.span(), _SPECIAL_STYLE) for match in SPECIAL.finditer(block.text)]
             spans = found if not spans else _over(spans, found)
         return block._replace(spans=spans) if spans else block
 

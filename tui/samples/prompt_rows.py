@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.text import Text
 
-from lorad.text import number, one_line
+from lorad.text import number, one_line, question
 from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group, Sample
 from lorad.tui.samples.reading import Step
@@ -52,13 +52,17 @@ def columns(groups: Iterable[Group], *, of_samples: bool) -> Columns:
 
 def rows(groups: Sequence[Group], measure: Scale, found: Mapping[str, int]) -> dict[str, dict[str, Text]]:
     """found: by group, how often a search found something in it."""
-    same = _common([group.prompt for group in groups])
-    return {group.id: _cells(group, same, measure, found.get(group.id, 0)) for group in groups}
+    questions = [question(group.prompt) for group in groups]
+    same = _common(questions)
+    return {
+        group.id: _cells(group, ("…" if same else "") + text[same:], measure, found.get(group.id, 0))
+        for group, text in zip(groups, questions, strict=True)
+    }
 
 
-def _cells(group: Group, same: int, measure: Scale, found: int) -> dict[str, Text]:
-    """same: characters that the prompts of all groups begin with."""
-    start = one_line(("…" if same else "") + group.prompt[same : same + _START])
+def _cells(group: Group, prompt: str, measure: Scale, found: int) -> dict[str, Text]:
+    """prompt: what tells it from the others of the step."""
+    start = one_line(prompt[:_START])
     mean, spread, rewards, order = group.mean, group.spread, group.rewards, values(group)
     plain = {
         "mean": number(mean),
@@ -191,7 +195,7 @@ def _common(prompts: Sequence[str]) -> int:
 def head(step: Step, shown: Sequence[Group], wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
     """Return the line that says which step is shown and how.
 
-    shown: what a filter left. wanted: the step that was asked for; None: the latest.
+    shown: what a filter left. wanted: the step that was questions for; None: the latest.
     """
     samples = [sample for group in shown for sample in group.samples]
     whole = sum(len(group.samples) for group in step.groups)

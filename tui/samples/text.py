@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from lorad.text import number
+from lorad.text import last_turn, number
 from lorad.tui import text_diff
 from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group, Sample, ordered
@@ -54,7 +54,7 @@ def alone(group: Group, view: View) -> list[Section]:
     """The prompt, then its completions in order."""
     blocks = [
         Block(f"prompt {group.rank + 1} of {view.of}, {group.id}", "bold"),
-        view.look.block(Block(group.prompt, key=_PROMPT, name="prompt")),
+        view.look.block(_prompt(group, _PROMPT)),
     ]
     blocks += [Block(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
     for place in ordered(group.samples, view.by) if view.only is None else (view.only,):
@@ -62,6 +62,10 @@ def alone(group: Group, view: View) -> list[Section]:
         blocks += [Block(""), _head(sample, view.scale), *_said(group.id, place, sample, view.look)]
         blocks += _wrong(sample)
     return [Section(blocks)]
+
+
+def _prompt(group: Group, key: int | None = None) -> Block:
+    return Block(group.prompt, key=key, name="prompt", until=last_turn(group.prompt)[1])
 
 
 def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[Block]:
@@ -155,7 +159,7 @@ def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
     first = sides[-1].group
     blocks = [
         Block(f"prompt {first.id}", "bold"),
-        look.block(Block(first.prompt, key=_PROMPT, name="prompt")),
+        look.block(_prompt(first, _PROMPT)),
     ]
     blocks += [Block(f"answer: {first.answer}", "dim", name="answer")] if first.answer else []
     for side in sides:
@@ -170,9 +174,9 @@ def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
 def _prompts(before: Side, after: Side) -> Section:
     if before.group.prompt == after.group.prompt:
         here = before.group if before.is_here else after.group
-        return Section([Block(f"prompt {here.id}", "bold"), Block(here.prompt, name="prompt")])
+        return Section([Block(f"prompt {here.id}", "bold"), _prompt(here)])
     left, right = (
-        [Block(f"{side.name}, prompt {side.group.id}", "bold"), Block(side.group.prompt, name="prompt")]
+        [Block(f"{side.name}, prompt {side.group.id}", "bold"), _prompt(side.group)]
         for side in (before, after)
     )
     return Section(left, right)

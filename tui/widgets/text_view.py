@@ -76,6 +76,7 @@ def _fitting(text: str, width: int) -> int:
 class Block(NamedTuple):
     """Text without control characters. spans: in order, none over another. key: what `mark` and `go` call it.
     name: what a long one is called where its middle is hidden; "": it is always whole.
+    until: where what counts of it ends: of a prompt the generation prompt follows, hidden with the middle.
     at: where it begins in the text of that key, of which it may be a part. short: one line that is shown
     instead while there is little room. made: gives text and spans for a width instead."""
 
@@ -84,6 +85,7 @@ class Block(NamedTuple):
     spans: Sequence[Span] = ()
     key: int | None = None
     name: str = ""
+    until: int | None = None
     at: int = 0
     short: str = ""
     made: Callable[[int], tuple[str, Sequence[Span]]] | None = None
@@ -269,7 +271,7 @@ def _for(block: Block, width: int) -> Block:
     if block.made is None:
         return block
     text, spans = block.made(width)
-    return block._replace(text=text, spans=spans)
+    return block._replace(text=text, spans=spans, until=None)
 
 
 def _shortened(block: Block, width: int, most: int) -> _Folds:
@@ -283,11 +285,12 @@ def _shortened(block: Block, width: int, most: int) -> _Folds:
     if not block.name or not most or hidden <= 1:
         return lines
     first = (most - 1) // 2
+    last = len(lines) if block.until is None else sum(line.start < block.until for line in lines)
     text = f"⋯ {hidden + 1} more lines of the {block.name}: {_UNFOLD}"[:width]
     return [
         *lines[:first],
         _Fold(Block(text, "dim"), 0, len(text)),
-        *lines[len(lines) - (most - 1 - first) :],
+        *lines[max(last - (most - 1 - first), first) : last],
     ]
 
 
