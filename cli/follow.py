@@ -20,7 +20,7 @@ from lorad.client.columns import seconds_left
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Sample, Step
 from lorad.client.words import evals_in_words, failures, idleness, share, starts_in_words, steps_in_words
 from lorad.errors import DaemonUnreachable, LoradError
-from lorad.text import one_line
+from lorad.text import clauses, one_line
 
 _PERIOD = 0.25  # seconds between looks
 _QUIET = 10.0  # seconds without a line, after which one says what a run is doing
@@ -303,9 +303,9 @@ def conclusion(run: Run) -> str:
         return f"{name} is {run.state} at {where}; `lorad attach {name}` follows it."
     if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
-    evals = f"; held-out eval {evals_in_words(run)}" if evals_in_words(run) else ""
     ended_early = run.reason == "completed" and run.step < run.steps
     detail = f": {run.detail}" if run.detail and (ended_early or run.reason not in _GOOD) else ""
-    remarks = "".join(f"; {words}" for words in (failures(run), idleness(run)) if words)
-    how = f"; `lorad resume {name}` continues" if run.reason == "lost" else ""
-    return f"{name} ended ({run.reason}) at {where}{evals}{remarks}{detail}{how}"
+    evals = evals_in_words(run) and f"held-out eval {evals_in_words(run)}"
+    how = f"`lorad resume {name}` continues" if run.reason == "lost" and "`lorad resume" not in detail else ""
+    ended = f"{name} ended ({run.reason}) at {where}{detail}"
+    return clauses(ended, evals, failures(run), idleness(run), how)

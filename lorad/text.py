@@ -26,6 +26,12 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def clauses(*parts: str) -> str:
+    """Join what there is of parts by semicolons: a part may be a sentence with its full stop."""
+    kept = [part for part in parts if part]
+    return "; ".join([*(part.removesuffix(".") for part in kept[:-1]), *kept[-1:]])
+
+
 def last_turn(prompt: str) -> tuple[int, int]:
     """Return where the last turn of a rendered prompt begins and ends, without the generation prompt behind
     it; a prompt without special tokens is one turn.

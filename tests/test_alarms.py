@@ -54,6 +54,11 @@ NOTHING = (
         ("running", IDLE, [("bad", NOTHING)]),
         ("ended", IDLE, [("bad", NOTHING)]),
         ("ended", {"idle_steps_total": 4.0}, [("look", "4 of 7 steps changed nothing")]),
+        (
+            "ended",
+            {"idle_steps_total": 7.0, "zero_variance": 0.0, "truncated": 1.0, "failed_rewards": 8.0},
+            [("bad", "7 of 7 steps changed nothing")],
+        ),
         ("ended", {"idle_steps_total": 3.0}, []),
         ("ended", {}, []),
     ],

@@ -9,7 +9,7 @@ from lorad.client.box_shapes import Device
 from lorad.client.check_shapes import Files
 from lorad.client.shapes import Run, RunDetails
 from lorad.protocol.evals import SetScore
-from lorad.text import duration, moment, number, size
+from lorad.text import clauses, duration, moment, number, size
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
 _NAMES = 12  # of modules that are told
@@ -21,8 +21,7 @@ def why(run: Run) -> str:
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
     starts = starts_in_words(run)
-    parts = (starts and f"starts {starts}", run.doing, words, failures(run), idleness(run))
-    return "; ".join(filter(None, parts))
+    return clauses(starts and f"starts {starts}", run.doing, words, failures(run), idleness(run))
 
 
 def steps_in_words(run: Run, of: str = "/") -> str:
@@ -98,7 +97,7 @@ def idleness(run: Run) -> str:
         causes.append(
             "all groups had one reward" if flat == 1 else f"{flat:.0%} of the groups had one reward"
         )
-    if (cut := signals.truncated or 0.0) >= _MOSTLY_IDLE:
+    if (cut := signals.truncated or 0.0) >= _MOSTLY_IDLE and (flat or not signals.failed_rewards):
         causes.append(f"{cut:.0%} of the completions were cut at rollout.max_new_tokens")
     words = f"{idle:,.0f} of {run.step:,} steps changed nothing"
     return f"{words}: in the last one {' and '.join(causes)}" if causes else words

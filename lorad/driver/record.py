@@ -121,7 +121,7 @@ def _metrics(
         "idle_steps_total": float(state.idle_steps),
         "response_length": float(np.mean([s.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
-        "zero_variance_groups": float(scored.flat.sum()),
+        "zero_variance_groups": float((scored.flat & (scored.sizes > 0)).sum()),
         "failed_rewards": float((~scored.scored).sum()),
         "failed_rewards_total": float(state.failed_rewards),
         "tokens": float(rollout.tokens),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from lorad.cli import follow, output
 from lorad.cli.app import app
 from lorad.client.client import Client
-from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Step
+from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step
 from tests.kit.daemon_world import hold, release, serving
 
 
@@ -81,6 +81,24 @@ def test_equal_figures_are_said_once() -> None:
     ended = RunDetails("a", "ended", "completed", step=3, steps=3, eval_first=0.1882, eval_last=0.1879)
     assert follow.conclusion(ended).endswith("held-out eval 0.188")
     assert follow.conclusion(replace(ended, eval_last=0.25)).endswith("held-out eval 0.188 -> 0.250")
+
+
+def test_the_end_of_a_run_begins_with_its_cause() -> None:
+    failed = RunDetails("a", "ended", "failed", step=1, steps=1, detail="the reward failed: it is broken.")
+    signals = Signals(failed_rewards=8.0, failed_rewards_total=8.0, idle_steps_total=1.0, truncated=0.75)
+    assert follow.conclusion(replace(failed, signals=signals)) == (
+        "a ended (failed) at step 1 of 1: the reward failed: it is broken; 8 rewards failed; 1 of 1 steps "
+        "changed nothing"
+    )
+
+
+def test_the_end_of_a_lost_run_advises_once() -> None:
+    lost = RunDetails("a", "ended", "lost", step=1, steps=3, detail="pool p was killed by SIGKILL")
+    advised = replace(lost, detail="pool p is gone; `lorad resume a` continues from a checkpoint.")
+    assert follow.conclusion(lost).endswith("was killed by SIGKILL; `lorad resume a` continues")
+    assert follow.conclusion(advised).endswith(
+        "pool p is gone; `lorad resume a` continues from a checkpoint."
+    )
 
 
 async def typed(*arguments: str) -> int:

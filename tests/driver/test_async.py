@@ -159,6 +159,7 @@ def test_resume_scores_samples_with_failed_rewards_again(running: Running, tmp_p
     )
     run = Driven(running, tmp_path, "unscored", *how)
     assert "reward failed on 16 of 16 samples of step 3" in run.drive(steps=4).detail
+    assert run.facts("step")[-1].data["metrics"]["zero_variance_groups"] == 0  # no group has any reward
     broken.unlink()
     assert run.drive(steps=4).reason == "completed"
 

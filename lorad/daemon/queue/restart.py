@@ -19,6 +19,7 @@ from lorad.states import ACTIVE, EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.metrics import furthest_steps
 from lorad.store.rows import RunRow
+from lorad.text import clauses
 
 _FUTILE = 3  # attempts in a row without a step further than ever before: no more automatic restarts
 MENDABLE = (EndReason.FAILED, EndReason.LOST)
@@ -46,7 +47,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | Non
     elif made >= resources.max_restarts:
         enough = f"no more restarts after {made} (resources.max_restarts); `lorad resume {name}` continues"
     if enough:
-        runs.set_fields(ctx.store, name, detail=f"{runs.get(ctx.store, name).detail}; {enough}")
+        runs.set_fields(ctx.store, name, detail=clauses(runs.get(ctx.store, name).detail, enough))
         return
     seconds = delay(ctx, futile)
     waiting = f"restarts {seconds:.0f} s after attempt {run.attempt} was {reason}"

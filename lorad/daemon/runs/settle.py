@@ -19,6 +19,7 @@ from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
+from lorad.text import clauses
 
 log = logging.getLogger("lorad.daemon")
 
@@ -110,8 +111,8 @@ def _verdict(run: RunRow, found: _Evidence) -> tuple[EndReason, str]:
         return EndReason.LOST, f"pool {run.pool} has lost its directory"
     if not found.life[1].is_up:
         return _by_its_pool(run, found.life, found.began)
-    words, last = in_words(run.attempt_dir, driver, "the driver"), log_tail(run.attempt_dir.log)
-    return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
+    words, last = in_words(run.attempt_dir, driver, "the driver"), _log_end(run.attempt_dir, driver)
+    return EndReason.LOST, clauses(words, last and f"its log ends: {last}")
 
 
 def by_its_word(
@@ -123,16 +124,21 @@ def by_its_word(
     if reason is EndReason.LOST and life is not None:
         pool = in_words(*life, f"pool {run.pool}") if life[1].is_over else killed_for(life[0])
     cause = in_words_of(end.detail) if reason in MENDABLE else None
-    return reason, "; ".join(filter(None, (end.detail, pool, end.hint or (cause.advice if cause else ""))))
+    return reason, clauses(end.detail, pool, end.hint or (cause.advice if cause else ""))
 
 
 def _by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool) -> tuple[EndReason, str]:
     """Judge by the end of the pool: one that gave up before the run began made it fail, any other lost it."""
     attempt, process = life
     forced = by_force(attempt, process)
-    tail = "" if forced else log_tail(attempt.log, 5)
-    words = in_words(attempt, process, f"pool {run.pool}") + (f"; its log ends:\n{tail}" if tail else "")
+    tail = "" if forced else _log_end(attempt, process, 5)
+    words = clauses(in_words(attempt, process, f"pool {run.pool}"), tail and f"its log ends:\n{tail}")
     return (EndReason.LOST if began or was_killed(process) or forced else EndReason.FAILED), words
+
+
+def _log_end(attempt: AttemptDir, process: ProcessState, lines: int = 1) -> str:
+    """Read the last lines of a process that ended by itself; what SIGKILL ends cannot say why."""
+    return "" if process.signal == signal.SIGKILL else log_tail(attempt.log, lines)
 
 
 def was_killed(process: ProcessState) -> bool:
