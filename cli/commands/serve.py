@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from lorad.client.client import Client
 from lorad.client.evaluate import evaluated
 from lorad.client.requests import AdapterRequest, Sampling
 from lorad.client.shapes import Result, StoppedServing
+from lorad.client.words import differing_settings
 from lorad.errors import NotFound, SpecError
 
 
@@ -208,7 +209,7 @@ def evaluate(
 def print_results(results: Sequence[Result]) -> None:
     """Print results of versions; those on the same data with the settings in which they differ."""
     named = sorted({name for one in results for name in one.metrics if name != "score"}, key=_by_k)
-    differing = [_differing(one, results) for one in results]
+    differing = [differing_settings(one, results) for one in results]
     settings = ("settings",) if any(differing) else ()
     columns = ("version", "data", *settings, "n", "problems", "failed", "score", *named, "age")
     rows = [
@@ -226,21 +227,6 @@ def print_results(results: Sequence[Result]) -> None:
         for one, otherwise in zip(results, differing, strict=True)
     ]
     output.print_table(columns, rows, empty="Nothing was evaluated yet.")
-
-
-def _differing(result: Result, results: Sequence[Result]) -> str:
-    """Return the settings of a result, but what has a column, that others on the same data do not have."""
-    others = [one.settings for one in results if one.data == result.data and one.suite == result.suite]
-    keys = sorted({key for settings in others for key in settings} - {"n", "problems"})
-    differing = [key for key in keys if any(one.get(key) != result.settings.get(key) for one in others)]
-    return ", ".join(f"{key} {_setting(result.settings.get(key))}" for key in differing)
-
-
-def _setting(value: Any) -> str:
-    """Return a setting in words; rewards by name."""
-    if isinstance(value, list):
-        return " + ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in value)
-    return "null" if value is None else str(value)
 
 
 def _by_k(name: str) -> tuple[str, int]:

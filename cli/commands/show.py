@@ -1,7 +1,7 @@
 """lorad show, open and diff: everything about a run, where it is, and how it differs from another."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Attempt, Beginning, Reference, Result, RunDetails, Trainable
 from lorad.client.words import (
     adapter_in_words,
+    differing_settings,
     evals_in_words,
     failures,
     kept_in_words,
@@ -87,7 +88,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
-    results = [("result", _result(one)) for one in data.results[-_RESULTS:]]
+    results = [("result", _result(one, data.results)) for one in data.results[-_RESULTS:]]
     table.print_fields([*fields, *sets, *results, *attempts, *warnings, *troubles, *raised, *spec])
 
 
@@ -129,9 +130,10 @@ def _loss(data: RunDetails) -> str:
     return output.number(signals.loss) + pairs + margin
 
 
-def _result(one: Result) -> str:
+def _result(one: Result, among: Sequence[Result]) -> str:
+    settings = f" with {otherwise}" if (otherwise := differing_settings(one, among)) else ""
     figures = "  ".join(f"{name} {output.number(value)}" for name, value in one.metrics.items())
-    return f"{one.run}@{one.version} on {one.data}: {figures} ({one.problems} problems)"
+    return f"{one.run}@{one.version} on {one.data}{settings}: {figures} ({one.problems} problems)"
 
 
 def _best(data: RunDetails) -> str:

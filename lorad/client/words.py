@@ -7,7 +7,7 @@ from typing import Any
 
 from lorad.client.box_shapes import Device
 from lorad.client.check_shapes import Files
-from lorad.client.shapes import Run, RunDetails
+from lorad.client.shapes import Result, Run, RunDetails
 from lorad.protocol.evals import SetScore
 from lorad.text import clauses, duration, moment, number, size
 
@@ -222,3 +222,18 @@ def reserved(device: Device) -> str:
         lasts = f" until {moment(row.until)}"
     when = "" if row.since is not None else " once it is free"
     return f"reserved by {row.user}{lasts}{when}" + (f": {row.why}" if row.why else "")
+
+
+def differing_settings(result: Result, results: Sequence[Result]) -> str:
+    """Return the settings of a result, but what has a column, that others on the same data do not have."""
+    others = [one.settings for one in results if one.data == result.data and one.suite == result.suite]
+    keys = sorted({key for settings in others for key in settings} - {"n", "problems"})
+    differing = [key for key in keys if any(one.get(key) != result.settings.get(key) for one in others)]
+    return ", ".join(f"{key} {_setting(result.settings.get(key))}" for key in differing)
+
+
+def _setting(value: Any) -> str:
+    """Return a setting in words; rewards by name."""
+    if isinstance(value, list):
+        return " + ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in value)
+    return "null" if value is None else str(value)
