@@ -9,6 +9,7 @@ half the time there (figures: tests/benchmarks/NOTES.md). Which kernel it is dep
 machine and the shapes alone, so that bits repeat.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,20 @@ def prepare(device: torch.device) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     if device.index is not None:
         torch.cuda.set_device(device)  # streams and graphs are made there
+
+
+def hold_to_same_bits(device: torch.device) -> None:
+    """Have torch compute on a GPU by kernels alone that give the same bits each time. Call it before a base
+    is loaded.
+
+    torch refuses by name what has no such kernel. On a CPU, where all that lorad computes repeats as long as
+    its threads do, nothing changes.
+    """
+    if device.type == "cpu":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it with its first product
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 class Rope(NamedTuple):

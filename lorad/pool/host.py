@@ -28,6 +28,7 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
 from lorad.models.loading import load_base
+from lorad.models.ops import hold_to_same_bits
 from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, server_share
 from lorad.pool.config import log_directory
 from lorad.pool.energy import meter_of
@@ -280,6 +281,8 @@ def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
+    if config.deterministic:
+        hold_to_same_bits(device)
     dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
     quantize = None if path else config.quantize
     return load_base(Path(path or config.model_path), dtype, device, quantize)

@@ -54,6 +54,7 @@ with quick_imports():
     from lorad.preflight.trainers import (
         check_adapted,
         check_adapter,
+        check_bits,
         check_devices,
         check_sizes,
         check_trainer,
@@ -173,7 +174,7 @@ def _checked(
     refuse_contradictions(spec)
     check_backends(spec, box)
     is_here, device = _where(spec, box, device, devices)
-    told = check_trainer(spec, box, device, elsewhere=not is_here)
+    told = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     check_sizes(spec, model)

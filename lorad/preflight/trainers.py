@@ -318,6 +318,18 @@ def check_trainer(spec: Spec, config: Config, device: str, *, elsewhere: bool = 
     return [f"trainer.backend: {words}" for words in older(name, versions)]
 
 
+def check_bits(spec: Spec, device: str) -> list[str]:
+    """Return a warning where `deterministic: true` is more than the backends can keep."""
+    others = {spec.trainer.backend, spec.rollout.backend} - {"builtin"}
+    if device == "cpu" or not spec.deterministic or not others:
+        return []
+    names = " and ".join(sorted(others))
+    return [
+        "deterministic: on GPUs the builtin trainer and engine alone give the same bits again; of "
+        f"{names} only seeds, batches and threads are the same"
+    ]
+
+
 def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Check that all that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError
     naming what does not.

@@ -175,7 +175,8 @@ class Spec(Part, frozen=True):
         name: the run's name; null makes one up.
         seed: where all random numbers of the run begin.
         deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same
-            run gives the same bits. null is true on a CPU.
+            run gives the same bits; on a GPU torch is held to kernels that do, in the builtin trainer and
+            engine alone (docs/reliability.md). null is true on a CPU.
         algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings; or a list
             of these, whose weighted sum it is.

@@ -1,8 +1,12 @@
 """The sampler: draws that are even, decided by seed and position, and follow the distribution asked for."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lorad.engines.builtin.sampler import Steps, draw, keys_of, mix, parameters_of, sample, uniforms
 from lorad.protocol.batch import Sampling
@@ -74,3 +78,31 @@ def test_tokens_follow_the_distribution_that_was_asked_for(sampling: Sampling, k
     assert (frequency - expected / expected.sum()).abs().max() < 0.012
     assert set(frequency.nonzero()[:, 0].tolist()) == set(kept)
     assert (logprobs[kept] - scaled[kept]).abs().max() < 1e-6  # before truncation
+
+
+@pytest.fixture
+def same_bits() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def drawn() -> torch.Tensor:
+    logits = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 3
+    return torch.stack([draws(logits, sampling)[0] for sampling in (Sampling(1), Sampling(1, top_p=0.7))])
+
+
+class FloatSums(TorchDispatchMode):
+    """Refuses what torch refuses on a GPU that is held to the same bits."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten.cumsum.default or not args[0].is_floating_point(), "sums of floats"
+        return func(*args, **(kwargs or {}))
+
+
+def test_sums_of_the_same_bits_are_of_integers(same_bits: None) -> None:
+    with FloatSums():  # type: ignore[no-untyped-call]
+        ours = drawn()
+    torch.use_deterministic_algorithms(False)
+    assert torch.equal(ours, drawn())
+    test_a_token_of_probability_zero_is_never_drawn()

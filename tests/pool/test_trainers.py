@@ -3,14 +3,18 @@ ends.
 """
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lorad.errors import LoradError, PoolLost, SpecError
-from lorad.models.facts import weights_sha256
+from lorad.models.base import Base
+from lorad.models.facts import read_facts, weights_sha256
+from lorad.models.loading import load_base
 from lorad.pool import host
 from lorad.pool.host import opened, watch_both
 from lorad.protocol.calls import Nothing
@@ -94,6 +98,34 @@ def test_builtin_engine_serves_beside_another_trainer(tmp_path: Path) -> None:
         assert publish(run, tmp_path, 0).attestation.verdict == "passed"
         assert texts(generate(run, "sorter@0")) and Lodges.newest.moves == []
     assert Lodges.left == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "held"),
+    [("cuda:0", True, True), ("cuda:0", False, False), ("cpu", True, False)],
+)
+def test_deterministic_pool_holds_a_gpu_to_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, *, deterministic: bool, held: bool
+) -> None:
+    """Before its base is loaded, which is left out here."""
+    loads: list[tuple[bool, str | None]] = []
+
+    def load(*_: object) -> Base:
+        loads.append(
+            (torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        )
+        return load_base(TINY, torch.float32, torch.device("cpu"))
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(host, "load_base", load)
+    config = config_of(tmp_path, device=device, deterministic=deterministic)
+    try:
+        host._load(config, read_facts(TINY))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert loads == [(held, ":4096:8" if held else None)]
 
 
 def test_pool_with_outside_parts_loads_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
-from lorad.preflight.trainers import check_adapted, check_adapter, check_devices, check_sizes
+from lorad.preflight.trainers import check_adapted, check_adapter, check_bits, check_devices, check_sizes
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
 from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
@@ -530,3 +530,22 @@ def test_oldest_torch_has_grouped_products() -> None:
     """`F.grouped_mm`, by which experts are computed on a GPU, is there from 2.10 on."""
     lines = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
     assert "torch>=2.10" in lines and "torch>=2.10" in " ".join(install_lines("fsdp"))
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "warns"),
+    [
+        (("builtin", "builtin"), "cuda:0", False),
+        (("fsdp", "sglang"), "cuda:0", True),
+        (("builtin", "vllm"), "cuda:0", True),
+        (("fsdp", "sglang"), "cpu", False),
+    ],
+)
+def test_bits_that_gpus_cannot_keep_are_warned_of(
+    backends: tuple[str, str], device: str, *, warns: bool
+) -> None:
+    trainer, engine = ({"backend": name} for name in backends)
+    spec = {"trainer": trainer, "rollout": engine}
+    found = [check_bits(convert(spec | {"deterministic": wanted}), device) for wanted in (True, False, None)]
+    assert found[1:] == [[], []] and bool(found[0]) is warns
+    assert not warns or all(name in found[0][0] for name in {*backends} - {"builtin"})

@@ -34,6 +34,15 @@ _SUMS = {"cuda": torch.float64}
 small numbers does not decide which token is drawn."""
 
 
+def _running_sums(probabilities: torch.Tensor) -> torch.Tensor:
+    """Sum [n, vocab] up along the vocabulary. Where torch is held to the same bits, in whole numbers of
+    2 ** -52, whose order does not matter: it has no such kernel for others on a GPU.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return (probabilities.double() * 2.0**52).long().cumsum(-1).double() * 2.0**-52
+    return probabilities.cumsum(-1, dtype=_SUMS.get(probabilities.device.type))
+
+
 def uniforms(keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """float64 [n] in [0, 1): the `counts`-th draw of each key (both int64 [n])."""
     return _shift_right(mix(keys + (counts + 1) * _GAMMA), 11).double() * 2.0**-53
@@ -93,7 +102,7 @@ def _truncate(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Ten
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
-    before = ordered.cumsum(-1) - ordered
+    before = _running_sums(ordered) - ordered
     outside = (before >= top_p * ordered.sum(-1, keepdim=True)) & (rank > 0) & (top_p < 1)
     return torch.zeros_like(probabilities).scatter_(1, places, ordered.masked_fill(outside, 0.0))
 
@@ -105,7 +114,7 @@ def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     A token of probability 0 is never drawn: the target stays below the total, and the first larger sum is its
     end.
     """
-    cdf = probabilities.cumsum(-1, dtype=_SUMS.get(probabilities.device.type))
+    cdf = _running_sums(probabilities)
     total = cdf[:, -1:]
     target = torch.minimum(
         uniform[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
