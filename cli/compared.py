@@ -203,9 +203,11 @@ def _alike_in_words(found: _Difference, first: RunDetails, second: RunDetails) -
 
 
 def _value(value: Any) -> str:
+    from lorad.tui.spec_lines import brief
+
     if value is None:
         return "-"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(brief(value), ensure_ascii=False)
 
 
 def _key(key: str, found: _Difference) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
+from lorad.spec.reward import RewardSpec
 from lorad.spec.yaml import compose, plain
 
 Flat = dict[str, Any]  # a value is whatever YAML has at that key
@@ -51,6 +52,8 @@ _ORDER: dict[str, int] = {
     key: place for place, (key, _) in enumerate(_leaves(_DEFAULT_SPEC, _DEFAULT_SPEC, ""))
 }
 DEFAULTS: Flat = flat(_DEFAULT_SPEC)
+_OF_A_REWARD: Flat = json.loads(msgspec.json.encode(RewardSpec(name="")))
+del _OF_A_REWARD["name"]
 
 
 def nested(values: Flat) -> Flat:
@@ -66,8 +69,18 @@ def nested(values: Flat) -> Flat:
 
 
 def differing(values: Flat, others: Flat = DEFAULTS) -> Flat:
-    """Return what differs from `others`."""
-    return {key: value for key, value in values.items() if key not in others or others[key] != value}
+    """Return what differs from `others`; of a reward written out, the keys that differ from its defaults."""
+    return {key: brief(value) for key, value in values.items() if key not in others or others[key] != value}
+
+
+def brief(value: Any) -> Any:
+    """Return a value without those keys of rewards in it that have their defaults: it reads as the same."""
+    if isinstance(value, list):
+        return [brief(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    usual = _OF_A_REWARD if value.keys() == {"name", *_OF_A_REWARD} else {}
+    return {key: brief(inner) for key, inner in value.items() if key not in usual or usual[key] != inner}
 
 
 def text_of(values: Flat) -> str:

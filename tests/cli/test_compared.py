@@ -1,11 +1,16 @@
 """What `lorad diff` calls different: values on the way to the newest ones, and files by their bytes."""
 
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from lorad.cli.commands.show import _spec_lines
 from lorad.cli.compared import _compared, _show
 from lorad.client.shapes import Attempt, Beginning, RunDetails
+from lorad.spec.model import Spec, to_json
+from lorad.spec.text import override as overridden
 
 
 def a_run(name: str, *attempts: Attempt, lr: float = 0.1, begun: Beginning | None = None) -> RunDetails:
@@ -25,6 +30,20 @@ def test_a_rate_changed_on_the_way_is_shown(capsys: pytest.CaptureFixture[str]) 
     assert "trainer.lr" not in found.spec and "trainer.lr" not in found.same["spec"]
     _show(found, first, second)
     assert "trainer.lr\t0.1\t0.1, 0.3 after step 2, 0.1 after step 4\n" in capsys.readouterr().out
+
+
+REWARDS = "reward={name: regex, pattern: '[0-9]+'}", "reward=[exact_match, {name: regex, pattern: 'a'}]"
+
+
+@pytest.mark.parametrize("override", REWARDS)
+def test_a_reward_is_shown_by_what_was_written(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = json.loads(to_json(overridden(Spec(), [override])))
+    (line,) = [one for one in _spec_lines(spec) if one.startswith("reward=")]
+    assert "weight" not in line and '{"name": "regex", "pattern": "' in line
+    assert json.loads(to_json(overridden(Spec(), [line]))) == spec
+    other = a_run("b")
+    _show(_compared(replace(other, spec=spec), other, []), other, other)
+    assert "max_failures" not in capsys.readouterr().out
 
 
 def test_what_a_resume_rewound_is_left_out() -> None:
