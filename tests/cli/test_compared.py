@@ -36,7 +36,7 @@ REWARDS = "reward={name: regex, pattern: '[0-9]+'}", "reward=[exact_match, {name
 
 
 @pytest.mark.parametrize("override", REWARDS)
-def test_a_reward_is_shown_by_what_was_written(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_is_shown_as_written(override: str, capsys: pytest.CaptureFixture[str]) -> None:
     spec = json.loads(to_json(overridden(Spec(), [override])))
     (line,) = [one for one in _spec_lines(spec) if one.startswith("reward=")]
     assert "weight" not in line and '{"name": "regex", "pattern": "' in line

@@ -83,7 +83,7 @@ def test_equal_figures_are_said_once() -> None:
     assert follow.conclusion(replace(ended, eval_last=0.25)).endswith("held-out eval 0.188 -> 0.250")
 
 
-def test_the_end_of_a_run_begins_with_its_cause() -> None:
+def test_a_run_ends_with_its_cause_first() -> None:
     failed = RunDetails("a", "ended", "failed", step=1, steps=1, detail="the reward failed: it is broken.")
     signals = Signals(failed_rewards=8.0, failed_rewards_total=8.0, idle_steps_total=1.0, truncated=0.75)
     assert follow.conclusion(replace(failed, signals=signals)) == (
@@ -92,7 +92,7 @@ def test_the_end_of_a_run_begins_with_its_cause() -> None:
     )
 
 
-def test_the_end_of_a_lost_run_advises_once() -> None:
+def test_a_lost_run_advises_once() -> None:
     lost = RunDetails("a", "ended", "lost", step=1, steps=3, detail="pool p was killed by SIGKILL")
     advised = replace(lost, detail="pool p is gone; `lorad resume a` continues from a checkpoint.")
     assert follow.conclusion(lost).endswith("was killed by SIGKILL; `lorad resume a` continues")

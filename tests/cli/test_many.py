@@ -153,7 +153,7 @@ def test_a_sweep_folds_into_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_narrow_list_keeps_the_eval_rather_than_the_age(
+def test_a_narrow_list_keeps_the_eval(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lorad.cli.table.terminal_width", lambda: 80)

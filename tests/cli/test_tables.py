@@ -106,11 +106,11 @@ SYSTEM = "You are a helpful AI assistant named SmolLM."
         ("", ""),
     ],
 )  # fmt: skip
-def test_a_question_is_the_last_turn_of_a_prompt(prompt: str, shown: str) -> None:
+def test_a_question_is_the_last_turn(prompt: str, shown: str) -> None:
     assert question(prompt) == shown
 
 
-def test_samples_of_a_chat_show_the_question_at_80_columns() -> None:
+def test_samples_of_a_chat_show_the_question() -> None:
     chat = CHATML.format(SYSTEM * 3, "What is 66 + 93?")
     rows = [Sample(1, prompt=chat, completion="159", answer="159", reward=1.0)]
     lines = table_lines(SAMPLES, sample_cells(rows, grouped=True), 80)

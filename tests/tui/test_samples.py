@@ -67,7 +67,7 @@ ANSWER = (
 )
 
 
-async def test_a_long_chat_shows_its_question_not_the_generation_prompt() -> None:
+async def test_a_long_chat_shows_its_question() -> None:
     before, after = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
         "<|im_end|>\n<|im_start|>assistant\n",
