@@ -365,8 +365,8 @@ def _check_reward(
         has_answers = data.has_answers if is_rl else bool(examples[0].answer)
         lacking = rewarder.lacking(examples[0].row, has_answers=has_answers)
         if is_rl and not lacking:
-            refuse_lacking(rewarder, data.rows, has_answers=has_answers)
-            refuse_lacking(rewarder, rows_behind(held_out), has_answers=any(e.answer for e in held_out))
+            for rows in (data.rows, rows_behind(held_out)):
+                refuse_lacking(rewarder, rows, spec.data)
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
         hint = f"{renamed(missing)}There is {', '.join(there)}; data.answer_key names the column of answers."

@@ -15,7 +15,7 @@ from lorad.rl.rows.doubts import are_chats, listed, row_doubts
 from lorad.rl.sources import SUFFIXES, Row
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.data import names_of, single
+from lorad.spec.data import Data, names_of, single
 from lorad.spec.model import Spec
 
 
@@ -58,8 +58,9 @@ def _on_no_answers(spec: Spec, rows: Iterable[Row]) -> list[str]:
     return [f"data.train: {listed(words)}: {sentence}"] if words else []
 
 
-def refuse_lacking(rewarder: Rewarder, rows: Iterable[Row], *, has_answers: bool) -> None:
-    """Raise SpecError for the first row that lacks a column that a reward requires."""
+def refuse_lacking(rewarder: Rewarder, rows: Sequence[Row], data: Data) -> None:
+    """Raise SpecError for the first row that lacks a column that a reward requires; answers may be empty."""
+    has_answers = any(find_value(row, data, "answer_key") is not None for row in rows)
     seen = set[frozenset[str]]()
     for row in rows:
         columns = frozenset(row.values)
