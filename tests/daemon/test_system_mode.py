@@ -147,8 +147,10 @@ def test_notifications_run_as_the_owner(box: Box) -> None:
         shutil.rmtree(place)
 
 
-PAIRS = [{"prompt": f"S:{n}=", "chosen": "12", "rejected": "21"} for n in range(10, 42)]
-ROWS = [{"prompt": f"S:{n}=", "completion": "12", "answer": "12", "label": n % 2 == 0} for n in range(10, 42)]
+PAIRS: list[dict[str, Any]] = [{"prompt": f"S:{n}=", "chosen": "12", "rejected": "21"} for n in range(10, 42)]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": f"S:{n}=", "completion": "12", "answer": "12", "label": n % 2 == 0} for n in range(10, 42)
+]
 CODE = """
 from lorad.envs.protocol import Observation
 from openai import AsyncOpenAI
@@ -196,7 +198,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_run_completes_for_users(box: Box, kind: str) -> None:
     cwd = box.homes[BOB]
-    files = {"rows.jsonl": ROWS, "pairs.jsonl": PAIRS}
+    files: dict[str, list[dict[str, Any]]] = {"rows.jsonl": ROWS, "pairs.jsonl": PAIRS}
     texts = {name: "".join(json.dumps(row) + "\n" for row in rows) for name, rows in files.items()}
     shutil.copytree(TINY, cwd / "model", dirs_exist_ok=True)
     for name, text in (texts | {"code.py": CODE, "model/chat_template.jinja": TEMPLATE}).items():
