@@ -219,7 +219,8 @@ def main() -> None:
     if shell := os.environ.pop(VARIABLE, ""):
         answer(shell, build(app))
         return
-    if sys.argv[1:2] not in (["daemon"], ["doctor"]):  # these are about a daemon as it is
+    # two are about a daemon as it is, and the TUI shows that there is none
+    if sys.argv[1:2] not in (["daemon"], ["doctor"], ["tui"]):
         start_dead_daemons()
     try:
         app()

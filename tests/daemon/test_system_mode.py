@@ -17,6 +17,7 @@ import pytest
 
 from lorad.box.paths import RunDir
 from lorad.protocol.journal import JournalWriter, VersionFact, read
+from lorad.protocol.listener import answers
 from tests.driver.test_door import TEMPLATE
 from tests.engines.real.places import TINY
 from tests.kit.callers import CallerOf
@@ -60,7 +61,7 @@ class Box:
             env=os.environ | {"LORAD_HOME": str(self.home), "SECRET_OF_ROOT": "1"},
             cwd=REPOSITORY,
         )
-        while not (self.home / "lorad.sock").exists():
+        while not answers(self.home / "lorad.sock"):  # it is there a little sooner than somebody listens
             assert daemon.poll() is None
             time.sleep(0.02)
         return daemon
