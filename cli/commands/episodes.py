@@ -1,5 +1,5 @@
-"""lorad try SPEC: a few samples before anything is queued, or rewards alone; lorad replay RUN: recorded
-episodes against fresh environments.
+"""`lorad try SPEC` shows a few samples before anything is queued, or scores completions that exist; `lorad
+replay RUN` plays recorded episodes again against fresh environments.
 """
 
 import sys

@@ -124,7 +124,7 @@ def stop(
     """End a pool, and free its devices. It is refused while runs or requests use the pool, and names them."""
     client = Client()
     row = client.stop_pool(pool, force=force)
-    while wait and any(one.pool == pool for one in client.pools()):
+    while wait and any(living.pool == pool for living in client.pools()):
         time.sleep(0.1)
     says = "has ended, and its devices are free" if wait else f"is {row.state}"
     output.print_json(row) if as_json else output.note(f"Pool {pool} {says}.")

@@ -208,23 +208,23 @@ def evaluate(
 
 def print_results(results: Sequence[Result]) -> None:
     """Print results of versions; those on the same data with the settings in which they differ."""
-    named = sorted({name for one in results for name in one.metrics if name != "score"}, key=_by_k)
-    differing = [differing_settings(one, results) for one in results]
+    named = sorted({name for result in results for name in result.metrics if name != "score"}, key=_by_k)
+    differing = [differing_settings(result, results) for result in results]
     settings = ("settings",) if any(differing) else ()
     columns = ("version", "data", *settings, "n", "problems", "failed", "score", *named, "age")
     rows = [
         (
-            f"{one.run}@{one.version}",
-            one.data,
+            f"{result.run}@{result.version}",
+            result.data,
             *((otherwise,) if settings else ()),
-            one.settings.get("n", ""),
-            one.problems,
-            one.failed or "",
-            output.number(one.metrics.get("score")),
-            *(output.number(one.metrics.get(name)) for name in named),
-            output.age(one.at) if one.at else "",
+            result.settings.get("n", ""),
+            result.problems,
+            result.failed or "",
+            output.number(result.metrics.get("score")),
+            *(output.number(result.metrics.get(name)) for name in named),
+            output.age(result.at) if result.at else "",
         )
-        for one, otherwise in zip(results, differing, strict=True)
+        for result, otherwise in zip(results, differing, strict=True)
     ]
     output.print_table(columns, rows, empty="Nothing was evaluated yet.")
 

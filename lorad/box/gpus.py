@@ -13,7 +13,12 @@ _OTHERS = f"Name a whole GPU in {VISIBLE}, by its number or UUID; `{VISIBLE}= lo
 
 
 class Gpu(NamedTuple):
-    """number: as `nvidia-smi` has it. memory: bytes. is_split: into slices, by NVIDIA's MIG."""
+    """A GPU of this machine.
+
+    number: the one that `nvidia-smi` prints.
+    memory: its bytes.
+    is_split: whether MIG has cut it into slices.
+    """
 
     number: int
     label: str

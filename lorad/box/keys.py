@@ -1,4 +1,4 @@
-"""Keys that lorad makes itself: those of the door for Tinker's client, and the one of a home's gateway.
+"""Makes the keys that open the door for Tinker's client and a home's gateway, and keeps them private.
 
 The door's are in a file as `lorad/box/tokens.py` reads it. Only the sha256 of a key is kept there. The user
 who made it with `lorad tinker env` has the key itself in a file of their own, as other command lines keep

@@ -30,7 +30,7 @@ _TASK_PROBLEMS = 256  # of a builtin task, which has rows without end
 
 
 class Grading(Struct, frozen=True, kw_only=True, tag=True):
-    """Completions that rewards are tried on.
+    """Asks for the rewards of completions that exist.
 
     spec: whose rewards they are, as plain data.
     cwd: the directory where its relative paths begin.

@@ -72,7 +72,7 @@ def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
 
 
 def _written(lines: str, data: Data) -> Iterator[list[_Ungraded]]:
-    """Yield the completions of each prompt: of a line, or of neighbours with equal prompts.
+    """Yield the completions of each prompt; lines with equal prompts behind each other belong together.
 
     Raises SpecError.
     """

@@ -75,7 +75,7 @@ def _hint(name: str) -> str:
     from difflib import get_close_matches
 
     names = {path.rpartition(".")[2]: path for path in leaves(Spec)} | {path: path for path in leaves(Spec)}
-    near = [*dict.fromkeys(names[one] for one in get_close_matches(name, names, n=3))]
+    near = [*dict.fromkeys(names[word] for word in get_close_matches(name, names, n=3))]
     return f"Did you mean {' or '.join(near)}?" if near else "`lorad spec` lists all keys."
 
 

@@ -1,4 +1,4 @@
-"""What is being done, in words for people: by a process, and by the daemon for who waits for an answer."""
+"""Tells people in words what a process does, and what the daemon does while somebody waits for its answer."""
 
 import time
 from collections.abc import Callable
