@@ -83,7 +83,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
     }
     attempts = [("attempt", f"{attempt.attempt}: {_attempt_in_words(attempt)}") for attempt in data.attempts]
     warnings = [("warning", str(warning)) for warning in data.warnings]
-    troubles = [("trouble", line) for line in client.status().troubles if f" of run {run}: " in line]
+    troubles = [("trouble", line) for line in client.status().troubles if f"run {run}: " in line]
     raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]

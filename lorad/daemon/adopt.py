@@ -46,6 +46,7 @@ def adopt(ctx: Context) -> None:
         keep_set_aside,
         _stop_strangers,
         _prune_recent,
+        _doubt_journals,
     ):
         guarded(ctx, Item(), verb)
 
@@ -53,6 +54,11 @@ def adopt(ctx: Context) -> None:
 def _prune_recent(ctx: Context) -> None:
     """Let the loop delete what the daemon before did not come to delete."""
     ctx.storage.unpruned |= {run.name for run in runs.list_runs(ctx.store, all=False, limit=_RECENT)}
+
+
+def _doubt_journals(ctx: Context) -> None:
+    """Let the loop look at every journal: while no daemon worked anybody could put another one there."""
+    ctx.storage.doubted |= {*runs.names(ctx.store)}
 
 
 def _make_runs_root(ctx: Context) -> None:

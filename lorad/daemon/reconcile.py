@@ -28,7 +28,7 @@ from lorad.daemon.runs.launch import launch
 from lorad.daemon.runs.settle import settle
 from lorad.daemon.runs.stop import stop as stop_run
 from lorad.daemon.runs.sweeps import halve
-from lorad.daemon.runs.take_in import last_facts, take_in_or_end
+from lorad.daemon.runs.take_in import last_facts, take_in_or_end, watch_journals
 from lorad.daemon.serving.gateways import keep_gateways
 from lorad.daemon.serving.keep_loaded import hold
 from lorad.daemon.serving.keep_up import keep_serving
@@ -190,6 +190,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     _stop,
     put_away_pools,
     prune_again,
+    watch_journals,
     keep_leases,
     keep_history,
     hold,

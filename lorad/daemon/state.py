@@ -183,6 +183,7 @@ class StorageState:
     """What is known of the files of runs.
 
     unpruned: runs whose old files are to be deleted.
+    doubted: runs whose journal may be another run's.
     unkept: versions that go once no engine and no request has them any more, by run.
     last_words: bytes of a run's journal when its driver was found gone.
     cuts: how often the journal of an attempt, by run and number, lost records.
@@ -193,6 +194,7 @@ class StorageState:
     disk: _Disk = field(default_factory=_Disk)
     by_owner: _Disks = field(default_factory=_Disks)
     unpruned: set[str] = field(default_factory=set)
+    doubted: set[str] = field(default_factory=set)
     unkept: dict[str, list[VersionRow]] = field(default_factory=dict)
     last_words: dict[str, int] = field(default_factory=dict)
     cuts: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -94,6 +94,15 @@ def last_id(store: Rows) -> int:
 
 
 # -- names that runs had before: see lorad/store/rename.py -------------------------------------------------
+def names(store: Rows, run: str) -> frozenset[str]:
+    """List the names that a run has or had: what it wrote under an earlier one is its own."""
+    sql = (
+        "SELECT json_extract(data, '$.from') AS name FROM events WHERE run = ? AND kind = 'renamed' "
+        "AND json_type(data, '$.from') IS NOT NULL AND id >= ?"
+    )
+    return frozenset({run, *(str(row["name"]) for row in store.rows(sql, (run, first_id(store, run))))})
+
+
 def last_end(store: Rows, name: str) -> str | None:
     """Tell how the last run of this name lost it: `removed` or `renamed`; None where none did."""
     sql = (

@@ -8,6 +8,7 @@ never seen before are new.
 
 import sqlite3
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -16,6 +17,7 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record, read
 from lorad.store import events, facts, runs
 from lorad.store.db import Store
+from lorad.store.events import names
 from lorad.store.facts import bounded, is_told
 
 PORTION, PORTION_BYTES = 200, 1 << 20  # records taken in at once: who asks the daemon meanwhile waits so long
@@ -72,8 +74,8 @@ def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
 def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     """Take in a portion of what is new in the journal of a run. A journal that is missing has nothing new.
 
-    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes) and
-    OSError; then nothing of the portion was taken in.
+    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes, or of
+    another run) and OSError; then nothing of the portion was taken in.
     """
     runs.get(store, run_name)
     place = _place(store, run_name)
@@ -83,6 +85,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     continues, found, more = _unread(journal, place)
     if continues and not found and not place.told_seq:
         return nothing
+    _refuse_foreign(store, run_name, journal, found)
     if not continues:
         seq, crc = place.told
         place = Place(told_seq=seq, told_crc=crc)
@@ -102,6 +105,22 @@ def is_of_run(store: Store, run: str, journal: Path) -> bool:
     """Check whether a journal holds what was ingested last for `run`, if anything was. Raises OSError."""
     place = _place(store, run)
     return not place.seq or (journal.exists() and _unread(journal, place)[0])
+
+
+def refuse_foreign_journal(store: Store, run: str, journal: Path) -> None:
+    """Raise IntegrityError where another run's journal lies in the place of a run's, and OSError. Only the
+    first record is looked at."""
+    _refuse_foreign(store, run, journal, islice(read(journal), 1))
+
+
+def _refuse_foreign(store: Store, run: str, journal: Path, records: Iterable[tuple[Record, int]]) -> None:
+    """Raise IntegrityError for records of another run. A run's own may have names that it had before."""
+    others = {record.run for record, _ in records} - {run}
+    if others and (foreign := sorted(others - names(store, run))):
+        raise IntegrityError(
+            f"{journal} has records of run {foreign[0]}, none of which is taken in",
+            hint=f"Put the journal of run {run} back, from a copy; until then it is not resumed.",
+        )
 
 
 def _place(store: Store, run: str) -> Place:

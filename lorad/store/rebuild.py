@@ -85,8 +85,9 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
         rows = tables.rows
         _insert(connection, "runs", rows["runs"].values(), told)
         there = {name for (name,) in connection.execute("SELECT name FROM runs")}
+        own = _names(rows)
         for source, run in enumerate((run for run in journals if run in there), 1):
-            told += _take_in(store, connection, run, journals[run], source)
+            told += _take_in(store, connection, run, journals[run], source, own.get(run))
         _insert(connection, "attempts", rows["attempts"].values(), told)
         for table in ("versions", "checkpoints"):
             _change(connection, table, rows[table].values())
@@ -112,14 +113,32 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
     return told
 
 
+def _names(rows: Mapping[str, Mapping[_Key, Row]]) -> dict[str, set[str]]:
+    """List the names that each run has or had, but for runs that only their directories describe."""
+    own = {name: {name} for (name,), run in rows["runs"].items() if "first_event" in run}
+    for event in rows["events"].values():
+        run = event["run"]
+        if event["kind"] == "renamed" and run in own and event["id"] >= rows["runs"][(run,)]["first_event"]:
+            own[run].add(msgspec.json.decode(event["data"]).get("from", run))
+    return own
+
+
 def _take_in(
-    store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int
+    store: Store,
+    connection: sqlite3.Connection,
+    run: str,
+    journal: Path,
+    source: int,
+    own: set[str] | None,
 ) -> Iterator[str]:
     """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order
     later.
 
+    own: the names that its records may have; None: any, which are kept as earlier names of the run.
+
     Yields a sentence for everything that could not be taken over.
     """
+    known = {run} if own is None else own
     last: Found = []
     after, found = 0, list[tuple[Any, ...]]()
     try:
@@ -127,6 +146,13 @@ def _take_in(
             if record.seq <= after:
                 continue
             after = record.seq
+            if record.run not in known:
+                if own is not None:
+                    yield f"{journal} has records of run {record.run}, none of which is taken over"
+                    break
+                known.add(record.run)
+                data = msgspec.json.encode({"from": record.run, "by": "repair"}).decode()
+                found.append((None, record.at, run, "renamed", data))
             try:
                 record, _ = bounded(record)
                 facts.put(connection, run, record)

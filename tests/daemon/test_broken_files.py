@@ -4,6 +4,7 @@ said.
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lorad.daemon.context import Context
-from lorad.errors import StorageError
+from lorad.errors import IntegrityError, StorageError
 from lorad.store import runs
 from lorad.store.versions import set_pinned
 from tests.kit.daemon_world import finished, reconciling, serving, submit, until, until_state
@@ -144,6 +145,35 @@ async def test_run_with_unreadable_journal_can_be_killed(home: Path) -> None:
             await api("kill", "a")
             run = await api.until("a", "ended")
         assert run.reason == "killed" and "journal.jsonl" in run.detail
+
+
+async def test_foreign_journal_is_said_and_not_believed(home: Path) -> None:
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            finished(api.ctx, name)
+        before = await api("adapters", "a")
+    aside = shutil.copy(home / "runs/a/journal.jsonl", home / "aside")
+    shutil.copy(home / "runs/b/journal.jsonl", home / "runs/a")
+    async with serving(home) as api:
+        await until(partial(is_said, api.ctx, "run a: "))
+        assert "has records of run b" in (await api("status")).troubles[0]
+        with pytest.raises(IntegrityError, match="has records of run b"):
+            await api("resume", "a", steps=8)
+        assert await api("adapters", "a") == before
+        shutil.copy(aside, home / "runs/a/journal.jsonl")
+        await until(lambda: not len(api.ctx.loop.troubles))
+        await api("resume", "a", steps=8)
+        assert (await api.until("a", "ended")).step == 8
+
+
+async def test_journal_exchanged_under_daemon_is_said(home: Path) -> None:
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            finished(api.ctx, name)
+        shutil.copy(home / "runs/b/journal.jsonl", home / "runs/a")
+        with pytest.raises(IntegrityError, match="has records of run b"):
+            await api("resume", "a", steps=8)
+        await until(partial(is_said, api.ctx, "run a: "))
 
 
 @pytest.mark.parametrize("file", ["request.json", "runtime.json"])

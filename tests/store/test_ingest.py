@@ -13,7 +13,8 @@ from lorad.protocol.journal import EvalFact, JournalWriter, StepFact, lineage, r
 from lorad.store import checkpoints, events, metrics, runs, versions
 from lorad.store import ingest as ingesting
 from lorad.store.db import Store
-from lorad.store.ingest import ingest, ingest_some
+from lorad.store.ingest import ingest, ingest_some, refuse_foreign_journal
+from lorad.store.rename import rename
 from lorad.store.rows import Rates
 from tests.kit.journals import (
     begin,
@@ -362,3 +363,24 @@ def ingested_after_kill(directory: Path, journal: Path) -> dict[str, object]:
     index = index_of(store)
     store.close()
     return index
+
+
+def test_records_of_another_run_are_refused(store: Store, path: Path) -> None:
+    whole_run(path, random.Random(1))
+    ingest(store, "sorter", path)
+    before = index_of(store)
+    path.unlink()
+    with JournalWriter(path, "other", 1) as writer:
+        begin(writer)
+        step(writer, 1)
+    with pytest.raises(IntegrityError, match="has records of run other"):
+        ingest_some(store, "sorter", path)
+    assert index_of(store) == before
+
+
+def test_records_of_an_earlier_name_are_the_runs(store: Store, path: Path) -> None:
+    whole_run(path, random.Random(1))
+    rename(store, "sorter", "sifter", directory="/runs/sifter", by="ada")
+    ingest(store, "sifter", path)
+    refuse_foreign_journal(store, "sifter", path)
+    assert runs.get(store, "sifter").step

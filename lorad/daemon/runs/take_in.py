@@ -9,18 +9,20 @@ from pathlib import Path
 import msgspec
 
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_run
 from lorad.daemon.process.user_files import refuse_strange_journal
 from lorad.errors import IntegrityError
 from lorad.files import open_file
 from lorad.protocol.journal import EndFact, Record, decode
 from lorad.states import Move, RunState
 from lorad.store import runs
-from lorad.store.ingest import Taken, ingest_some
+from lorad.store.ingest import Taken, ingest_some, refuse_foreign_journal
 from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
 _TAIL = 1 << 18  # bytes of a journal in which an attempt's newest records are looked for
+_LOOK_SECONDS = 0.1  # in one pass
 MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts a record, once
 
 
@@ -36,6 +38,22 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
     if taken.more:
         ctx.loop.poke()
     return taken
+
+
+def refuse_journal(ctx: Context, run: RunRow) -> None:
+    """Raise IntegrityError for a journal that is not the run's own; `watch_journals` tells of it until it is
+    put back."""
+    ctx.storage.doubted.add(run.name)
+    refuse_strange_journal(run.dir, ctx.user(run.owner_uid))
+    refuse_foreign_journal(ctx.store, run.name, run.dir.journal)
+    ctx.storage.doubted.discard(run.name)
+
+
+def watch_journals(ctx: Context) -> None:
+    """Look at the journals that are doubted: those of all runs at the start, and later what was refused."""
+    doubted = runs.named(ctx.store, sorted(ctx.storage.doubted)) if ctx.storage.doubted else []
+    each(ctx, refuse_journal, doubted, of_run, seconds=_LOOK_SECONDS)
+    ctx.storage.doubted &= {run.name for run in doubted}
 
 
 def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:

@@ -21,6 +21,7 @@ from lorad.daemon.journal import ALL, read
 from lorad.daemon.open_store import open_store
 from lorad.daemon.record.repair import repair
 from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.runs.take_in import refuse_journal
 from lorad.daemon.storage.budget import GONE
 from lorad.daemon.storage.prune import REMOVED, Doomed
 from lorad.errors import IntegrityError, StorageError
@@ -130,6 +131,27 @@ def test_unknown_runs_are_adopted_from_directories(home: Path) -> None:
     assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6), ("c", "paused", 6)]
     close(open_context(home))
     assert repair(Home(home)).told == []  # the journal knows it now
+
+
+def test_foreign_journal_is_not_taken_over(home: Path) -> None:
+    with_runs(home, "a", "b")
+    cut_off(home)
+    shutil.copy(home / "runs/b/journal.jsonl", home / "runs/a")
+    told = repair(Home(home)).told
+    assert told == [f"{home}/runs/a/journal.jsonl has records of run b, none of which is taken over"]
+    assert told_of(home) == [("a", "ended", 0), ("b", "ended", 6)]
+
+
+def test_directory_known_alone_keeps_earlier_names(home: Path) -> None:
+    with_runs(home, "a")
+    cut_off(home)
+    (home / "journal.jsonl").unlink()
+    (home / "runs/a").rename(home / "runs/c")
+    repair(Home(home))
+    ctx = open_context(home)
+    refuse_journal(ctx, runs.get(ctx.store, "c"))
+    assert events.names(ctx.store, "c") == {"a", "c"} and told_of(home)[0][2] == 6
+    close(ctx)
 
 
 def test_senseless_directories_hide_no_other_run(home: Path) -> None:

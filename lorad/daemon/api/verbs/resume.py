@@ -18,6 +18,7 @@ from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.bases import inputs_of
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
+from lorad.daemon.runs.take_in import refuse_journal
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
 from lorad.spec.model import Spec, to_json
@@ -36,11 +37,11 @@ _ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the ad
 async def resume(ctx: Context, call: Call) -> Resumed:
     """Queue a new attempt of a run that is over.
 
-    Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to do,
-    or another one came first), SpecError (an override that does not fit).
+    Raises NotFound (no such checkpoint), IntegrityError (it is damaged, or the journal another run's),
+    Conflict (not over, nothing to do, or another one came first), SpecError (an override that does not fit).
     """
     body, run = call.json(ResumeRequest), runs.get(ctx.store, call.run)
-    _refuse_live_or_imported(run)
+    _refuse_what_cannot_go_on(ctx, run)
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
     chosen = _choose(run, present, body.step)
     spec = changed(before, body.overrides)
@@ -95,8 +96,9 @@ def _made_again(run: RunRow, spec: Spec, chosen: CheckpointRow | None) -> str:
     return f"{steps} made again: {where} (checkpoint.every is {spec.checkpoint.every})"
 
 
-def _refuse_live_or_imported(run: RunRow) -> None:
-    """Raises Conflict."""
+def _refuse_what_cannot_go_on(ctx: Context, run: RunRow) -> None:
+    """Raises Conflict for a run that is live or was imported, IntegrityError where its journal is
+    another's."""
     name = run.name
     if not RunState(run.state).is_over:
         hint = "Only a paused or ended run can be resumed."
@@ -114,6 +116,7 @@ def _refuse_live_or_imported(run: RunRow) -> None:
         raise Conflict(
             f"{name} was imported and never trained here, so there is nothing to resume", hint=hint
         )
+    refuse_journal(ctx, run)
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
