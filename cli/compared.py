@@ -9,7 +9,7 @@ from msgspec import Struct
 from lorad.cli import output, table
 from lorad.client.client import Client
 from lorad.client.shapes import Beginning, RunDetails
-from lorad.client.words import evals_in_words, steps_in_words
+from lorad.client.words import evals_in_words, phase, steps_in_words
 
 _CURVES = ("reward", "loss")  # where one of the runs has them
 _POINTS = 10  # steps that are shown
@@ -164,7 +164,7 @@ def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict
 
 def _show(found: _Difference, first: RunDetails, second: RunDetails) -> None:
     head = ("", *found.runs)
-    states = [run.state + (f": {run.reason}" if run.reason else "") for run in (first, second)]
+    states = [phase(run) + (f": {run.reason}" if run.reason else "") for run in (first, second)]
     evals = [evals_in_words(run) for run in (first, second)]
     rows = [
         ("state", *states),

@@ -18,7 +18,15 @@ from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Sample, Step
-from lorad.client.words import evals_in_words, failures, idleness, share, starts_in_words, steps_in_words
+from lorad.client.words import (
+    evals_in_words,
+    failures,
+    idleness,
+    phase,
+    share,
+    starts_in_words,
+    steps_in_words,
+)
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.text import clauses, one_line
 
@@ -155,10 +163,10 @@ class _Lines(_Silent):
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         waits = _waits(run)
-        said = (run.state, run.waiting, len(waits))  # not each minute that it comes nearer
+        said = (phase(run), run.waiting, len(waits))  # not each minute that it comes nearer
         if said != self._said and run.state not in OVER:  # the verb prints last how it ended
             self._said = said
-            self.say(f"{run.name}: {run.state}" + (f" ({'; '.join(waits)})" if waits else ""))
+            self.say(f"{run.name}: {phase(run)}" + (f" ({'; '.join(waits)})" if waits else ""))
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
             self.say(f"step {step.step}{f'/{run.steps}' * bool(run.steps)}  {figures}")
@@ -239,7 +247,7 @@ def _waits(run: Run) -> list[str]:
 
 
 def _progress(run: Run) -> list[tuple[str, int]]:
-    done, about = share(run), f"{run.name} {run.state} {steps_in_words(run)}"
+    done, about = share(run), f"{run.name} {phase(run)} {steps_in_words(run)}"
     if not run.steps:
         return [(about, 0)]
     bar = int(_BAR * done)
@@ -300,7 +308,7 @@ def conclusion(run: Run) -> str:
     """Say how a run ended, or that it works."""
     name, where = run.name, f"step {steps_in_words(run, ' of ')}"
     if run.state not in OVER:
-        return f"{name} is {run.state} at {where}; `lorad attach {name}` follows it."
+        return f"{name} is {phase(run)} at {where}; `lorad attach {name}` follows it."
     if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` continues."
     ended_early = run.reason == "completed" and run.step < run.steps

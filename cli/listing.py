@@ -7,6 +7,7 @@ from lorad.cli import output
 from lorad.cli.table import Column
 from lorad.client.columns import COLUMNS, cell, groups_of, has_losses, leader, together, with_figures
 from lorad.client.shapes import Run
+from lorad.client.words import phase
 from lorad.text import number
 
 USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
@@ -56,4 +57,4 @@ def _cell(group: Sequence[Run], column: str) -> str:
 
 
 def _ending(run: Run) -> str:
-    return run.reason or run.state
+    return run.reason or phase(run)

@@ -13,6 +13,7 @@ from lorad.client.client import Client
 from lorad.client.columns import cell
 from lorad.client.selected import refuse_everything, selected
 from lorad.client.shapes import Run
+from lorad.client.words import phase
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError, to_wire
 from lorad.selection import Selection
 
@@ -140,7 +141,7 @@ def awaited(
 
 def state_in_words(run: Any) -> str:
     """Say in which state a run is. run: one of the shapes of a run."""
-    return f"{run.name} is {run.state}" + (f" ({run.reason})." if run.reason else ".")
+    return f"{run.name} is {phase(run)}" + (f" ({run.reason})." if run.reason else ".")
 
 
 def say(verb: Verb, outcome: Outcome) -> None:

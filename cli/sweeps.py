@@ -14,7 +14,7 @@ from lorad.cli import output, parallel, table
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
-from lorad.client.words import trained_nothing
+from lorad.client.words import phase, trained_nothing
 from lorad.errors import DaemonUnreachable
 
 _PERIOD = 0.5  # seconds between looks
@@ -85,7 +85,7 @@ def summary(sweep: Sweep) -> str:
 
 def _states_in_words(sweep: Sweep) -> str:
     """`3 running, 1 completed`."""
-    counts = Counter(run.reason or run.state for run in sweep.runs)
+    counts = Counter(run.reason or phase(run) for run in sweep.runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
 
 
@@ -124,7 +124,7 @@ def _rows(sweep: Sweep) -> list[tuple[str, ...]]:
             *(output.number(figure(run)) for figure in _figures(sweep).values()),
             f"{run.step}/{run.steps}",
             "" if run.started_at is None else output.duration((run.ended_at or time.time()) - run.started_at),
-            run.reason or run.state,
+            run.reason or phase(run),
             stopped(sweep, run) or output.why(run),
         )
         for run in ranked(sweep)
@@ -223,7 +223,7 @@ class _Lines(_Silent):
 
     def update(self, sweep: Sweep) -> None:
         for run in sweep.runs:
-            state = run.state + (f": {run.reason} at step {run.step}" if run.reason else "")
+            state = phase(run) + (f": {run.reason} at step {run.step}" if run.reason else "")
             text = f"{state} ({run.waiting})" if run.waiting else state
             if self._said.get(run.name) != text:
                 self._said[run.name] = text

@@ -13,7 +13,7 @@ from lorad.states import EndReason, RunState
 from lorad.text import seconds_of
 
 _ME = "me"  # as an owner: whoever asks
-STATES = (*map(str, RunState), *map(str, EndReason))
+STATES = (*map(str, RunState), *map(str, EndReason), "pausing")
 _GLOB = frozenset("*?[")
 _Seconds = Annotated[float, Meta(ge=0)]
 _AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
@@ -25,7 +25,8 @@ class Selection(Struct, frozen=True, omit_defaults=True):
     Texts are globs as a shell has them (`sweep-*`, `lr-[1-4]`); of several in one list one has to fit.
 
     names: of the runs.
-    state: states of a run (`running`), and reasons for which runs ended (`failed`).
+    state: states of a run (`running`, of those that are stopping `pausing`), and reasons for which runs ended
+        (`failed`).
     owner: names of users; `me` is whoever asks.
     sweep: the sweeps that started them.
     tag: of their tags, one has to fit.

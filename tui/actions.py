@@ -13,8 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.client.box_shapes import Pool
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Swapped
+from lorad.client.words import phase
 from lorad.tui import consequences
 
 _Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
@@ -117,8 +119,8 @@ def _number(value: str | None) -> int | None:
     return int(value) if value and value.strip() else None
 
 
-def _is_now(target: str, row: Run) -> str:
-    return f"{target} is {row.state}."
+def _is_now(target: str, row: Run | Pool) -> str:
+    return f"{target} is {phase(row) if isinstance(row, Run) else row.state}."
 
 
 _OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)

@@ -12,6 +12,7 @@ from lorad.cli.options import AsJson, Wait, Yes
 from lorad.cli.selecting import chooses_runs
 from lorad.client import shapes
 from lorad.client.client import Client
+from lorad.client.words import phase
 from lorad.errors import Conflict
 from lorad.selection import Selection, seconds_in
 
@@ -176,7 +177,7 @@ def _remove_one(client: Client, name: str, *, yes: bool, as_json: bool) -> None:
     data = client.show(name)
     if data.state not in many.OVER:
         hint = f"`lorad kill {name}` ends it at once, `lorad stop {name}` after this step."
-        raise Conflict(f"{name} is {data.state}: only a run that is over can be deleted", hint=hint)
+        raise Conflict(f"{name} is {phase(data)}: only a run that is over can be deleted", hint=hint)
     if not yes:
         if not sys.stdin.isatty():
             raise Conflict(f"{name} is deleted only with --yes when nobody can be asked")

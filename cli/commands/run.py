@@ -20,7 +20,7 @@ from lorad.client.client import Client
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
 from lorad.client.spec_file import read_spec
-from lorad.client.words import kept_in_words, rate_in_words, steps_in_words, why
+from lorad.client.words import kept_in_words, phase, rate_in_words, steps_in_words, why
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.selection import Selection
 
@@ -119,7 +119,7 @@ def _ask_to_replace(client: Client, request: RunRequest) -> None:
     if not sys.stdin.isatty():
         raise SpecError(f"--replace removes {name} with all its files", hint="Say so with --yes.")
     run = there[0]
-    output.note(f"{name} ({run.reason or run.state}, {steps_in_words(run, ' of ')} steps) would be removed.")
+    output.note(f"{name} ({run.reason or phase(run)}, {steps_in_words(run, ' of ')} steps) would be removed.")
     typer.confirm("Remove it, with its versions and checkpoints?", abort=True, err=True)
 
 
@@ -197,7 +197,7 @@ def resume(
         _await_stop(client, name, as_json=as_json)
     resumed = continued(name)
     if (detach or as_json) and not wait:
-        output.print_json(resumed) if as_json else output.note(f"{name} is {resumed.state}.")
+        output.print_json(resumed) if as_json else output.note(f"{name} is {phase(resumed)}.")
         return
     follow(client, name, as_json=as_json, quiet=quiet, until=_until(detach))
 
@@ -209,9 +209,10 @@ def _until(detach: bool) -> Sequence[str]:
 
 def _await_stop(client: Client, name: str, *, as_json: bool) -> None:
     """Wait for a run that is still pausing or stopping. Raises typer.Exit where the user interrupts that."""
-    if client.show(name).state != "stopping":
+    run = client.show(name)
+    if run.state != "stopping":
         return
-    output.note(f"{name} is still stopping: it is resumed after that.")
+    output.note(f"{name} is still {phase(run)}: it is resumed after that.")
     if watched(client, name, as_json=as_json, does="stops, and is not resumed") is None:
         raise typer.Exit(130)
 

@@ -19,6 +19,7 @@ from lorad.client.words import (
     failures,
     kept_in_words,
     likelihood_in_words,
+    phase,
     place_in_words,
     present_in_words,
     rate_in_words,
@@ -44,7 +45,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
     lora = data.spec.get("lora")
     lines = {
         "run": data.name,
-        "state": data.state + (f" ({data.reason})" if data.reason else ""),
+        "state": phase(data) + (f" ({data.reason})" if data.reason else ""),
         "why": data.waiting or data.detail,
         "starts": starts_in_words(data),
         "queue": place_in_words(data),

@@ -8,7 +8,7 @@ from lorad import svg
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.shapes import Run, RunDetails, Step
-from lorad.client.words import evals_in_words, figure_in_words, share, steps_in_words, why
+from lorad.client.words import evals_in_words, figure_in_words, phase, share, steps_in_words, why
 from lorad.text import duration, number, one_line
 
 _POINTS = 400  # of a curve, about
@@ -36,7 +36,7 @@ def line(run: Run) -> str:
     bar = int(_BAR * share(run))
     left = seconds_left(run)
     parts = (
-        f"{run.name} {run.state}{f' ({run.reason})' if run.reason else ''} {steps_in_words(run)}",
+        f"{run.name} {phase(run)}{f' ({run.reason})' if run.reason else ''} {steps_in_words(run)}",
         "━" * bar + "─" * (_BAR - bar) if run.steps else "",
         f"{share(run):.0%}" if run.steps else "",
         figure_in_words(run),
@@ -63,7 +63,7 @@ def _value(step: Step, metric: str) -> float | None:
 def page(run: RunDetails, drawn: Curves) -> str:
     """Make the HTML of a run: its state, a bar, a line of figures, and a curve."""
     colour = _COLOURS.get(run.reason or "", _BLUE)
-    state = run.state + (f": {run.reason}" if run.reason else "")
+    state = phase(run) + (f": {run.reason}" if run.reason else "")
     left = seconds_left(run)
     figures = (
         f"{steps_in_words(run, ' of ')} steps",

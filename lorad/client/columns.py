@@ -14,6 +14,7 @@ from lorad.client.words import (
     evals_in_words,
     figure_in_words,
     judged_by_loss,
+    phase,
     share,
     starts_in_words,
     steps_in_words,
@@ -30,7 +31,7 @@ FILLED = ("device", "cost")
 
 
 def _state(run: Run) -> str:
-    return run.state + (f": {run.reason}" if run.reason else "")
+    return phase(run) + (f": {run.reason}" if run.reason else "")
 
 
 def _took(run: Run) -> str:

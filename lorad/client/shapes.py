@@ -60,6 +60,7 @@ class Run(Struct, frozen=True):
     detail: str = ""  # why it ended
     waiting: str = ""  # why it is queued
     queue: Queued | None = None  # while it is queued
+    wanted: str | None = None  # while it is stopping: pause, stop or kill
     doing: str = ""  # in words, of a few seconds ago: "sampling 41 of 64"
     step: int = 0
     steps: int = 0  # that are planned; 0: its client decides, or it is an adapter that was imported

@@ -24,6 +24,11 @@ def why(run: Run) -> str:
     return clauses(starts and f"starts {starts}", run.doing, words, failures(run), idleness(run))
 
 
+def phase(run: Run) -> str:
+    """Return the state of a run, and of one that is stopping whether it pauses."""
+    return "pausing" if run.state == "stopping" and run.wanted == "pause" else run.state
+
+
 def steps_in_words(run: Run, of: str = "/") -> str:
     """Say how many steps a run has made, and of how many, where an end is planned: `3/10` or `3`."""
     return f"{run.step}{of}{run.steps}" if run.steps else str(run.step)

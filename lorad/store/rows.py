@@ -35,6 +35,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     origin: the `run@version` or directory that it came from.
     sweep: the sweep that it is a point of.
     serving: a pool of its base stays up.
+    wanted: what its owner asked for and its driver has not done yet.
     preempted: the run that it makes, or made, room for.
     yielded: why it gives, or gave, its device back where that is for no other run.
     tags, note: what its owner wrote on it.
@@ -69,6 +70,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, eq=False):
     origin: str | None = None
     sweep: str | None = None
     serving: bool = False
+    wanted: Literal["pause", "stop", "kill"] | None = None
     preempted: str | None = None
     yielded: str | None = None
     tags: list[str] = []
@@ -83,14 +85,12 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     """A run.
 
     spec: its spec as JSON text.
-    wanted: what its owner asked for and its driver has not done yet.
     resume_step: the checkpoint that its next attempt begins with.
     restart_at: when it may be placed again after an automatic restart.
     """
 
     spec: str
     directory: str
-    wanted: Literal["pause", "stop", "kill"] | None = None
     resume_step: int | None = None
     restart_at: float | None = None
 

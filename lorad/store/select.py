@@ -102,8 +102,9 @@ def _where(selection: Selection, given: list[Any], owner_uid: int | None, recent
         conditions.append(_any_of("base", [*selection.base, *tails], given))
     if selection.state:
         marks = ", ".join("?" for _ in selection.state)
-        conditions.append(f"(state IN ({marks}) OR reason IN ({marks}))")
-        given += [*selection.state, *selection.state]
+        is_pausing = "state = 'stopping' AND wanted = 'pause' AND ?"
+        conditions.append(f"(state IN ({marks}) OR reason IN ({marks}) OR {is_pausing})")
+        given += [*selection.state, *selection.state, "pausing" in selection.state]
     if owner_uid is not None:
         conditions.append("owner_uid = ?")
         given.append(owner_uid)

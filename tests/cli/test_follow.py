@@ -14,6 +14,8 @@ from lorad.cli import follow, output
 from lorad.cli.app import app
 from lorad.client.client import Client
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step
+from lorad.selection import Selection
+from lorad.tui.dashboard.run_rows import state_text
 from tests.kit.daemon_world import hold, release, serving
 
 
@@ -130,6 +132,28 @@ async def test_pause_waits_until_the_run_is_paused(
             assert "a is pausing: it finishes its step" in err and err.endswith("a is paused.\n")
 
 
+async def test_a_run_that_pauses_is_said_to(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hold(home)
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        await api("pause", "a")
+        run = await api("show", "a")
+        assert (run.state, run.wanted, state_text(run).plain) == ("stopping", "pause", "◑ pausing")
+        for command in (
+            ("list", "-c", "state"),
+            ("list", "-c", "state", "--state", "pausing"),
+            ("show", "a"),
+        ):
+            await typed(*command)
+            assert "pausing" in capsys.readouterr().out
+        await api("stop", "a")
+        await typed("list", "-c", "state", "--state", "stopping")
+        assert capsys.readouterr().out.splitlines()[1:] == ["stopping"]
+        assert await api("select", Selection(state=["pausing"])) == []
+        release(home)
+
+
 async def test_resume_waits_for_a_run_that_pauses(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hold(home)
     async with serving(home) as api:
@@ -138,7 +162,7 @@ async def test_resume_waits_for_a_run_that_pauses(home: Path, capsys: pytest.Cap
         await api("pause", "a")
         await api.until("a", "stopping")
         said, resuming = "", asyncio.create_task(typed("resume", "a", "--detach", "--wait"))
-        while "a is still stopping: it is resumed after that." not in said:
+        while "a is still pausing: it is resumed after that." not in said:
             assert not resuming.done()
             await asyncio.sleep(0.02)
             said += capsys.readouterr().err

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lorad.client.shapes import Run
-from lorad.client.words import why
+from lorad.client.words import phase, why
 
 _FIELDS = ("state", "owner", "base", "pool", "alarm")
 _WORD = re.compile(rf'(!?)(?:({"|".join(_FIELDS)}):)?(?:"([^"]*)"?|(\S*))')
@@ -42,7 +42,7 @@ def has(sought: Mapping[str, str], wanted: Iterable[_Word]) -> bool:
 
 def fields(run: Run, alarm: str = "") -> dict[str, str]:
     """Return the text that words are searched in, by field. alarm: the kinds of the run's alarms."""
-    state = f"{run.state} {run.reason or ''}"
+    state = f"{run.state} {phase(run)} {run.reason or ''}"
     found = {
         "state": f"{state} {state.replace('_', ' ')}",
         "owner": run.owner,

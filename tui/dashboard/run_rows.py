@@ -10,7 +10,7 @@ from lorad.alarms import Alarm
 from lorad.client.columns import cell as client_cell
 from lorad.client.columns import filled, seconds_left, with_figures
 from lorad.client.shapes import Run
-from lorad.client.words import evals_in_words, share
+from lorad.client.words import evals_in_words, phase, share
 from lorad.text import coarse_age, one_line
 from lorad.tui.dashboard.run_columns import USUAL
 from lorad.tui.dashboard.snapshot import rate
@@ -25,6 +25,7 @@ SIGNS = {
     "starting": ("◐", "cyan"),
     "running": ("●", "green"),
     "stopping": ("◑", "yellow"),
+    "pausing": ("◑", "yellow"),
     "paused": ("‖", "yellow"),
     "completed": ("✔", "blue"),
     "stopped": ("■", "blue"),
@@ -113,7 +114,7 @@ class CellMaker:
 
 def state_text(run: Run) -> Text:
     """Return a sign and a word for the state; an ended run shows its reason."""
-    word = run.reason or run.state if run.state == "ended" else run.state
+    word = run.reason or phase(run)
     sign, style = SIGNS.get(word, BAD)
     return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
 
@@ -202,7 +203,7 @@ def _value(run: Run, name: str) -> str | float | None:
             found: str | float | None = getattr(run, name)
             return found
         case "state":
-            return run.reason or run.state
+            return run.reason or phase(run)
         case "progress":
             return share(run)
         case "tok/s":

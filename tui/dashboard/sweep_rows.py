@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lorad.client.columns import amount, groups_of, leader, seconds_left, together
 from lorad.client.shapes import Run
-from lorad.client.words import figure_in_words
+from lorad.client.words import figure_in_words, phase
 from lorad.text import coarse_age, duration, number, one_line
 from lorad.tui.dashboard.run_rows import (
     BAD,
@@ -127,7 +127,7 @@ def _first(group: Sequence[Run]) -> float:
 
 def _states(group: Sequence[Run]) -> Text:
     """Count the runs by state, each by its sign: ●3 ◌2 ✔3."""
-    counts = Counter(run.reason or run.state for run in group)
+    counts = Counter(run.reason or phase(run) for run in group)
     known = {word: place for place, word in enumerate(SIGNS)}
     parts = []
     for word in sorted(counts, key=lambda word: known.get(word, len(known))):
@@ -157,7 +157,7 @@ def sweep_values(group: Sequence[Run], columns: Iterable[str]) -> Values:
 def in_words(group: Sequence[Run]) -> str:
     """Describe a sweep in a line: how many runs do what, who leads and by what."""
     best = leader(group)
-    counts = Counter((run.reason or run.state).replace("_", " ") for run in group)
+    counts = Counter((run.reason or phase(run)).replace("_", " ") for run in group)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     figure = f"eval {eval_text(best)}" if eval_text(best) else figure_in_words(best)
     leads = f" · {best.name} leads: {figure}" if figure else ""

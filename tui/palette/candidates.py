@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Version
-from lorad.client.words import steps_in_words
+from lorad.client.words import phase, steps_in_words
 from lorad.errors import LoradError
 from lorad.selection import STATES
 from lorad.tui.palette.verbs import SHORT, TABS, VERBS, Verb
@@ -146,7 +146,7 @@ def _quoted(word: str) -> str:
 
 
 def _about(run: Run) -> str:
-    return f"{run.state}, step {steps_in_words(run, ' of ')}" if run.steps or run.step else str(run.state)
+    return f"{phase(run)}, step {steps_in_words(run, ' of ')}" if run.steps or run.step else phase(run)
 
 
 def _about_version(version: Version) -> str:
