@@ -11,7 +11,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.guarded import each
 from lorad.daemon.journal import read
 from lorad.daemon.loop import REST, Loop
-from lorad.daemon.process.processes import log_tail, read_status
+from lorad.daemon.process.processes import log_end, read_status
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.storage import budget
 from lorad.daemon.storage.prune import prune
@@ -112,7 +112,7 @@ async def test_driver_killed_by_others_is_lost(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
-        await until(lambda: log_tail(runs.get(ctx.store, "a").attempt_dir.log) == "x" * 9)
+        await until(lambda: log_end(runs.get(ctx.store, "a").attempt_dir.log).endswith("x" * 9))
         os.kill(pid_of(ctx, "a"), signal.SIGKILL)
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, row.detail) == ("lost", "the driver was killed by SIGKILL")

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from lorad.files import write_whole
 BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
 _HEALTHY = re.compile(r"\S+ \S+ (?:INFO|DEBUG) |step \d+/\d+  ")  # of a logger, or of a driver after a step
+_ERROR = re.compile(r"(?i)(?:error|exception)\b|\b(?:fatal|critical|aborted|panic)\b")
 _SEEN_SECONDS = 2.0
 DAMAGED = (
     "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
@@ -371,9 +373,9 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     write_whole(path, json.dumps(data).encode(), durable=durable)
 
 
-def log_tail(path: Path, lines: int = 1) -> str:
-    """Read the last lines of a log that may say why its process ended: neither empty ones nor what a process
-    says that is well; "" when there is none.
+def log_end(path: Path, lines: int = 1) -> str:
+    """Say what a log has of why its process ended: its last lines down to the last error, without what a
+    process says that is well, or that it left no error, and its last line; "" for an empty log.
     """
     try:
         with path.open("rb") as file:
@@ -381,5 +383,16 @@ def log_tail(path: Path, lines: int = 1) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    stripped = [line.strip() for line in text.splitlines()]
-    return "\n".join([line for line in stripped if line and not _HEALTHY.match(line)][-lines:])
+    said = [line for line in text.splitlines() if line.strip()]
+    unwell = [line for line in said if not _HEALTHY.match(line)]
+    has_trace = any(line.startswith("Traceback (") for line in unwell)
+    errors = [
+        place
+        for place, (before, line) in enumerate(pairwise(["", *unwell]))
+        if _ERROR.search(line) or (has_trace and before[:1].isspace() and not line[0].isspace())
+    ]
+    if errors:
+        until = errors[-1] + 1
+        told = [line.strip() for line in unwell[max(until - lines, 0) : until]]
+        return "its log ends:" + ("\n" if lines > 1 else " ") + "\n".join(told)
+    return f"it left no error, and its last line was: {said[-1].strip()}" if said else ""

@@ -8,7 +8,7 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.causes import in_words_of
-from lorad.daemon.process.processes import ProcessState, log_tail
+from lorad.daemon.process.processes import ProcessState, log_end
 from lorad.daemon.queue.preempt import queue_again
 from lorad.daemon.queue.restart import MENDABLE, excuse, pardon, restart
 from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
@@ -111,8 +111,8 @@ def _verdict(run: RunRow, found: _Evidence) -> tuple[EndReason, str]:
         return EndReason.LOST, f"pool {run.pool} has lost its directory"
     if not found.life[1].is_up:
         return _by_its_pool(run, found.life, found.began)
-    words, last = in_words(run.attempt_dir, driver, "the driver"), _log_end(run.attempt_dir, driver)
-    return EndReason.LOST, clauses(words, last and f"its log ends: {last}")
+    words = in_words(run.attempt_dir, driver, "the driver")
+    return EndReason.LOST, clauses(words, _log_end(run.attempt_dir, driver))
 
 
 def by_its_word(
@@ -132,13 +132,13 @@ def _by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool
     attempt, process = life
     forced = by_force(attempt, process)
     tail = "" if forced else _log_end(attempt, process, 5)
-    words = clauses(in_words(attempt, process, f"pool {run.pool}"), tail and f"its log ends:\n{tail}")
+    words = clauses(in_words(attempt, process, f"pool {run.pool}"), tail)
     return (EndReason.LOST if began or was_killed(process) or forced else EndReason.FAILED), words
 
 
 def _log_end(attempt: AttemptDir, process: ProcessState, lines: int = 1) -> str:
-    """Read the last lines of a process that ended by itself; what SIGKILL ends cannot say why."""
-    return "" if process.signal == signal.SIGKILL else log_tail(attempt.log, lines)
+    """Say what the log of a process has of its end; what SIGKILL ends cannot say why."""
+    return "" if process.signal == signal.SIGKILL else log_end(attempt.log, lines)
 
 
 def was_killed(process: ProcessState) -> bool:

@@ -16,7 +16,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.process.doing import doing
-from lorad.daemon.process.processes import log_tail, write_json
+from lorad.daemon.process.processes import log_end, write_json
 from lorad.daemon.process.user_files import make_run
 from lorad.daemon.queue.place import find_room, make_way, offers_for
 from lorad.daemon.queue.setups import asked_of, setup_of
@@ -31,6 +31,7 @@ from lorad.spec.model import Spec, to_json
 from lorad.states import EndReason, RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
+from lorad.text import clauses
 
 _POLL_SECONDS = 0.1
 _BUSY = "Ask again when that is over; `lorad wait RUN` waits for its end, `lorad pause RUN` interrupts it."
@@ -109,10 +110,8 @@ async def _ready(ctx: Context, pool: Pool) -> None:
     while pool.status is None:
         look_at_process(ctx, pool)
         if not pool.process.is_up or time.monotonic() > deadline:
-            tail = log_tail(pool.attempt().log, 3)
-            raise PoolLost(
-                f"pool {pool.id} {pool.process.in_words()} before it answered: {tail}", hint="Try again."
-            )
+            what = f"pool {pool.id} {pool.process.in_words()} before it answered"
+            raise PoolLost(clauses(what, log_end(pool.attempt().log, 3)), hint="Try again.")
         await ask_status(ctx, pool)
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.process.processes import Processes, attempts_under, condemn, log_tail, read_status
+from lorad.daemon.process.processes import Processes, attempts_under, condemn, log_end, read_status
 
 SLEEPER = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"]
 
@@ -111,7 +111,7 @@ def test_condemning_a_living_process_changes_nothing(attempt: AttemptDir) -> Non
 def test_daemons_starting_one_attempt_start_one_process(attempt: AttemptDir) -> None:
     all_of_them = [started(attempt, SLEEPER) for _ in range(4)]
     assert len({alive(processes, attempt) for processes in all_of_them}) == 1
-    wait_for(lambda: log_tail(attempt.log, 9) == "on")
+    wait_for(lambda: log_end(attempt.log).endswith(": on"))
 
 
 def test_watched_end_wakes_reader_once_written(attempt: AttemptDir) -> None:
@@ -129,13 +129,28 @@ def test_attempts_are_listed_oldest_first(tmp_path: Path) -> None:
     assert [attempt.root.name for attempt in attempts_under(tmp_path)] == ["0002", "0010"]
 
 
-def test_tail_has_no_healthy_lines(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "Traceback (most recent call last):\nValueError: no such key\n\n"
-        "2026-11-27 06:49:16,182 INFO lorad.pool.host: pool tiny-1 is closed\n"
-        "step 6/16  reward 0.750  loss -0.0049\n"
-    )
-    assert log_tail(log, 2) == "Traceback (most recent call last):\nValueError: no such key"
-    log.write_text("step 6/16  reward 0.750  loss -0.0049\n")
-    assert log_tail(log) == ""
+STEP = "step 6/16  reward 0.750  loss -0.0049"
+CLOSED = "2026-11-27 06:49:16,182 INFO lorad.pool.host: pool tiny-1 is closed"
+TRACE = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\nmine.Odd: no such key'
+
+
+@pytest.mark.parametrize(
+    ("log", "says"),
+    [
+        (f"{TRACE}\n\n{CLOSED}\n{STEP}\n", "its log ends: mine.Odd: no such key"),
+        (f"{STEP}\nValueError: 3\n  it is odd\n", "its log ends: ValueError: 3"),
+        (f"{CLOSED}\n{STEP}\n", f"it left no error, and its last line was: {STEP}"),
+        ("checkpoint at step 6: /x\n", "it left no error, and its last line was: checkpoint at step 6: /x"),
+        ("\n", ""),
+    ],
+)
+def test_cause_in_a_log_is_an_error(log: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(log)
+    assert log_end(path) == says
+
+
+def test_longer_cause_has_lines_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"here\n{CLOSED}\nCUDA error: 3\n{STEP}\n")
+    assert log_end(path, 3) == "its log ends:\nhere\nCUDA error: 3"

@@ -173,7 +173,8 @@ async def test_each_attempt_keeps_why_it_ended(home: Path) -> None:
         assert runs.attempts(ctx.store, "a")[1].resumed_from == 2
         details = [attempt.detail for attempt in runs.attempts(ctx.store, "a")]
         assert details == [
-            "the driver exited with code 3; its log ends: the driver is out of luck",
+            "the driver exited with code 3; it left no error, and its last line was: the driver is out of "
+            "luck",
             "6 steps",
         ]
 
