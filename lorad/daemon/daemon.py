@@ -71,7 +71,7 @@ def _log_to(path: Path) -> str:
     except OSError as error:
         handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
+    logging.getLogger().addHandler(handler)
     log.setLevel(logging.INFO)
     return trouble
 

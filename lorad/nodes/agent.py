@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 import lorad
+from lorad.box.ran_out import RanOut
 from lorad.children.process import boot_id
 from lorad.errors import Conflict, LoradError, NotAllowed, StorageError, to_wire
 from lorad.nodes.certificates import Identity, check_peer, is_peer
@@ -221,6 +222,7 @@ class Agent:
 async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
     with Places.made() as places:
         agent = Agent(arguments.life, arguments.lease, start, places, arguments.name)
+        asyncio.get_running_loop().set_exception_handler(RanOut())
         server = await asyncio.start_server(
             agent.connected, arguments.address, 0, ssl=agent.context, limit=LINE
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.ran_out import RanOut
 from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.models.turns import WORK
 from lorad.pool.state import Pool
@@ -54,12 +55,12 @@ class Service:
             await _cancelled(accepting, *self._answering, *self._connections)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, ran_out = asyncio.get_running_loop(), RanOut()
         while True:
             try:
                 peer, _ = await loop.sock_accept(self._listener)
             except OSError as error:  # no file descriptors left, or a peer that is gone again
-                log.error("a connection could not be accepted: %s", error)
+                ran_out.say(error)
                 await asyncio.sleep(0.1)
                 continue
             if not may_call(peer):

@@ -17,13 +17,14 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from lorad.bounds import Bounds
+from lorad.box.ran_out import RanOut
 from lorad.errors import Conflict, LoradError, SpecError, to_wire
 from lorad.protocol.listener import uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
 _LINGER = 0.5  # seconds for which what a refused request still sends is read
 _REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
-_EVERYBODY = 0.75  # share of the process's file descriptors
+_EVERYBODY = 0.75  # share of the file descriptors that the process has left at its start
 _ADVICE = "Use the lorad command or lorad.client."
 
 
@@ -36,7 +37,9 @@ class Doorkeeper:
         self.there: dict[_Guarded, int | None] = {}  # uid
         self._counts: Counter[int | None] = Counter()
         self._is_looking = False
-        self._most = int(_EVERYBODY * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/proc/self/fd"))
+        self._most = int(_EVERYBODY * left)
+        asyncio.get_running_loop().set_exception_handler(RanOut())
 
     def __call__(self) -> RequestHandler:
         return _Guarded(self)
@@ -69,7 +72,7 @@ class Doorkeeper:
 
     def is_flooded(self, uid: int | None) -> bool:
         """Check for a user who keeps opening connections after being refused."""
-        return self._counts[uid] > 2 * self.most(uid) or len(self.there) > self._most + 64
+        return self._counts[uid] > 2 * self.most(uid) or len(self.there) > self._most * 9 // 8
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()

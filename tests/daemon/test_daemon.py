@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -135,9 +136,28 @@ def test_daemon_with_broken_files_says_what_helps(home: Path, file: str) -> None
     assert hints[file] in done.stderr
 
 
-def start(home: Path) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen([sys.executable, "-m", "lorad.daemon"], stdin=quiet, stdout=quiet, stderr=quiet)
+def test_daemon_without_descriptors_says_so_once(home: Path) -> None:
+    process, log = start(home, "prlimit", "--nofile=64"), home / "logs" / "daemon.log"
+    answers(home)
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(120)]
+    for one in idle:
+        one.connect(str(home / "lorad.sock"))
+    deadline = time.monotonic() + 60
+    while "new connections wait: [Errno 24]" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for one in idle:
+        one.close()
+    answers(home)
+    process.terminate()
+    assert process.wait(60) == 0
+    text = log.read_text() + (home / "stderr").read_text()
+    assert text.count("Errno 24") == 1 and "Traceback" not in text
+
+
+def start(home: Path, *limited: str) -> subprocess.Popen[bytes]:
+    quiet, command = subprocess.DEVNULL, [*limited, sys.executable, "-m", "lorad.daemon"]
+    with (home / "stderr").open("wb") as errors:
+        return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=errors)
 
 
 def answers(home: Path) -> Status:

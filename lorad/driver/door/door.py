@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from lorad.box.ran_out import RanOut
 from lorad.driver.door.chains import Chains
 from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of, read_chat, streamed
 from lorad.errors import LoradError, SpecError
@@ -94,6 +95,7 @@ class Door:
         self._visits: dict[str, Visit] = {}
         self._begun: Future[int] = Future()
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(RanOut())
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._live, name="door")
         self._thread.start()

@@ -1,0 +1,34 @@
+"""A process that has no file descriptor left for the next connection says so, and does not fill its log."""
+
+import asyncio
+import logging
+import math
+import time
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 60.0  # between two words
+
+
+class RanOut:
+    """Says that no file descriptor is left for the next connection, once a minute: each is tried again and
+    again.
+
+    As the handler of an asyncio loop's exceptions it says so in place of asyncio, which has a traceback for
+    each try, hundreds a second.
+    """
+
+    def __init__(self) -> None:
+        self._said_at = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context["message"] == "socket.accept() out of system resource":
+            self.say(context["exception"])
+        else:
+            loop.default_exception_handler(context)
+
+    def say(self, error: BaseException) -> None:
+        if time.monotonic() - self._said_at >= _SECONDS:
+            self._said_at = time.monotonic()
+            log.error("new connections wait: %s. Close some, or raise the limit (`ulimit -n`).", error)
