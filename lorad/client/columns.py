@@ -26,6 +26,8 @@ _FEW = 3  # values of a sweep that are shown one by one
 _RECENT = 5  # rewards
 _KEY = re.compile(r"[A-Za-z_][\w@/ :-]*(\.[\w@/ :-]+)*")
 _LONGEST = 100  # characters of a key
+NOTHING = "-"
+"""What a list shows of a key that a run has no value for."""
 FILLED = ("device", "cost")
 """Columns that `filled` finds in other answers than the list of runs."""
 
@@ -132,12 +134,12 @@ def keys_of(columns: Sequence[str]) -> list[str]:
 
 def cell(run: Run, column: str) -> str:
     """Return what a run has in a column: one of COLUMNS, or a key that the daemon was asked for."""
-    return COLUMNS[column](run) if column in COLUMNS else in_words(run.values.get(column))
+    if column in COLUMNS:
+        return COLUMNS[column](run)
+    return in_words(run.values[column]) if run.values.get(column) is not None else NOTHING
 
 
 def in_words(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -185,7 +187,8 @@ def _merit(run: Run) -> float:
 def together(group: Sequence[Run], column: str) -> str:
     """Return each of a few values of a column, the least and the largest of many numbers, else how many."""
     values = [run.values[column] for run in group if run.values.get(column) is not None]
-    different = [*dict.fromkeys(filter(None, (cell(run, column) for run in group)))]
+    cells = dict.fromkeys(cell(run, column) for run in group)
+    different = [words for words in cells if words not in ("", NOTHING)] or [*cells]
     if len(different) <= _FEW:
         return ", ".join(different)
     if values and all(isinstance(value, int | float) for value in values):

@@ -11,6 +11,7 @@ from msgspec import Struct
 from lorad.errors import SpecError
 from lorad.selection import Selection, is_glob
 from lorad.store.db import Rows
+from lorad.store.facts import RECENT
 from lorad.store.rows import SUMMARY_COLUMNS, RunSummary, run_summary
 from lorad.store.runs import RECENT_SECONDS
 
@@ -36,6 +37,7 @@ _SORTED = {
     "progress": "CAST(step AS REAL) / max(steps, 1)",
 }
 COLUMNS = tuple(_SORTED)
+_NEWEST = 100  # runs whose metrics are named
 _METRIC = re.compile(r"[A-Za-z_][\w@/ :.-]{0,99}")
 _LAST_STEP = """(SELECT {what} FROM steps s WHERE s.run = runs.name AND s.lineage = 1 AND s.step = runs.step
 ORDER BY s.attempt DESC LIMIT 1)"""
@@ -82,6 +84,16 @@ def select(
         Selected(run_summary(row[len(keys) :]), dict(zip(keys, map(_decoded, row), strict=False)))
         for row in found
     ]
+
+
+def measured(store: Rows, owner_uid: int | None = None) -> list[str]:
+    """Name the metrics of the last steps of the newest runs: those of an owner, or everybody's."""
+    sql = (
+        "SELECT DISTINCT metric.key FROM (SELECT name, step FROM runs WHERE ?1 IS NULL OR owner_uid = ?1 "
+        f"ORDER BY {_NEWEST_FIRST} LIMIT {_NEWEST}) run JOIN steps ON steps.run = run.name AND lineage = 1 "
+        f"AND steps.step > run.step - {RECENT} JOIN json_each(steps.metrics) metric"
+    )
+    return [name for (name,) in store.tuples(sql, (owner_uid,))]
 
 
 def _where(selection: Selection, given: list[Any], owner_uid: int | None, recent: bool) -> list[str]:

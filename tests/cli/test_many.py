@@ -111,12 +111,19 @@ def test_columns_are_of_run_spec_and_last_step(frozen: Client, typed: Typed) -> 
         (("--columns", "name,rank"), "lora.rank"),
         (("--sort", "-rewrad"), "reward"),
         (("--columns", 'a."b'), "no key"),
+        (("--columns", "entropi"), "Did you mean entropy?"),
+        (("--columns", "tooke"), "Did you mean took"),
     ],
 )
 def test_a_word_that_means_nothing_is_refused(options: tuple[str, str], told: str, typed: Typed) -> None:
     with pytest.raises(SpecError) as raised:
         typed("list", *options)
     assert told in f"{raised.value.message} {raised.value.hint}"
+
+
+def test_a_metric_of_other_runs_is_a_dash(frozen: Client, typed: Typed) -> None:
+    rows = typed("list", "waits", "judge-fails", "-c", "name,loss,lora.adapter_path").splitlines()[1:]
+    assert sorted(row.split("\t") for row in rows) == [["judge-fails", "-", "-"], ["waits", "-", "-"]]
 
 
 def test_a_list_that_is_cut_says_so(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ async def test_sparklines_share_one_scale() -> None:
         await until(user, lambda: table(user).cells("low")["recent"].plain == "▁█")
 
 
-def test_a_key_without_value_is_empty() -> None:
+def test_a_key_without_value_is_a_dash() -> None:
     run = as_shape(Run, a_run("a"))
-    assert cells(run, columns=["lora.rank"])["lora.rank"].plain == ""
+    assert cells(run, columns=["lora.rank"])["lora.rank"].plain == "-"
     assert [column.key for column in shaped(["name", "kl"])] == ["name", "kl"]

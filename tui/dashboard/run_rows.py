@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 from rich.text import Text
 
 from lorad.alarms import Alarm
+from lorad.client.columns import NOTHING, filled, seconds_left, with_figures
 from lorad.client.columns import cell as client_cell
-from lorad.client.columns import filled, seconds_left, with_figures
 from lorad.client.shapes import Run
 from lorad.client.words import evals_in_words, phase, share
 from lorad.text import coarse_age, one_line
@@ -224,6 +224,6 @@ def _value(run: Run, name: str) -> str | float | None:
     text = client_cell(run, name)
     head = text.partition(" ")[0].lstrip("<@")
     try:
-        return float(head) if text else None
+        return None if text in ("", NOTHING) else float(head)
     except ValueError:
         return text

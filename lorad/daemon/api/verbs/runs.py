@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 import msgspec
 
+from lorad.client.columns import COLUMNS as LISTED
 from lorad.client.requests import RunRequest, SelectRequest
 from lorad.client.shapes import Evaluation, Run, RunDetails, Step
 from lorad.client.words import perplexity
@@ -24,7 +25,7 @@ from lorad.errors import SpecError
 from lorad.spec.errors import leaves
 from lorad.spec.model import Spec
 from lorad.store import metrics, runs
-from lorad.store.select import COLUMNS, Selected, is_of_spec, select
+from lorad.store.select import COLUMNS, Selected, is_of_spec, measured, select
 
 _MOST_NAMES = 100  # that one request may ask for
 _AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, each row waits for its turn
@@ -93,17 +94,19 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
     for word in (*body.keys, *words):
         _refuse_no_key(word)
     metrics_of = [word for word in (*body.keys, *words) if word not in COLUMNS and not is_of_spec(word)]
+    owner_uid = None if sees_all(ctx, call.caller) else call.caller.uid
     found = await ctx.read(
         select,
         body.selection.checked(call.caller.name),
-        owner_uid=None if sees_all(ctx, call.caller) else call.caller.uid,
+        owner_uid=owner_uid,
         recent=body.recent,
         keys=[*dict.fromkeys([*body.keys, *metrics_of])],
         sort=body.sort,
         limit=body.limit,
     )
-    for word in metrics_of:
-        _refuse_unmeasured(word, found)
+    lacking = [word for word in metrics_of if all(one.values[word] is None for one in found)]
+    if lacking and any(one.run.step for one in found):
+        _refuse_unmeasured(lacking, await ctx.read(measured, owner_uid))
     return [with_place(ctx, _with_values(one, body.keys)) for one in found]
 
 
@@ -112,13 +115,14 @@ def _with_values(one: Selected, keys: Sequence[str]) -> Run:
     return msgspec.structs.replace(run, values={key: one.values[key] for key in keys}) if keys else run
 
 
-def _refuse_unmeasured(word: str, found: Sequence[Selected]) -> None:
-    """Raise SpecError for a metric that none of these runs has, though some of them have made steps."""
-    if any(one.run.step for one in found) and all(one.values[word] is None for one in found):
-        keys = [key for key in leaves(Spec) if key.rpartition(".")[2] == word]
-        near = keys or get_close_matches(word, COLUMNS, 1)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Columns are {', '.join(COLUMNS)}."
-        raise SpecError(f"{word} is no column, and no run here has measured it", hint=hint)
+def _refuse_unmeasured(words: Sequence[str], metrics: Sequence[str]) -> None:
+    """Raise SpecError for the first word that is none of these metrics."""
+    for word in words:
+        if word not in metrics:
+            keys = [key for key in leaves(Spec) if key.rpartition(".")[2] == word]
+            near = keys or get_close_matches(word, {*COLUMNS, *LISTED, *metrics})
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"Columns are {', '.join(COLUMNS)}."
+            raise SpecError(f"{word} is no column, and no run has measured it lately", hint=hint)
 
 
 def _refuse_no_key(word: str) -> None:
