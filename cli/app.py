@@ -7,6 +7,8 @@ unreachable.
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     import typer
-    from typer._click.exceptions import NoSuchOption
+    from typer._click.exceptions import BadOptionUsage, NoArgsIsHelpError, NoSuchOption, UsageError
     from typer.core import TyperCommand, TyperGroup
     from typer.main import get_command as build
 
@@ -135,14 +137,15 @@ class _LazyGroup(TyperGroup):
         hint = f"Did you mean {' or '.join(near)}?" if near else "`lorad --help` lists all commands."
         raise SpecError(f"there is no command {verb}", hint=hint)
 
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read what stands before the command. Raises SpecError for what it does not have."""
+        with _refused():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        """Invoke a command. Raises SpecError for a flag that it does not have."""
-        try:
+        """Invoke a command. Raises SpecError for a flag or an argument that it does not have or take."""
+        with _refused():
             return super().invoke(ctx)
-        except NoSuchOption as error:
-            verb = " ".join(_verb_of(error.ctx))
-            hint = _flag_meant(verb, error)
-            raise SpecError(f"lorad {verb} has no option {error.option_name}", hint=hint) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -172,14 +175,38 @@ class _LazyGroup(TyperGroup):
         return command
 
 
-def _verb_of(ctx: Any) -> list[str]:
-    """Return the words of the command that was parsed: `tinker`, `start`; none for `lorad` itself."""
-    return [] if ctx is None or ctx.parent is None else [*_verb_of(ctx.parent), ctx.info_name]
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Say in lorad's words what the parser refuses. Raises SpecError."""
+    try:
+        yield
+    except NoArgsIsHelpError:
+        raise
+    except NoSuchOption as error:
+        message = f"{_command_of(error.ctx)} has no option {error.option_name}"
+        raise SpecError(message, hint=_flag_meant(error)) from None
+    except BadOptionUsage as error:
+        raise SpecError(f"{error.option_name} has no value", hint="Write one behind it.") from None
+    except UsageError as error:
+        what = error.format_message().rstrip(".")
+        command = _command_of(error.ctx)
+        hint = f"`{command} --help` shows what it takes."
+        if inner := getattr(error.ctx and error.ctx.command, "commands", None):
+            hint = f"Its commands are {', '.join(inner)}."
+        raise SpecError(f"{command}: {what[:1].lower()}{what[1:]}", hint=hint) from None
 
 
-def _flag_meant(verb: str, error: NoSuchOption) -> str:
+def _command_of(ctx: Any) -> str:
+    """Return the words of the command that was parsed: `lorad tinker start`."""
+    return "lorad" if ctx is None or ctx.parent is None else f"{_command_of(ctx.parent)} {ctx.info_name}"
+
+
+def _flag_meant(error: NoSuchOption) -> str:
     """Suggest the key of the spec that the flag may be, near options of the command, or its help."""
-    if verb in _WITH_KEYS:
+    command = _command_of(error.ctx)
+    if command == "lorad":
+        return "Options of a command stand behind it: `lorad COMMAND --help` lists them."
+    if command.removeprefix("lorad ") in _WITH_KEYS:
         from lorad.spec.errors import key_called
         from lorad.spec.model import Spec
 
@@ -187,7 +214,7 @@ def _flag_meant(verb: str, error: NoSuchOption) -> str:
             return f"Keys of the spec have no flags: write {key}=VALUE behind what is run."
     if near := [name for name in error.possibilities or () if name != "--help"]:
         return f"Did you mean {' or '.join(near)}?"
-    return f"`lorad {verb} --help` lists its options."
+    return f"`{command} --help` lists its options."
 
 
 app = typer.Typer(

@@ -42,6 +42,30 @@ def test_an_unknown_flag_of_any_verb_is_answered(words: list[str], hint: str) ->
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--foo"], "lorad has no option --foo"),
+        (["--json", "list"], "lorad has no option --json"),
+        (["show"], "lorad show: missing argument 'RUN'"),
+        (["list", "--limit", "x"], "lorad list: invalid value for '--limit' / '-n': 'x' is not a valid int"),
+        (["show", "a", "b"], "lorad show: got unexpected extra argument"),
+        (["daemon", "foo"], "lorad daemon: no such command 'foo'"),
+        (["run", "--name"], "--name has no value"),
+    ],
+)
+def test_wrong_usage_is_one_plain_sentence(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lorad", *words])
+    monkeypatch.setattr(cli, "start_dead_daemons", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"error: {told}") and len(said) == 2
+
+
+@pytest.mark.parametrize(
     ("verb", "hint"),
     [
         ("cancel", "Did you mean stop or kill?"),
