@@ -127,7 +127,8 @@ def _loss(data: RunDetails) -> str:
     """Say what the last step of a run that samples nothing came to, of dpo also its pairs; "" otherwise."""
     signals = data.signals
     pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
-    margin = "" if signals.margin is None else f", margin {output.number(signals.margin)}"
+    apart = signals.reward_margin
+    margin = "" if apart is None else f", reward margin {output.number(apart)}"
     return output.number(signals.loss) + pairs + margin
 
 

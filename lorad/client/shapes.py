@@ -44,7 +44,7 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     chosen_fall: _Number | None = None  # of dpo: chosen completions below the reference, nats per token
     loss: _Number | None = None  # of the last step, of a run that samples nothing
     pair_accuracy: _Number | None = None  # share of pairs that are the right way round
-    margin: _Number | None = None  # of dpo, between the chosen and the rejected completion
+    reward_margin: _Number | None = None  # of dpo, chosen minus rejected, as rewards/margins of TRL
     on_request: _Number | None = None  # 1: its steps are made when a client asks for them
     not_finite: list[str] = []  # metrics of the last step that were no number
     zero_variance: _Number | None = None  # share of the last step's groups whose rewards are all the same
@@ -213,9 +213,10 @@ class Step(Struct, frozen=True):
     routes are replayed), seconds_publish, seconds_attest (a part of the one before),
     trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu, host_cpu, host_memory,
     device_utilization, device_memory, device_power (watts). A step of sft or dpo has no rewards, groups and
-    ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy, margin, chosen_shift and
-    rejected_shift (logprob - reference, nats per token); with an evaluation each comes with held_out_ before
-    it.
+    ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy, chosen_reward,
+    rejected_reward and reward_margin, the difference of these (beta * (logprob - reference) of completions),
+    chosen_shift and rejected_shift (logprob - reference, nats per token); with an evaluation each comes with
+    held_out_ before it.
     """
 
     step: int

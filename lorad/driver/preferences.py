@@ -150,24 +150,27 @@ class Preferences:
         return mismatched_divergence(current, reference, batch.completion_lengths, trained_of(examples))
 
     def _metrics(self, session: Session, examples: Sequence[Example], found: Judged) -> Metrics:
-        """Collect, beside the loss, means over completions of logprob - reference, in nats per trained token.
+        """Collect, beside the loss, means over the chosen and over the rejected completions.
 
-        pair_accuracy: share of pairs whose chosen completion moved up more than the rejected one. margin: by
-        how many nats, of whole completions. A loss without a reference has the log-probabilities themselves.
+        chosen_reward, rejected_reward, reward_margin: rewards/chosen, rewards/rejected and rewards/margins of
+        TRL: beta * (logprob - reference) of whole completions, where the loss is of means per token of those,
+        and the first minus the second. pair_accuracy: share of pairs whose chosen completion has the larger
+        reward. chosen_shift, rejected_shift: logprob - reference in nats per trained token. A loss without a
+        reference has the log-probabilities themselves, and logprob for shift in the names.
         """
         counts = np.array([t.trained.sum() for e in examples for t in e.targets])
         by_token, is_paired = found.shifts / counts, self._wanted.loss != "kto"
         chosen = np.arange(counts.size) % 2 == 0 if is_paired else _desired(session, examples)
         values = {"loss": found.loss}
         if is_paired:
-            scores = by_token if self._wanted.loss == "simpo" else found.shifts
-            apart = scores[0::2] - scores[1::2]
-            values |= {"pair_accuracy": float((apart > 0).mean()), "margin": float(apart.mean())}
+            values["pair_accuracy"] = float((found.rewards[0::2] > found.rewards[1::2]).mean())
         name = "logprob" if self._wanted.loss == "simpo" else "shift"
-        if chosen.any():
-            values[f"chosen_{name}"] = float(by_token[chosen].mean())
-        if not chosen.all():
-            values[f"rejected_{name}"] = float(by_token[~chosen].mean())
+        for side, of_side in (("chosen", chosen), ("rejected", ~chosen)):
+            if of_side.any():
+                values[f"{side}_reward"] = float(found.rewards[of_side].mean())
+                values[f"{side}_{name}"] = float(by_token[of_side].mean())
+        if {"chosen_reward", "rejected_reward"} <= values.keys():
+            values["reward_margin"] = values["chosen_reward"] - values["rejected_reward"]
         return values
 
 

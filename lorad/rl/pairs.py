@@ -33,11 +33,13 @@ _Slopes = tuple[np.ndarray, np.ndarray, np.ndarray]
 @dataclass(frozen=True)
 class Judged:
     """loss: mean over pairs or completions. gradient: float64 [T], of it by each log-probability. shifts:
-    float64 [S], sum of logprob - reference of each completion."""
+    float64 [S], sum of logprob - reference of each completion. rewards: float64 [S], beta times what the loss
+    compares of each completion, as rewards/chosen and rewards/rejected of TRL."""
 
     loss: float
     gradient: np.ndarray
     shifts: np.ndarray
+    rewards: np.ndarray
 
 
 def judged(
@@ -78,7 +80,8 @@ def pair_loss(
         means = _sums(logprobs, mask, owner)[0::2] / counts[0::2]
         losses = losses - wanted.nll * means
         slopes[0::2] -= wanted.nll / counts[0::2]
-    return Judged(float(losses.mean()), mask * slopes[owner] / losses.size, moved)
+    rewards = wanted.strength * scores
+    return Judged(float(losses.mean()), mask * slopes[owner] / losses.size, moved, rewards)
 
 
 def label_loss(
@@ -97,7 +100,7 @@ def label_loss(
     sign = np.where(desired, 1.0, -1.0)
     reached = _s(beta * sign * (moved - divergence))
     slopes = -beta * sign * reached * (1 - reached)
-    return Judged(float((1 - reached).mean()), mask * slopes[owner] / lengths.size, moved)
+    return Judged(float((1 - reached).mean()), mask * slopes[owner] / lengths.size, moved, beta * moved)
 
 
 def mismatched_divergence(

@@ -51,7 +51,7 @@ _COLUMNS = {
 _SIGNALS = (
     *("kl", "entropy", "truncated", "logprob_difference", "explained_variance"),
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
-    *("idle_steps_total", "pair_accuracy", "margin", "on_request"),
+    *("idle_steps_total", "pair_accuracy", "reward_margin", "on_request"),
 )
 RECENT = 24  # steps
 # without problems of data.eval, the first set stands for them

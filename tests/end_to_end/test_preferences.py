@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lorad.rl.tasks import problem
+from lorad.text import number
 from tests.kit.world import World, world
 
 pytestmark = pytest.mark.system
@@ -96,10 +97,12 @@ def test_a_resume_reads_the_reference_it_kept(made: World) -> None:
 
 
 def test_pairs_are_told_apart(made: World) -> None:
-    assert last(made, "calm", "pair_accuracy") > 0.9 and last(made, "calm", "margin") > 0
+    assert last(made, "calm", "pair_accuracy") > 0.9 and last(made, "calm", "reward_margin") > 0
     assert last(made, "calm", "chosen_shift") > last(made, "calm", "rejected_shift")
-    assert made.client.steps("calm")[0].metrics["margin"] == 0
-    assert "pairs" in made.lorad("logs", "calm").stdout
+    assert made.client.steps("calm")[0].metrics["reward_margin"] == 0
+    reward, margin = last(made, "calm", "chosen_reward"), last(made, "calm", "reward_margin")
+    assert reward - last(made, "calm", "rejected_reward") == margin
+    assert f"margin {number(margin, 4)}" in made.lorad("logs", "calm").stdout
     assert "loss sigmoid, beta 0.1" in made.lorad("show", "calm").stdout
 
 
@@ -140,4 +143,4 @@ def test_the_reference_is_what_a_fork_begins_with(made: World) -> None:
     shown = made.client.show("after")
     assert shown.reference is not None and shown.reference.name == "start"
     first = made.client.steps("after")[0].metrics
-    assert abs(first["margin"] or 0.0) < 1e-4 and abs(first["chosen_shift"] or 0.0) < 1e-5
+    assert abs(first["reward_margin"] or 0.0) < 1e-4 and abs(first["chosen_shift"] or 0.0) < 1e-5

@@ -41,6 +41,15 @@ def test_gradient_is_that_of_the_loss(wanted: Preference) -> None:
     assert (found[TRAINED == 0] == 0).all() and np.abs(found[TRAINED == 1]).all()
 
 
+@pytest.mark.parametrize("wanted", ALL, ids=str)
+def test_rewards_are_those_of_trl(wanted: Preference) -> None:
+    """beta * (logps - ref_logps), of ipo, sigmoid_norm and simpo of means; simpo has no reference."""
+    moved = (LOGPROBS - (0 if wanted.loss == "simpo" else REFERENCE)) * TRAINED
+    sums, counts = np.add.reduceat(moved, [0, 3, 5, 9]), np.array([2, 2, 3, 1])
+    by_hand = sums / counts if wanted.loss in ("ipo", "sigmoid_norm", "simpo") else sums
+    np.testing.assert_allclose(judged(wanted, LOGPROBS).rewards, wanted.strength * by_hand)
+
+
 def test_hinge_leaves_pairs_that_are_apart() -> None:
     apart = REFERENCE + np.repeat([4.0, -4.0, 0.01, 0.0], LENGTHS)
     found = pair_loss(apart, REFERENCE, LENGTHS, Preference("hinge", beta=1.0)).gradient

@@ -106,7 +106,7 @@ def test_held_out_likelihood_reaches_the_run(store: Store, path: Path) -> None:
 
 
 def test_a_run_without_samples_has_its_loss(store: Store, path: Path) -> None:
-    measured = {"loss": 0.65, "pair_accuracy": 0.75, "margin": 0.2}
+    measured = {"loss": 0.65, "pair_accuracy": 0.75, "reward_margin": 0.2}
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
         writer.append("step", 1, StepFact(0, ["p1"], 0, "", "", measured))

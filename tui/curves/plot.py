@@ -39,7 +39,15 @@ _SYSTEM = {  # of the machine rather than of what is learnt
     "tokens": "tokens that were sampled",
     "trained_tokens": "tokens that were trained on",
 }
-_HIGHER = ("reward", "eval", "accuracy", "token_accuracy", "pair_accuracy", "margin", "explained_variance")
+_HIGHER = (
+    "reward",
+    "eval",
+    "accuracy",
+    "token_accuracy",
+    "pair_accuracy",
+    "reward_margin",
+    "explained_variance",
+)
 _HIGHER_SYSTEM = ("tokens_per_second", "trainer_tokens_per_second", "mfu")
 _LOWER = ("nll", "perplexity", "loss", "value_loss")
 DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
