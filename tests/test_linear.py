@@ -40,6 +40,8 @@ PIECES = [
     ",",
     "NCCL ",
     "Error ",
+    "Warning ",
+    "WARNING",
 ]
 PIECES += ["No space left on device ", "/dev/shm ", "Unable to allocate 1 ", f"{'y' * 16000}\n"]
 SMALL, TIMES = 4000, 16

@@ -31,4 +31,4 @@ class RanOut:
     def say(self, error: BaseException) -> None:
         if time.monotonic() - self._said_at >= _SECONDS:
             self._said_at = time.monotonic()
-            log.error("new connections wait: %s. Close some, or raise the limit (`ulimit -n`).", error)
+            log.warning("new connections wait: %s. Close some, or raise the limit (`ulimit -n`).", error)

@@ -1,8 +1,14 @@
 """The log of a child, which others append to and cut."""
 
 import os
+import re
 from pathlib import Path
 
+# a line of what a process warns of, or went on after: no sign of why it ended
+SURVIVED = re.compile(
+    r"^.{0,80}?(?<![^\s\[(])(?:DEBUG|INFO|WARNING)(?![^\s:\])])|^.{0,200}?Warning: |^\S{0,40}\[[IW]\d"
+    r"|\b(?:can|could|may|might) (?:cause|lead to|result in)\b|micro-batches are halved"
+)
 _TAIL_BYTES = 65536
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from lorad.box.paths import AttemptDir
 from lorad.children import guard
-from lorad.children.logs import Log
+from lorad.children.logs import SURVIVED, Log
 from lorad.children.stacks import dump
 from lorad.errors import PoolLost
 from lorad.files import write_whole
@@ -302,6 +302,7 @@ def cause(log_text: str) -> str:
     the traces of other processes that follow say less.
     """
     lines = [line for line in log_text.splitlines() if not _NOISE.search(line)]
-    first = next((number for number, line in enumerate(lines) if _FAULT.search(line)), None)
+    faults = (n for n, line in enumerate(lines) if _FAULT.search(line) and not SURVIVED.search(line))
+    first = next(faults, None)
     shown = lines[-3:] if first is None else lines[first : first + 3]
     return "its log: " + "\n".join(shown)

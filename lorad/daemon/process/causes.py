@@ -1,11 +1,16 @@
 """What an end means, from what was seen of it: one sentence, and what to do next; `runs/end_clues.py` has the
 clues.
+
+A cause is proved by a sign of its own: an error in the log, or the process's own number in the kernel's. What
+only happened meanwhile is named as a possibility.
 """
 
 import re
 import signal
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from lorad.children.logs import SURVIVED
 
 LAST_LINES = 200  # NCCL's watchdog alone writes a hundred lines
 _LAST_CHARACTERS = 1 << 18
@@ -81,13 +86,25 @@ QUOTA = Diagnosis(
     "the disk quota is used up",
     "Delete something or ask for more, `lorad gc` deletes what nothing needs; then `lorad resume`.",
 )
-MEMORY = Diagnosis("this machine has no memory left", _HOST_MEMORY)
+BUS_ERROR = SHARED_MEMORY._replace(what="a bus error: most often /dev/shm is full")
+MEMORY = Diagnosis("it did not get the memory that it asked this machine for", _HOST_MEMORY)
 KILLED_FOR_MEMORY = Diagnosis("killed by the kernel: the machine ran out of memory", _HOST_MEMORY)
 CHILD_KILLED_FOR_MEMORY = Diagnosis(
     "the kernel killed a process of it: the machine ran out of memory", _HOST_MEMORY
 )
-_FILES = Diagnosis(
+MAYBE_KILLED_FOR_MEMORY = Diagnosis(
+    "killed, perhaps by the kernel: the machine ran out of memory meanwhile", _HOST_MEMORY
+)
+CHILD_MAYBE_KILLED_FOR_MEMORY = Diagnosis(
+    "a process of it was killed, perhaps by the kernel: the machine ran out of memory meanwhile", _HOST_MEMORY
+)
+FILES = Diagnosis(
     "too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`."
+)
+GPU_BUSY = Diagnosis(
+    "a GPU was busy or not to be had",
+    "`nvidia-smi` shows who has it, `nvidia-smi -q -d COMPUTE` whether only one process may; then `lorad "
+    "resume`.",
 )
 
 # What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
@@ -95,32 +112,39 @@ _SIGNS = [
     _Sign(re.compile(pattern, re.MULTILINE), diagnosis)
     for pattern, diagnosis in (
         (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
-        (r"(?i)fallen off the bus|GPU is lost|cudaErrorDevicesUnavailable", OFF_THE_BUS),
+        (r"(?i)fallen off the bus|GPU is lost", OFF_THE_BUS),
+        (r"(?i)cudaErrorDevicesUnavailable|device\(s\) is/are busy or unavailable", GPU_BUSY),
         (
             r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|OutOfMemoryError: CUDA",
             CUDA_MEMORY,
         ),
         (r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|torch\.OutOfMemoryError", CUDA_MEMORY),
         (
-            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left|insufficient shared "
-            r"memory",
+            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left",
             SHARED_MEMORY,
         ),
+        (r"insufficient shared memory", BUS_ERROR),
         (r"unable to (?:write to|resize|allocate shared memory for) file </torch_", SHARED_MEMORY),
         (r"No space left on device|ENOSPC|\[Errno 28\]|database or disk is full", DISK_FULL),
         (r"Disk quota exceeded|\[Errno 122\]", QUOTA),
         (r"Cannot allocate memory|\[Errno 12\]|std::bad_alloc|(?m:^MemoryError)", MEMORY),
         (r"DefaultCPUAllocator: (?:can't|not enough)|^(?>.*?Unable to allocate \d).* for an array", MEMORY),
-        (r"Watchdog caught collective operation timeout|^(?>.*?NCCL).*[Tt]ime(?:d )?[ -]?out", NCCL_TIME_OUT),
+        (
+            r"Watchdog caught collective operation timeout"
+            r"|^(?>.*?NCCL).*(?:timed out|[Tt]ime-?out (?:after|at|reached|waiting|while))",
+            NCCL_TIME_OUT,
+        ),
         (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
-        (r"Too many open files|\[Errno 24\]", _FILES),
+        (r"Too many open files(?! in system)|\[Errno 24\]", FILES),
         (
             r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure",
             CUDA_FAULT,
         ),
     )
 ]
-_XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
+# limits that are used up with the same errors
+_OTHER_LIMITS = re.compile(r"inotify|file watchers|\bibv_|locked memory")
+_XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)(?:, pid=(?P<pid>\d+))?")
 _ECC_XIDS = {48, 63, 64, 92, 94, 95}
 _PROGRAM_XIDS = {13, 31, 43}  # the program went wrong, not the GPU
 _OOM_KILL = re.compile(r"Killed process (\d+)")
@@ -131,7 +155,8 @@ def diagnose(clues: Clues) -> Diagnosis | None:
     """Find the cause of an end that was not asked for; None when only the exit itself is known."""
     if killed := _killed_for_memory(clues):
         return killed
-    gpu, said = _gpu_in_kernel(clues.kernel), in_words_of(clues.log)
+    said = in_words_of(clues.log)
+    gpu = _gpu_in_kernel(clues, is_sure=said is not None)
     if gpu and said in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
         return gpu
     return said or _bus_error(clues)
@@ -140,30 +165,35 @@ def diagnose(clues: Clues) -> Diagnosis | None:
 def _killed_for_memory(clues: Clues) -> Diagnosis | None:
     """Recognise a kill for memory.
 
-    The kernel's log names the pid; without such a line, a SIGKILL counts if the kernel killed any process
-    meanwhile.
+    The kernel's log names the pid; without such a line, the kernel may have killed any process of the
+    machine.
     """
     killed = {int(match[1]) for line in clues.kernel if (match := _OOM_KILL.search(line))}
-    if clues.signal == signal.SIGKILL and (clues.pid in killed or (clues.ooms and not killed)):
-        return KILLED_FOR_MEMORY
-    if (
-        (killed or clues.ooms)
-        and clues.signal != signal.SIGKILL
-        and _KILLED_CHILD.search(_last_lines(clues.log))
-    ):
-        return CHILD_KILLED_FOR_MEMORY
-    return None
+    if clues.signal == signal.SIGKILL:
+        if clues.pid in killed:
+            return KILLED_FOR_MEMORY
+        return MAYBE_KILLED_FOR_MEMORY if clues.ooms and not killed else None
+    text = _last_lines(clues.log)
+    if not (killed or clues.ooms) or not _KILLED_CHILD.search(text):
+        return None
+    is_named = any(re.search(rf"\b{pid}\b", text) for pid in killed)
+    return CHILD_KILLED_FOR_MEMORY if is_named else CHILD_MAYBE_KILLED_FOR_MEMORY
 
 
-def _gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
-    """Recognise a GPU error by its number (Xid), which NVIDIA's driver writes to the kernel's log."""
-    found = [match for line in kernel if (match := _XID.search(line))]
+def _gpu_in_kernel(clues: Clues, *, is_sure: bool) -> Diagnosis | None:
+    """Recognise a GPU error by its number (Xid), which NVIDIA's driver writes to the kernel's log.
+
+    is_sure: the process had an error on a GPU; without one, and its pid, the GPU may be somebody else's.
+    """
+    found = [match for line in clues.kernel if (match := _XID.search(line))]
     if not found:
         return None
     number, where = int(found[-1]["number"]), found[-1]["where"]
     what = (
         ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
     )
+    if not (is_sure or found[-1]["pid"] == str(clues.pid)):
+        what = f"it may be that {what}"
     return Diagnosis(
         f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in _PROGRAM_XIDS else _GPU_BROKEN
     )
@@ -171,15 +201,14 @@ def _gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
 
 def in_words_of(text: str) -> Diagnosis | None:
     """Recognise a known cause in the last lines of a log or in a driver's message."""
-    text = _last_lines(text)
+    lines = _last_lines(text).split("\n")
+    text = "\n".join(line for line in lines if not (SURVIVED.search(line) or _OTHER_LIMITS.search(line)))
     return next((sign.diagnosis for sign in _SIGNS if sign.pattern.search(text)), None)
 
 
 def _bus_error(clues: Clues) -> Diagnosis | None:
     """Recognise a SIGBUS, which a process gets for a page that the kernel cannot provide."""
-    if clues.signal != signal.SIGBUS:
-        return None
-    return SHARED_MEMORY._replace(what="a bus error: most often /dev/shm is full")
+    return BUS_ERROR if clues.signal == signal.SIGBUS else None
 
 
 def _last_lines(text: str) -> str:

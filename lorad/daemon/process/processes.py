@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
+from lorad.children.logs import SURVIVED
 from lorad.daemon.process import shim
 from lorad.daemon.process.commands import Commands
 from lorad.daemon.process.pulse import Pulse
@@ -389,7 +390,8 @@ def log_end(path: Path, lines: int = 1) -> str:
     errors = [
         place
         for place, (before, line) in enumerate(pairwise(["", *unwell]))
-        if _ERROR.search(line) or (has_trace and before[:1].isspace() and not line[0].isspace())
+        if (_ERROR.search(line) and not SURVIVED.search(line))
+        or (has_trace and before[:1].isspace() and not line[0].isspace())
     ]
     if errors:
         until = errors[-1] + 1

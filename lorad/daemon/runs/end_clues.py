@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.process.causes import KILLED_FOR_MEMORY, Clues, Diagnosis, diagnose
+from lorad.daemon.process.causes import (
+    KILLED_FOR_MEMORY,
+    MAYBE_KILLED_FOR_MEMORY,
+    Clues,
+    Diagnosis,
+    diagnose,
+)
 from lorad.daemon.process.log_trim import logs_of, open_log
 from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
 
@@ -28,7 +34,7 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
     found = _diagnosis_of(attempt, process)
     if found is None:
         return f"{name} {process.in_words()}"
-    if found is KILLED_FOR_MEMORY:
+    if found in (KILLED_FOR_MEMORY, MAYBE_KILLED_FOR_MEMORY):
         return f"{name} was {found.what}. {found.advice}"
     return f"{name} {process.in_words()}: {found.what}. {found.advice}"
 

@@ -139,6 +139,7 @@ TRACE = 'Traceback (most recent call last):\n  File "<string>", line 1, in <modu
     [
         (f"{TRACE}\n\n{CLOSED}\n{STEP}\n", "its log ends: mine.Odd: no such key"),
         (f"{STEP}\nValueError: 3\n  it is odd\n", "its log ends: ValueError: 3"),
+        ("ValueError: 3\nx WARNING a: an error that can be borne: no\n", "its log ends: ValueError: 3"),
         (f"{CLOSED}\n{STEP}\n", f"it left no error, and its last line was: {STEP}"),
         ("checkpoint at step 6: /x\n", "it left no error, and its last line was: checkpoint at step 6: /x"),
         ("\n", ""),

@@ -225,4 +225,5 @@ async def test_oom_killed_driver_is_reported_as_such(home: Path) -> None:
     attempt.status.write_text(json.dumps(status | {"oom_before": 3, "oom_after": 4}))
     async with reconciling(home) as ctx:
         row = await until_state(ctx, "a", "ended")
-        assert row.detail.startswith("the driver was killed by the kernel: the machine ran out of memory. ")
+        words = "the driver was killed, perhaps by the kernel: the machine ran out of memory meanwhile. "
+        assert row.detail.startswith(words)
