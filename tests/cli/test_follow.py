@@ -16,7 +16,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step
 from lorad.selection import Selection
 from lorad.tui.dashboard.run_rows import state_text
-from tests.kit.daemon_world import hold, release, serving
+from tests.kit.daemon_world import ENDLESS, hold, release, serving
 
 
 def a_run(**more: Any) -> RunDetails:
@@ -118,7 +118,7 @@ async def test_pause_waits_until_the_run_is_paused(
 ) -> None:
     hold(home)
     async with serving(home) as api:
-        await api.run("a")
+        await api.run("a", ENDLESS)
         await api.until("a", "running")
         pausing = asyncio.create_task(typed(*command))
         await api.until("a", "stopping")
@@ -157,7 +157,7 @@ async def test_a_run_that_pauses_is_said_to(home: Path, capsys: pytest.CaptureFi
 async def test_resume_waits_for_a_run_that_pauses(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hold(home)
     async with serving(home) as api:
-        await api.run("a")
+        await api.run("a", ENDLESS)
         await api.until("a", "running")
         await api("pause", "a")
         await api.until("a", "stopping")
@@ -181,7 +181,7 @@ async def test_interrupted_pause_leaves_the_run_alone(
         raise KeyboardInterrupt
 
     async with serving(home) as api:
-        await api.run("a")
+        await api.run("a", ENDLESS)
         await api.until("a", "running")
         monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=interrupted, monotonic=time.monotonic))
         assert await typed("pause", "a", "--wait") == 130

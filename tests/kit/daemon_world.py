@@ -39,6 +39,7 @@ from tests.kit.fakes.daemon_fakes import FACTS, HELD, Driver
 from tests.kit.warm.processes import CLIENT, WarmProcesses
 
 SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
+ENDLESS = "trainer.steps=1000000"  # of a run that is released before the signal which it is to get has come
 FAKES = "tests.kit.fakes.daemon_fakes"
 COMMANDS = Commands(
     driver=(sys.executable, "-m", FAKES, "driver"),

@@ -37,9 +37,9 @@ async def test_rows_appear_and_change_in_place() -> None:
     async with using(world) as user:
         await until(user, lambda: names(user) == ["first"] and line(user, "#status"))
         world.runs = [a_run("second"), a_run("first", step=4)]
+        world.tell("second")
         world.tell("first", "step")
-        await until(user, lambda: names(user) == ["second", "first"])
-        assert "4/10" in screen_text(user)
+        await until(user, lambda: names(user) == ["second", "first"] and "4/10" in screen_text(user))
 
 
 async def test_cursor_stays_with_its_run() -> None:

@@ -25,6 +25,7 @@ from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs
 from tests.kit.daemon_world import (
+    ENDLESS,
     behave,
     finished,
     hold,
@@ -120,7 +121,7 @@ async def test_next_attempt_uses_and_shows_changed_spec(home: Path) -> None:
 async def test_an_early_resume_is_told_when(home: Path) -> None:
     hold(home)
     async with serving(home) as api:
-        await api.run("a")
+        await api.run("a", ENDLESS)
         await api.until("a", "running")
         await api("pause", "a")
         await api.until("a", "stopping")
