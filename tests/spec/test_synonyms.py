@@ -14,6 +14,7 @@ from lorad.spec.synonyms import SYNONYMS, called_elsewhere
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate-from.md"
 NO_KEYS = {"PeftModel", "model", "create_loraplus_optimizer"}  # of others, named on the page
+MINIBATCHES, NEW_TOKENS = "algorithm.minibatches", "rollout.max_new_tokens"
 SECTIONS = {field.name for field in msgspec.structs.fields(Spec)}
 KEYS = {*leaves(Spec), *SECTIONS}
 
@@ -52,7 +53,7 @@ def test_the_page_and_the_list_agree() -> None:
             word = name.lstrip("-").rpartition(".")[2].replace("-", "_")
             mine = {key.partition(":")[0] for key in keys}
             is_same = any(key.rpartition(".")[2] == word for key in mine)
-            if not (is_same or any(called_elsewhere(word).startswith(key) for key in mine)):
+            if not (is_same or any(called_elsewhere(name).startswith(key) for key in mine)):
                 unlike.append(name)
     assert set(unlike) <= NO_KEYS
 
@@ -82,6 +83,12 @@ def verl(key: str, value: object) -> dict[str, object]:
             "actor_rollout_ref.rollout.tensor_model_parallel_size",
             "rollout.tp",
         ),
+        (verl("actor.ppo_mini_batch_size", 64), "actor_rollout_ref.actor.ppo_mini_batch_size", MINIBATCHES),
+        (verl("rollout.val_kwargs.n", 8), "actor_rollout_ref.rollout.val_kwargs.n", "eval.sets"),
+        (verl("rollout.response_length", 8), "actor_rollout_ref.rollout.response_length", NEW_TOKENS),
+        ({"algorithm": {"adv_estimator": "grpo"}}, "algorithm.adv_estimator", "algorithm.name"),
+        ({"algorithm": {"kl_ctrl": {"type": "fixed"}}}, "algorithm.kl_ctrl.type", "algorithm.kl.target"),
+        ({"data": {"filter_overlong_prompts": True}}, "data.filter_overlong_prompts", "data.too_long"),
     ],
 )
 def test_a_key_of_others_is_answered_with_ours(spec: dict[str, object], key: str, meant: str) -> None:
