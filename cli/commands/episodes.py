@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lorad.bounds import TRIAL_SAMPLES
 from lorad.cli import candidates, output, table
 from lorad.cli.commands.samples import whole
-from lorad.cli.options import AsJson, Run, Spec
+from lorad.cli.options import AsJson, Run, Silent, Spec
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.evaluate import Grading, graded
@@ -74,6 +74,7 @@ def try_(
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Of the run of --rewards; default: the last step.")] = None,
+    quiet: Silent = False,
     as_json: AsJson = False,
 ) -> None:
     """Play an episode of each of the first rows, or sample and score them, with what the run would begin
@@ -97,9 +98,8 @@ def try_(
         _grade(Grading(spec=plain, cwd=str(cwd), run=_run(rewards), step=step, lines=lines, n=n), as_json)
     env = load_task(text, source=source, overrides=given).env
     client = launch.connected()
-    samples, seconds = _followed(
-        client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n or _ROWS)
-    )
+    events = client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n or _ROWS)
+    samples, seconds = _followed(events, quiet=quiet)
     is_replayable = env.name is not None and not is_program(env, cwd)
     differing = _compared(env, cwd, samples) if is_replayable else []
     if as_json:
@@ -162,9 +162,10 @@ def _graded_cells(place: int, sample: Sample) -> tuple[str, ...]:
     return (str(place), output.number(sample.reward), parts, *texts)
 
 
-def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:
-    """Show how far a trial is; returns its samples, and the seconds that they took."""
-    samples, is_seen = list[Sample](), sys.stderr.isatty()
+def _followed(events: Iterator[TrialEvent], *, quiet: bool) -> tuple[list[Sample], float]:
+    """Show how far a trial is, unless `quiet`; returns its samples, and the seconds that they took."""
+    is_seen = sys.stderr.isatty() and not quiet
+    samples = list[Sample]()
     try:
         for event in events:
             if is_seen:
@@ -173,7 +174,7 @@ def _followed(events: Iterator[TrialEvent]) -> tuple[list[Sample], float]:
                 samples.append(event.sample)
             elif event.kind == "end":
                 return samples, event.seconds
-            elif event.kind == "phase":
+            elif event.kind == "phase" and not quiet:
                 output.note(event.text)
     finally:
         if is_seen:

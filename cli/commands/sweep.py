@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates, output
-from lorad.cli.options import AsJson, Detach
+from lorad.cli.options import AsJson, Detach, Silent
 from lorad.cli.points import points_in
 from lorad.cli.sweeps import follow, show, summary, write_svg
 from lorad.client import launch
@@ -78,6 +78,7 @@ def sweep(
         Path | None,
         typer.Option(help="Write a picture: a line for each run through its values and its score."),
     ] = None,
+    quiet: Silent = False,
     as_json: AsJson = False,
 ) -> None:
     r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they
@@ -96,7 +97,7 @@ def sweep(
     text, source, cwd = _read(spec)
     wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
     chosen = _chosen(points, random, seed)
-    client = output.telling(launch.connected(), quiet=as_json)
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
     started = client.sweep(
         text,
         source=source,

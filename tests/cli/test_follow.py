@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from lorad.cli import follow, output
 from lorad.cli.app import app
+from lorad.cli.commands import episodes
 from lorad.client.client import Client
-from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step
+from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step, TrialEvent
 from lorad.selection import Selection
 from lorad.tui.dashboard.run_rows import state_text
 from tests.kit.daemon_world import ENDLESS, hold, release, serving
@@ -203,6 +204,19 @@ def test_what_is_waited_for_is_seen_on_terminals(
     assert capsys.readouterr().err == f"\r\x1b[2Kloading weights 120 of 272\\x1b[5m {'x' * 4}…"
     output.doing("")
     assert capsys.readouterr().err == "\r\x1b[2K"
+
+
+@pytest.mark.parametrize("verb", ["run", "resume", "fork", "sweep", "check", "try", "serve", "swap"])
+def test_every_wait_can_be_silent(verb: str) -> None:
+    assert app([verb, "-q", "--help"], standalone_mode=False) in (0, None)
+
+
+def test_a_silent_trial_says_no_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [TrialEvent("phase", "loading weights"), TrialEvent("end", seconds=2.0)]
+    assert episodes._followed(iter(events), quiet=True) == ([], 2.0)
+    assert capsys.readouterr().err == ""
+    episodes._followed(iter(events), quiet=False)
+    assert capsys.readouterr().err == "loading weights\n"
 
 
 async def test_a_stopped_pool_is_gone_where_waited_for(

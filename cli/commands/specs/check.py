@@ -6,7 +6,7 @@ import typer
 
 from lorad.cli import output
 from lorad.cli.checked import said
-from lorad.cli.options import AsJson, Overrides, Spec
+from lorad.cli.options import AsJson, Overrides, Silent, Spec
 from lorad.client import launch
 from lorad.client.overrides import from_here
 from lorad.client.requests import RunRequest
@@ -17,6 +17,7 @@ def check(
     spec: Spec,
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
+    quiet: Silent = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a spec as `lorad run` does, and start nothing: model, data, reward, memory and disk, a prompt as
@@ -26,5 +27,5 @@ def check(
     """
     text, source, cwd = read_spec(spec)
     request = RunRequest(text, source, str(cwd), from_here(overrides or []), name)
-    client = output.telling(launch.connected(), quiet=as_json)
+    client = output.telling(launch.connected(), quiet=quiet or as_json)
     said(client.check(request), as_json=as_json)
