@@ -64,6 +64,8 @@ def serve(
     rollout.backend=sglang`. Each is
     checked, loaded and attested first. Other bytes under the same name take over without a failed request.
     Without --adapter, the aliases of MODEL are kept warm.
+
+    Each adapter is a run in `lorad list`, imported, whose versions are what was given under its name.
     """
     if stop:
         stopped = _stopped_serving(Client(), model)
@@ -80,6 +82,8 @@ def serve(
     rows = [(alias.alias, f"{alias.run}@{alias.version}", alias.attested) for alias in served.aliases]
     output.print_table(("model", "version", "attested"), rows, empty="")
     output.note(f"Pool {served.pool} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
+    if named:
+        output.note("`lorad list` shows each adapter as a run of its name that was imported, without steps.")
     output.tell_address(served, str(served.aliases[0].alias))
 
 

@@ -2,6 +2,7 @@
 warm.
 """
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import outline, write_peft
 from lorad.adapters.validate import expected_shapes
+from lorad.cli.app import app
 from lorad.client.shapes import Served
 from lorad.daemon.runs import import_adapter
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
@@ -309,6 +311,18 @@ async def test_imported_adapter_forks_but_never_resumes(home: Path, tmp_path: Pa
             await api("resume", "bot")
         await api("fork", "bot", overrides=["eval.every=0"], name="on", steps=2, fresh=True)
         assert (await api.until("on", "ended")).reason == "completed"
+
+
+async def test_served_adapter_is_told_to_be_listed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = adapter_in(tmp_path / "bot")
+    async with serving(home):
+        for words in (["serve", "builtin:tiny", "-a", f"bot={source}"], ["list", "-c", "name,state,origin"]):
+            await asyncio.to_thread(app, words, standalone_mode=False)
+        out, err = capsys.readouterr()
+    assert "`lorad list` shows each adapter as a run of its name that was imported" in err
+    assert f"bot\tended: imported\t{source}" in out
 
 
 @pytest.mark.system
