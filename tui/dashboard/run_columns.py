@@ -12,7 +12,7 @@ from lorad.tui.state_files import read_state, state_file, write_state
 from lorad.tui.widgets.columns import Column
 
 USUAL = (
-    *("name", "state", "step", "reward", "recent", "tok/s", "eta", "progress", "age", "eval", "owner"),
+    *("name", "state", "step", "reward", "eval", "recent", "tok/s", "eta", "progress", "age", "owner"),
     *("version", "why"),
 )
 _KEYS = ("trainer.lr", "lora.rank", "lora.alpha", "algorithm.name", "kl", "loss", "entropy")
