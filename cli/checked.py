@@ -33,7 +33,7 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "rate", _rate(check)
     yield "memory", _memory(check)
     yield "data", ", ".join(_data(check))
-    yield "held out", f"{check.held_out} problems" if check.held_out else "none"
+    yield "held out", _held_out(check)
     steps = int(trainer.get("steps", 0))
     yield "steps", f"{steps} of {check.samples_per_step} samples: {steps * check.samples_per_step:,} in all"
     yield "files", _files(check)
@@ -77,6 +77,15 @@ def _data(check: Check) -> Iterator[str]:
         yield f"completions of {_lengths(look.completions)}"
     yield f"{look.cut} cut"
     yield f"{check.left_out} left out as too long"
+
+
+def _held_out(check: Check) -> str:
+    """Say what is evaluated, and by what."""
+    if not check.held_out:
+        return "none"
+    figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
+    measured = " and ".join(name for name, holds in figures.items() if holds) or "nothing is measured of them"
+    return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"
 
 
 def _lengths(found: Lengths) -> str:

@@ -194,7 +194,9 @@ def _checked(
     check_memory(parts, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
-    told += check_rows(spec, data, held_out, tokenizer) + check_sets(spec, tokenizer, cwd)
+    told += check_rows(spec, data, held_out, tokenizer, is_scored=is_scored) + check_sets(
+        spec, tokenizer, cwd
+    )
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         check = server_check()

@@ -19,9 +19,15 @@ from lorad.spec.data import Data, names_of, single
 from lorad.spec.model import Spec
 
 
-def check_rows(spec: Spec, data: Dataset, held_out: Sequence[Example], tokenizer: Tokenizer) -> list[str]:
-    """Return warnings about the rows that are trained on, and about those of data.eval."""
+def check_rows(
+    spec: Spec, data: Dataset, held_out: Sequence[Example], tokenizer: Tokenizer, *, is_scored: bool
+) -> list[str]:
+    """Return warnings about the rows that are trained on, and about those of data.eval.
+
+    is_scored: samples of what is held out have a reward.
+    """
     warnings = [*_on_trained_rows(spec), *_on_no_answers(spec, data.rows)]
+    warnings += _on_no_figures(spec, held_out, is_scored)
     if not are_chats(spec, spec.data, tokenizer):
         return warnings
     form = data.form if isinstance(data, TargetDataset) else None
@@ -42,6 +48,19 @@ def _on_trained_rows(spec: Spec) -> Iterator[str]:
         for name in names_of(sources):
             if os.path.normpath(name) in trained:
                 yield f"{key}: {name} is trained on, so that its rows are not held out"
+
+
+def _on_no_figures(spec: Spec, held_out: Sequence[Example], is_scored: bool) -> Iterator[str]:
+    """Yield a warning for evaluations that are asked for and come to nothing."""
+    asked = {"data.eval": spec.data.eval is not None, "eval.sets": bool(spec.eval.sets)}
+    for key in [key for key, is_asked in asked.items() if is_asked and not spec.eval.every]:
+        yield f"{key}: eval.every is 0, so that nothing of it is evaluated"
+    if held_out and not is_scored and not any(example.targets for example in held_out):
+        keys = "chosen_key and rejected_key" if spec.algorithm.kind == "preference" else "completion_key"
+        yield (
+            f"data.eval: its rows have neither completions (data.{keys}) nor what the reward needs "
+            "(data.answer_key), so that nothing is measured of them"
+        )
 
 
 def _on_no_answers(spec: Spec, rows: Iterable[Row]) -> list[str]:

@@ -61,6 +61,39 @@ def test_evaluating_what_is_trained_on_is_doubted(tmp_path: Path) -> None:
     assert warned(tmp_path, {"train": rows, "eval": other}) == []
 
 
+PAIRS = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+NOTHING = "nothing is measured of them"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "train", "held_out", "ends"),
+    [
+        ("dpo", PAIRS, {"prompt": "2+3?"}, [NOTHING]),
+        ("dpo", PAIRS, {"prompt": "2+3?", "completion": "5"}, [NOTHING]),
+        ("dpo", PAIRS, {"prompt": "2+3?", "answer": "5"}, []),
+        ("dpo", PAIRS, PAIRS, []),
+        ("sft", {"prompt": "2+2?", "completion": "4"}, {"prompt": "2+3?"}, [NOTHING]),
+        ("grpo", {"prompt": "2+2?", "answer": "4"}, {"prompt": "2+3?", "answer": "5"}, []),
+    ],
+)
+def test_held_out_rows_without_figures_are_doubted(
+    algorithm: str, train: dict[str, str], held_out: dict[str, str], ends: list[str], tmp_path: Path
+) -> None:
+    for name, row in (("rows.jsonl", train), ("eval.jsonl", held_out)):
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    data = {"train": "rows.jsonl", "eval": "eval.jsonl"}
+    warnings = [
+        text for text in warned(tmp_path, data, algorithm=algorithm) if "eval" in text or NOTHING in text
+    ]
+    assert [text.rpartition(", so that ")[2] for text in warnings] == ends
+
+
+def test_held_out_rows_that_nothing_reads_are_doubted(tmp_path: Path) -> None:
+    data = {"train": write(tmp_path / "rows.jsonl", "2+2?"), "eval": "sort"}
+    unread = "eval.every is 0, so that nothing of it is evaluated"
+    assert warned(tmp_path, data, eval={"every": 0}) == [unread]
+
+
 def test_empty_answers_are_doubted_beside_exact_match(tmp_path: Path) -> None:
     rows = [{"prompt": "2+2?", "answer": answer} for answer in ("4", "", " ")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

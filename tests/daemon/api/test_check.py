@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lorad.cli.checked import said
+from lorad.cli.checked import _held_out, said
 from lorad.client.check_shapes import Check
 from lorad.client.requests import RunRequest
 from lorad.errors import Conflict, SpecError
@@ -61,6 +61,19 @@ async def test_check_prints_the_dtype_of_the_run(
         said(await check(api, *keys, name="a"), as_json=False)
         (model,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("model "))
         assert model.endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("scored", "likely", "measured"),
+    [
+        (True, False, "the reward of greedy completions"),
+        (True, True, "the reward of greedy completions and likelihood"),
+        (False, False, "nothing is measured of them"),
+    ],
+)
+def test_check_says_what_is_evaluated(scored: bool, likely: bool, measured: str) -> None:
+    found = Check("a", {"eval": {"every": 5}}, held_out=8, eval_scored=scored, eval_likely=likely)
+    assert _held_out(found) == f"8 problems, every 5 steps: {measured}"
 
 
 @pytest.mark.system

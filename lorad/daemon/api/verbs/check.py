@@ -83,7 +83,7 @@ async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> 
 def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start, warnings: list[str]) -> Check:
     files = footprint(spec, facts, ctx.runs_root)
     shared = ("model_path", "model_dtype", "parameters", "adapter_parameters", "rate", "memory_needed")
-    more = ("memory_parts", "memory_available", "data_format", "look")
+    more = ("memory_parts", "memory_available", "data_format", "look", "eval_scored", "eval_likely")
     group = spec.algorithm.group_size if spec.algorithm.kind == "rl" else 1
     return Check(
         name=str(spec.name),
