@@ -22,7 +22,7 @@ with quick_imports():
 
     from lorad import __version__
     from lorad.cli.complete import VARIABLE, answer
-    from lorad.cli.output import print_error, start_dead_daemons, watch_versions
+    from lorad.cli.output import print_error, start_dead_daemons, tell_of_starts, watch_versions
     from lorad.errors import LoradError, SpecError, StorageError
 
 
@@ -246,6 +246,7 @@ def main() -> None:
     if shell := os.environ.pop(VARIABLE, ""):
         answer(shell, build(app))
         return
+    tell_of_starts(sys.argv)
     # two are about a daemon as it is, and the TUI shows that there is none
     if sys.argv[1:2] not in (["daemon"], ["doctor"], ["tui"]):
         start_dead_daemons()

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "age", "doing", "duration", "note", "number", "print_error", "print_json", "print_table", "printable",
-    "report", "size", "start_dead_daemons", "tell_address", "telling", "watch_versions", "why",
+    "report", "size", "start_dead_daemons", "tell_address", "tell_of_starts", "telling", "watch_versions",
+    "why",
 ]  # fmt: skip
 
 NO_RUNS = "No runs. `lorad init` writes a spec to start from."
@@ -77,6 +79,14 @@ def watch_versions() -> None:
     from lorad.client.transport import Transport
 
     Transport.on_other_version = _other_version
+
+
+def tell_of_starts(words: Collection[str]) -> None:
+    """Have the start of a daemon told on the terminal while it is waited for. words: of the command line."""
+    from lorad.client.transport import Transport
+
+    if sys.stderr.isatty() and not {"--json", "--quiet", "-q"} & {*words}:
+        Transport.on_wait = doing
 
 
 def start_dead_daemons() -> None:

@@ -12,7 +12,9 @@ from typing import IO
 from lorad.box.paths import Home, refuse_open
 from lorad.client.client import Client
 from lorad.client.systemd import start_by_unit
+from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, StorageError
+from lorad.text import duration
 
 _START_SECONDS = 20.0
 
@@ -73,21 +75,35 @@ def _output_of(home: Home) -> IO[bytes]:
 
 
 def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bool:
-    """Whether a daemon answers in time; False at once when the one that was started ends."""
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            pid = client.status().pid
-            # another one was quicker: ours ends when it sees that
-            if process is not None and pid != process.pid:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_START_SECONDS)
-            return True
-        except DaemonUnreachable:
-            if process is not None and process.poll() not in (None, 0):
-                return False
+    """Say whether a daemon answers in time; False at once when the one that was started ends.
+
+    Each second is told to whoever waits.
+    """
+    begun, told = time.monotonic(), 0
+    try:
+        while (waited := time.monotonic() - begun) < _START_SECONDS:
+            if int(waited) > told and Transport.on_wait is not None:
+                told = int(waited)
+                Transport.on_wait(f"starting the daemon, {duration(told)}")
+            if (answers := _answers(client, process)) is not None:
+                return answers
             time.sleep(0.02)
+    finally:
+        if told and Transport.on_wait is not None:
+            Transport.on_wait("")
     return False
+
+
+def _answers(client: Client, process: subprocess.Popen[bytes] | None) -> bool | None:
+    """Say whether a daemon answers; None while one may yet."""
+    try:
+        pid = client.status().pid
+    except DaemonUnreachable:
+        return False if process is not None and process.poll() not in (None, 0) else None
+    if process is not None and pid != process.pid:  # another one was quicker: ours ends when it sees that
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_START_SECONDS)
+    return True
 
 
 def _spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:

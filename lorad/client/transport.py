@@ -57,11 +57,13 @@ class Transport:
         say.
     on_dead: called with a socket that a daemon left behind when it died (one that was stopped removes it),
         to start one; then the request goes out.
+    on_wait: called with what is waited for before a daemon answers, again and again, and with "" at the end.
     on_doing: called with what the daemon does about a request, again and again, and with "" at the end.
     """
 
     on_other_version: ClassVar[Callable[[str], None] | None] = None
     on_dead: ClassVar[Callable[[Path], None] | None] = None
+    on_wait: ClassVar[Callable[[str], None] | None] = None
     on_doing: Callable[[str], None] | None = None
 
     def __init__(self, socket_path: Path, timeout: float) -> None:

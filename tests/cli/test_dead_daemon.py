@@ -1,12 +1,14 @@
 """A command that finds the socket of a daemon that died starts one; of one that was stopped there is none."""
 
 import socket
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lorad.box.paths import Home
-from lorad.cli.output import start_dead_daemons
+from lorad.cli.output import doing, start_dead_daemons, tell_of_starts
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.transport import Transport
@@ -40,3 +42,31 @@ def test_a_daemon_that_was_stopped_stays_so(home: Path, started: list[Path]) -> 
     with pytest.raises(DaemonUnreachable) as refused:
         Client().status()
     assert started == [] and "`lorad daemon start`" in refused.value.hint
+
+
+def test_a_start_that_takes_long_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    clock = count(0.0, 0.5)
+    monkeypatch.setattr(Transport, "on_wait", told.append)
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    monkeypatch.setattr(launch, "_START_SECONDS", 3.0)
+    assert not launch._await_answer(Client(), None)
+    assert told == ["starting the daemon, 1s", "starting the daemon, 2s", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_terminal", "is_told"),
+    [
+        (["run"], True, True),
+        (["run"], False, False),
+        (["run", "--json"], True, False),
+        (["run", "-q"], True, False),
+    ],
+)
+def test_starts_are_told_on_terminals_alone(
+    words: list[str], is_terminal: bool, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Transport, "on_wait", None)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    tell_of_starts(words)
+    assert (Transport.on_wait is doing) == is_told
