@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 _KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+# Data
+ROW_BYTES = 64 * MIB  # of one line: problems with all of their test cases have 20
+
 # Requests to the daemon
 BODY_BYTES = 4 * MIB  # of JSON; beyond: 413
 # of events, written to a follower at a time; what it has not read waits in the database
@@ -21,6 +24,9 @@ YAML_ALIASES = 20
 YAML_DIGITS = 40  # of one number
 OVERRIDES = 256
 OVERRIDE_CHARACTERS = 64 * _KIB  # of one
+
+# Python files of users
+CODE_BYTES = 4 * MIB
 
 # Aliases of one user
 ALIASES = 1024

@@ -5,6 +5,7 @@ Standard library only.
 
 import re
 import time
+from collections.abc import Iterable
 from typing import Any
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -24,6 +25,13 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """`printable`, and line breaks and tabs become spaces."""
     return printable(" ".join(text.split()))
+
+
+def some_of(names: Iterable[object], most: int = 20) -> str:
+    """List names, long ones cut, and say how many more there are; "nothing" where there is none."""
+    known = [f"{name!s:.60}" for name in names]
+    more = f" and {len(known) - most:,} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + more or "nothing"
 
 
 def clauses(*parts: str) -> str:

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NO_LIMIT = 1 << 60  # bytes; version 1 writes a number near 2**63 when there is none
+_MEMORY = {  # by the version of a cgroup: what it may use, what it does, and what of that can be had again
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 _FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|scudo)[^/]*\.so")
 
 
@@ -62,6 +66,20 @@ def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
         memory=min([total or NO_LIMIT, *(limit for limit in limits if limit < NO_LIMIT)]),
         allocator=_allocator(root, pid),
     )
+
+
+def available_memory(pid: int | str = "self", root: Path = Path("/")) -> int:
+    """Bytes: what the kernel says is available, or what the cgroups still allow when that is less."""
+    allowed = [int(_field(root / "proc/meminfo", "MemAvailable", "0 kB").split()[0]) * 1024]
+    for controllers, directory in _groups(root, pid):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, usage, cached = _MEMORY[1 if controllers else 2]
+        most, used = _text(directory / limit), _text(directory / usage)
+        if most not in ("", "max") and used:
+            again = int(_field(directory / "memory.stat", cached, "0"))
+            allowed.append(max(0, int(most) - int(used) + again))
+    return min(allowed)
 
 
 def _cores(root: Path, cpus: Iterable[int]) -> int:
@@ -125,7 +143,7 @@ def _cpu_list(text: str) -> list[int]:
 
 
 def _field(path: Path, name: str, default: str) -> str:
-    found = re.search(rf"^{name}:\s*(.*)$", _text(path), re.MULTILINE)
+    found = re.search(rf"^{name}:?\s+(.*)$", _text(path), re.MULTILINE)
     return found[1] if found else default
 
 

@@ -20,11 +20,13 @@ from typing import IO, Any, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from lorad.bounds import CODE_BYTES
 from lorad.box.machine import read_machine
 from lorad.box.paths import python_path
 from lorad.children import guard
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
+from lorad.files import read_file
 
 # lorad's own modules, and none of those beside them, in another interpreter
 _APART = """
@@ -271,7 +273,7 @@ def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
     if not path or not file.is_file() or not function.isidentifier():
         raise SpecError(f"there is no file {file} with a function {function!r}", key=key, hint=_FORM)
     try:
-        source = file.read_bytes()
+        source = read_file(file, CODE_BYTES)
     except OSError as error:
         raise SpecError(f"{file} cannot be read: {error.strerror}", key=key, hint=_FORM) from error
     return Code(str(file), function, source, memory or read_machine().memory // 2)

@@ -32,6 +32,7 @@ with quick_imports():
     from lorad.box.cluster import Cluster
     from lorad.box.config import Backend, Config, backends_of, cluster_of
     from lorad.box.config import load as load_config
+    from lorad.box.machine import available_memory
     from lorad.box.paths import Home, default_home
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
@@ -43,7 +44,7 @@ with quick_imports():
     from lorad.preflight.directory import check_weights, model_directory
     from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
-    from lorad.preflight.memory import available_memory, check_memory
+    from lorad.preflight.memory import check_memory
     from lorad.preflight.notify import check_receivers
     from lorad.preflight.pool_memory import Numbers, adapters_alone, pool_memory, step_of
     from lorad.preflight.quantize import check_blocks
@@ -74,11 +75,13 @@ with quick_imports():
     from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
     from lorad.spec.reward import RewardSpec
+    from lorad.text import some_of
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
     "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
 )
+_FIRST_TO_GO = "500"  # of 1000
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
@@ -371,7 +374,7 @@ def _check_reward(
                 refuse_lacking(rewarder, rows, spec.data)
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
-        hint = f"{renamed(missing)}There is {', '.join(there)}; data.answer_key names the column of answers."
+        hint = f"{renamed(missing)}There is {some_of(there)}; data.answer_key names the column of answers."
         if of_trl := sorted(OF_TRL.intersection(missing)):
             hint = f"Only TRL's trainer gives {', '.join(of_trl)}: let the function do without."
         raise SpecError(
@@ -417,6 +420,8 @@ def _refused(error: Exception) -> Answer:
 
 
 def main() -> int:
+    with contextlib.suppress(OSError):  # where memory is short, the kernel ends a check before any run
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
     answers = os.dup(1)  # user code is imported here: whatever it and what it starts print goes to stderr
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):

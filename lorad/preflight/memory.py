@@ -1,26 +1,7 @@
-"""Memory that this process could still get, and the refusal of what needs more."""
-
-from pathlib import Path
-
-import psutil
+"""The refusal of what needs more memory than there is."""
 
 from lorad.errors import SpecError
 from lorad.text import size as in_units
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def available_memory(cgroup: Path = _CGROUP) -> int:
-    """Bytes: what the kernel says is available, or what the control group still allows when that is less."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        lines = (cgroup / "memory.stat").read_text().splitlines()
-        cache = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    except (OSError, ValueError):  # no control group, or "max"
-        return free
-    return min(free, max(0, limit - used + cache))
 
 
 def check_memory(parts: dict[str, int], free: int | None, device: str, fraction: float) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from lorad.files import open_file
+
 HASHED_BYTES = 1 << 30  # of data that are hashed as a whole, which takes a second or two
 
 
@@ -27,7 +29,7 @@ class Input(Struct, frozen=True):
 
 def look(path: Path, *, at_most: float = math.inf) -> Input:
     """Look at a file, and read it for its digest where it has `at_most` bytes. Raises OSError."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         found = os.fstat(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest() if found.st_size <= at_most else ""
     return Input(str(path), found.st_size, found.st_mtime_ns, digest)

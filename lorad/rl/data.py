@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct, structs
 
+from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.reward import RewardInput
@@ -305,7 +306,8 @@ class _RowDataset(_Prompts):
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
         super().__init__(sources, data, tokenizer)
         self.prompt_lengths = self._lengths = array("Q")
-        kept = list(self._kept(rows))
+        with bounded_memory(self._name):
+            kept = list(self._kept(rows))
         self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
         self.size = len(self._rows)
         self.digest = digest_of(self._rows)

@@ -2,21 +2,29 @@
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from io import BufferedReader, TextIOWrapper
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lorad.bounds import ROW_BYTES
+from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
+from lorad.files import open_file, refuse_sparse
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import Sources, labels_of
 
 _HUB = re.compile(
     r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<parts>[\w.:\[\]%+-]+))?"
 )
+_BATCH = 1024  # rows that are unpacked at once
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
 HUB_FORM = "hub:org/name[@revision][:config]:split"
 _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}"
@@ -58,19 +66,54 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         return _read_hub(source, split, path)
-    if not path.is_file():
-        raise SpecError(
-            f"there is no file {path}",
-            key="data",
-            hint="Relative paths start at the directory of the spec file.",
-        )
+    open_data(path).close()
     readers = (_read_jsonl, _read_parquet, _read_csv, _read_json)
     return readers[SUFFIXES.index(suffix)](path)
 
 
+def open_data(path: Path) -> BufferedReader:
+    """Open a file of data. Raises SpecError for what is no file, and for one that is mostly a hole."""
+    try:
+        with ExitStack() as stack:
+            file = stack.enter_context(open_file(path))
+            refuse_sparse(file, path)
+            stack.pop_all()
+            return file
+    except PermissionError:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        hint = "Relative paths start at the directory of the spec file."
+        raise SpecError(f"there is no file {path}", key="data", hint=hint) from None
+    except OSError as error:
+        hint = "Give a file whose bytes are all on disk."
+        raise SpecError(f"{path}: {error.strerror}", key="data", hint=hint) from None
+
+
+def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path) -> Iterator[Any]:
+    """Yield the lines of a file. raw: what `file` reads, or itself.
+
+    Raises SpecError for a line that is longer than any row, and for a file that grows meanwhile: it might
+    never end.
+    """
+    size = os.fstat(raw.fileno()).st_size
+    for number in count(1):
+        line = file.readline(ROW_BYTES + 1)
+        if len(line) > ROW_BYTES:
+            raise SpecError(
+                f"{path}:{number}: the line is longer than {ROW_BYTES >> 20} MiB",
+                key="data",
+                hint="Each line is one row.",
+            )
+        if raw.tell() > size:
+            raise SpecError(f"{path} grew while it was read", key="data", hint="Wait until it is written.")
+        if not line:
+            return
+        yield line
+
+
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        yield from json_lines(file, str(path))
+    with open_data(path) as file:
+        yield from json_lines(_lines(file, file, path), str(path))
 
 
 def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Row]:
@@ -96,8 +139,8 @@ def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Row]:
 def _read_csv(path: Path) -> Iterator[Row]:
     """Yield the lines below the header; every value is text, and an empty one is absent."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
+        with open_data(path) as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(_lines(file, raw, path), strict=True)
             for number, values in enumerate(reader, 1):
                 if None in values or None in values.values():
                     raise SpecError(
@@ -112,7 +155,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
 def _read_json(path: Path) -> Iterator[Row]:
     """Yield the objects of one list."""
     try:
-        found = json.loads(path.read_bytes())
+        with open_data(path) as file, bounded_memory(str(path)):
+            found = json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: not JSON: {error}", hint="One object a line is .jsonl.") from error
     if not isinstance(found, list):
@@ -130,8 +174,14 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for values in batch.to_pylist():
+            batches = file.iter_batches(_BATCH)
+            while True:
+                with bounded_memory(str(path)):
+                    batch = next(batches, None)
+                    rows = [] if batch is None else batch.to_pylist()
+                if batch is None:
+                    return
+                for values in rows:
                     number += 1
                     yield Row(number, f"{path}:{number}", values)
     except (pyarrow.ArrowException, OSError) as error:

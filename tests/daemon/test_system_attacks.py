@@ -13,7 +13,7 @@ from lorad.daemon.api.verbs.verify import attest_again
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.user_threads import Hands
 from lorad.daemon.runs.draws import axes_of
-from lorad.daemon.runs.preflight import exchanged, guarded
+from lorad.daemon.runs.preflight import answer, exchanged, guarded
 from lorad.errors import Conflict, SpecError
 from lorad.store import runs
 from tests.kit.daemon_world import finished, serving
@@ -44,6 +44,14 @@ async def test_endlessly_printing_check_is_refused() -> None:
     with pytest.raises(SpecError, match="printed over"):
         async with guarded([sys.executable, "-c", endless], os.environ) as process:
             await exchanged(process, b"{}")
+
+
+async def test_check_that_is_killed_says_so() -> None:
+    argv = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    async with guarded(argv, os.environ) as process:
+        said = await exchanged(process, b"{}")
+    with pytest.raises(SpecError, match="was killed: the machine may have no memory left"):
+        answer(*said, process.returncode or 0)
 
 
 async def test_strange_file_names_do_not_stop_gc(home: Path) -> None:

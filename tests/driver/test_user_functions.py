@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from lorad.children.user_process import code_of
 from lorad.driver.user.functions import UserFunction, UserFunctions
 from lorad.errors import SpecError
 from lorad.rl.advantage import advantages
@@ -232,3 +233,10 @@ UserFunctions(Algorithm(name="custom", loss="mine.py:loss"), Path({str(tmp_path)
     process.kill()
     process.wait()
     assert psutil.wait_procs(found, timeout=60)[1] == []
+
+
+def test_file_of_code_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").touch()
+    os.truncate(tmp_path / "rewards.py", 1 << 40)
+    with pytest.raises(SpecError, match=r"rewards\.py cannot be read: larger than"):
+        code_of("rewards.py:score", tmp_path, "reward", 0)

@@ -21,7 +21,6 @@ from lorad.daemon.runs.preflight import answer
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.preflight.__main__ import preflight
-from lorad.preflight.memory import available_memory
 from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
 from lorad.spec.lora import Lora
 from lorad.spec.model import convert
@@ -186,16 +185,7 @@ def test_refusal_for_memory_has_numbers(tmp_path: Path) -> None:
     assert check(tmp_path, {}, device="cuda:0").memory_available is None
 
 
-def test_a_control_group_limits_what_is_available(tmp_path: Path) -> None:
-    for name, text in {
-        "max": "5000000",
-        "current": "4000000",
-        "stat": "anon 1\ninactive_file 200000\n",
-    }.items():
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert available_memory(tmp_path) == 1_200_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path) > 1_200_000
+def test_sizes_are_told_in_their_units() -> None:
     assert (size(3 << 29), size(5 << 20)) == ("1.5 GiB", "5.0 MiB")
 
 

@@ -6,6 +6,7 @@ The daemon imports none of the user's code.
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -105,7 +106,7 @@ async def _checked(
         raise SpecError(
             f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=_slow(spec)
         ) from None
-    facts = answer(output, errors)
+    facts = answer(output, errors, process.returncode or 0)
     if ctx.home.config.exists():
         ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends, cluster=box.cluster)
     return facts
@@ -226,10 +227,10 @@ async def _passed_over(stream: asyncio.StreamReader | None) -> None:
         pass
 
 
-def answer(output: bytes, errors: bytes) -> SpecFacts:
+def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
     """The facts in the last line of the output.
 
-    Raises SpecError for anything else: the process runs user code.
+    code: the exit code of its guard. Raises SpecError for anything else: the process runs user code.
     """
     lines = output.splitlines()
     try:
@@ -240,5 +241,10 @@ def answer(output: bytes, errors: bytes) -> SpecFacts:
         raise from_wire(msgspec.to_builtins(found.error))
     if found.facts is None:
         last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        if code == 128 + signal.SIGKILL:
+            hint = "Free some memory, or name a smaller model or file of data."
+            raise SpecError(
+                "the check of the spec was killed: the machine may have no memory left", hint=hint
+            )
         raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")
     return found.facts

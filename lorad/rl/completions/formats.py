@@ -13,6 +13,7 @@ from lorad.rl.rows.messages import messages_of
 from lorad.rl.sources import Row
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat
+from lorad.text import some_of
 
 _KEYS: dict[DataFormat, tuple[str, ...]] = {
     "messages": ("messages_key",),
@@ -58,11 +59,10 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
         for one in takes:
             if all(there_is(row, data, key) for key in _KEYS[one]):
                 return one
-    there = ", ".join(map(str, row.values)) or "nothing"
     needed = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[one]) for one in takes)
     key, hint = _missing(row, data, takes)
     raise SpecError(
-        f"{row.where}: algorithm {kind} needs {needed}; there is {there}",
+        f"{row.where}: algorithm {kind} needs {needed}; there is {some_of(row.values)}",
         key=key,
         hint=advice(takes[-1], row.values, hint),
     )

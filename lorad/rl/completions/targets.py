@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
+from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.completions.formats import Turns, format_of, label_of, plain_of, turns_of
 from lorad.rl.data import (
@@ -118,7 +119,8 @@ class TargetDataset(Dataset):
             raise SpecError(f"{name} has no row", key="data", hint="Add rows.")
         self.form: DataFormat = format_of(first[0], data, algorithm)
         everything = (row for part in (first, rows) for row in part)
-        self._kept = list(self._read(everything))
+        with bounded_memory(name):
+            self._kept = list(self._read(everything))
         self.size = len(self._kept)
         self.prompt_lengths = [kept.prompt.size for kept in self._kept]
         self.completion_lengths = [target.tokens.size for kept in self._kept for target in kept.targets]

@@ -9,6 +9,7 @@ from lorad.errors import SpecError
 from lorad.rl.rows.forms import advice
 from lorad.rl.sources import Row
 from lorad.spec.data import Data
+from lorad.text import some_of
 
 _ELSEWHERE = {  # where rows of verl and SkyRL have the answer, of ShareGPT the chat, of OpenAI preferences
     "answer_key": ("reward_model.ground_truth", "reward_spec.ground_truth"),
@@ -30,7 +31,7 @@ def prompt_of(row: Row, data: Data) -> Any:
         if (value := _look_up(row.values, found[1])) is None:
             raise SpecError(
                 f"{row.where}: data.prompt_format names {found[1]!r}, which the row does not have",
-                hint=f"There is {', '.join(map(str, row.values))}.",
+                hint=f"There is {some_of(row.values)}.",
             )
         return text_of(value)
 
@@ -41,11 +42,10 @@ def value_of(row: Row, data: Data, setting: str) -> Any:
     """Return the value of the column that `setting` names. Raises SpecError."""
     if (value := find_value(row, data, setting)) is None:
         key = getattr(data, setting)
-        there = ", ".join(map(str, row.values)) or "nothing"
         what, hint = "is null" if key in row.values else "is missing", f"Set data.{setting} to another."
         if setting == "prompt_key":
             hint = advice("prompt", row.values, hint)
-        raise SpecError(f"{row.where}: the key {key!r} {what}; there is {there}", hint=hint)
+        raise SpecError(f"{row.where}: the key {key!r} {what}; there is {some_of(row.values)}", hint=hint)
     return value
 
 

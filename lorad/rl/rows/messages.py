@@ -6,6 +6,7 @@ from typing import Any
 from lorad.errors import SpecError
 from lorad.rl.sources import Row
 from lorad.rl.tools.specs import for_template
+from lorad.text import some_of
 
 _SPEAKERS = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -37,7 +38,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     if message.get("role") is None and isinstance(message.get("from"), str):
         message = _of_sharegpt(message, where)
     if not isinstance(message.get("role"), str):
-        raise SpecError(f"{where} has no role; there is {', '.join(map(str, message))}", hint=_MESSAGE)
+        raise SpecError(f"{where} has no role; there is {some_of(message)}", hint=_MESSAGE)
     content = message.setdefault("content", None)
     if isinstance(content, list):
         if kinds := [_kind(part) for part in content if not isinstance(_text_of(part), str)]:

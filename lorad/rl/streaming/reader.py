@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import HASHED_BYTES
-from lorad.rl.sources import HUB_FORM, SUFFIXES, Row, hub_library, hub_parts, read_rows
+from lorad.rl.sources import HUB_FORM, SUFFIXES, Row, hub_library, hub_parts, open_data, read_rows
 from lorad.rl.tasks import TASKS, split_of
 from lorad.spec.data import GENERATED, Data, single
 
@@ -79,7 +79,7 @@ def _content_of(path: Path) -> str:
     Raises SpecError.
     """
     try:
-        with path.open("rb") as file:
+        with open_data(path) as file:
             there = os.fstat(file.fileno())
             if there.st_size <= HASHED_BYTES:
                 return hashlib.file_digest(file, "sha256").hexdigest()

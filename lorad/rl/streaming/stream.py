@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.sources import Row
 from lorad.rl.streaming.reader import Place, Reader
@@ -87,8 +88,9 @@ class Stream(Generic[Item]):
     def _advance(self) -> None:
         """Read the next block."""
         mark = self._bookmarks[-1]
-        rows = self._reader.read(self._size)
-        items = self._made(rows)
+        with bounded_memory(self._reader.known.partition(" ")[0]):
+            rows = self._reader.read(self._size)
+            items = self._made(rows)
         if self._shuffled:
             random.Random(f"{self._seed}/{mark.epoch}/{mark.block}").shuffle(items)
         end, usable = mark.position + len(items), mark.usable or bool(items)
