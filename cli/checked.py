@@ -82,7 +82,7 @@ def _data(check: Check) -> Iterator[str]:
 def _held_out(check: Check) -> str:
     """Say what is evaluated, and by what."""
     if not check.held_out:
-        return "none"
+        return "none" if check.spec["eval"]["every"] else "none, as eval.every is 0"
     figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
     measured = " and ".join(name for name, holds in figures.items() if holds) or "nothing is measured of them"
     return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"

@@ -51,10 +51,7 @@ def _on_trained_rows(spec: Spec) -> Iterator[str]:
 
 
 def _on_no_figures(spec: Spec, held_out: Sequence[Example], is_scored: bool) -> Iterator[str]:
-    """Yield a warning for evaluations that are asked for and come to nothing."""
-    asked = {"data.eval": spec.data.eval is not None, "eval.sets": bool(spec.eval.sets)}
-    for key in [key for key, is_asked in asked.items() if is_asked and not spec.eval.every]:
-        yield f"{key}: eval.every is 0, so that nothing of it is evaluated"
+    """Yield a warning for held-out rows that have nothing to be measured by."""
     if held_out and not is_scored and not any(example.targets for example in held_out):
         keys = "chosen_key and rejected_key" if spec.algorithm.kind == "preference" else "completion_key"
         yield (

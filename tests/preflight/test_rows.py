@@ -88,12 +88,6 @@ def test_held_out_rows_without_figures_are_doubted(
     assert [text.rpartition(", so that ")[2] for text in warnings] == ends
 
 
-def test_held_out_rows_that_nothing_reads_are_doubted(tmp_path: Path) -> None:
-    data = {"train": write(tmp_path / "rows.jsonl", "2+2?"), "eval": "sort"}
-    unread = "eval.every is 0, so that nothing of it is evaluated"
-    assert warned(tmp_path, data, eval={"every": 0}) == [unread]
-
-
 def test_empty_answers_are_doubted_beside_exact_match(tmp_path: Path) -> None:
     rows = [{"prompt": "2+2?", "answer": answer} for answer in ("4", "", " ")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -74,6 +74,7 @@ async def test_check_prints_the_dtype_of_the_run(
 def test_check_says_what_is_evaluated(scored: bool, likely: bool, measured: str) -> None:
     found = Check("a", {"eval": {"every": 5}}, held_out=8, eval_scored=scored, eval_likely=likely)
     assert _held_out(found) == f"8 problems, every 5 steps: {measured}"
+    assert _held_out(Check("a", {"eval": {"every": 0}})) == "none, as eval.every is 0"
 
 
 @pytest.mark.system
