@@ -118,25 +118,45 @@ def each(verb: Verb, names: Iterable[str], *, quiet: bool = False) -> list[Outco
 def awaited(
     client: Client, verb: Verb, outcomes: Sequence[Outcome], *, quiet: bool, until: Sequence[str] = OVER
 ) -> list[Outcome]:
-    """Wait until all that took it have one of these states, and say how they are.
+    """Wait until all that took it have one of these states, and say how each is as soon as it is so; on a
+    terminal also how many they are, and what the others do.
 
     A run that ended otherwise than it should has an error in the place of its answer.
     """
-    found = []
+    is_seen = sys.stderr.isatty() and not quiet
+    last = {outcome.name: outcome for outcome in outcomes}
+    names = [outcome.name for outcome in outcomes if isinstance(outcome.answer, Run)]
     for outcome in outcomes:
-        run = outcome.answer
-        while isinstance(run, Run) and run.state not in until:
-            time.sleep(_PERIOD)
-            run = client.show(outcome.name)
-        outcome = outcome._replace(answer=run)
-        if isinstance(run, Run) and run.reason not in GOOD:
-            detail = f": {run.detail}" if run.detail else ""
-            ended = Conflict(f"{run.name} ended ({run.reason}){detail}", hint=f"See `lorad logs {run.name}`.")
-            outcome = Outcome(outcome.name, None, ended)
-        found.append(outcome)
-        if not quiet:
+        if outcome.name not in names and not quiet:
             say(verb, outcome)
-    return found
+    waiting = [*names]
+    while waiting:
+        runs = {run.name: run for run in client.select(Selection(names=waiting))}
+        over = [name for name in waiting if name not in runs or runs[name].state in until]
+        if is_seen:
+            others = [run for name, run in runs.items() if name not in over]
+            output.doing("" if over else _progress(len(names) - len(waiting), len(names), others))
+        for name in over:
+            last[name] = _ended(client.show(name))
+            if not quiet:
+                say(verb, last[name])
+        waiting = [name for name in waiting if name not in over]
+        time.sleep(_PERIOD if waiting else 0)
+    return [*last.values()]
+
+
+def _ended(run: Run) -> Outcome:
+    """Take a run that is waited for no more, as an error where it ended otherwise than it should."""
+    if run.reason in GOOD:
+        return Outcome(run.name, run, None)
+    detail = f": {run.detail}" if run.detail else ""
+    hint = f"See `lorad logs {run.name}`."
+    return Outcome(run.name, None, Conflict(f"{run.name} ended ({run.reason}){detail}", hint=hint))
+
+
+def _progress(done: int, total: int, others: Sequence[Run]) -> str:
+    """Say how many of the runs are done, and what the others do."""
+    return f"{done} of {total} done; " + ", ".join(f"{run.name}: {run.doing or phase(run)}" for run in others)
 
 
 def state_in_words(run: Any) -> str:

@@ -206,6 +206,27 @@ def test_what_is_waited_for_is_seen_on_terminals(
     assert capsys.readouterr().err == "\r\x1b[2K"
 
 
+async def test_several_that_pause_are_counted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(output, "doing", told.append)
+    hold(home)
+    async with serving(home) as api:
+        for name in "bc":
+            await api.run(name)
+            await api.until(name, "running")
+        pausing = asyncio.create_task(typed("pause", "b", "c", "--yes", "--wait"))
+        async with asyncio.timeout(60):
+            while not told:
+                await asyncio.sleep(0.02)
+        assert told[0].startswith("0 of 2 done; ") and "b: " in told[0] and "c: " in told[0]
+        release(home)
+        assert await pausing == 0
+        assert {"b is paused.", "c is paused."} <= {*capsys.readouterr().err.splitlines()} and told[-1] == ""
+
+
 @pytest.mark.parametrize("verb", ["run", "resume", "fork", "sweep", "check", "try", "serve", "swap"])
 def test_every_wait_can_be_silent(verb: str) -> None:
     assert app([verb, "-q", "--help"], standalone_mode=False) in (0, None)
