@@ -27,7 +27,6 @@ from lorad.errors import Conflict
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, OpenCritic, Opened
-from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import HASHED_BYTES, Input, look
 from lorad.protocol.journal import Attempt, Placed, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
@@ -64,9 +63,7 @@ def begin(session: Session) -> PoolInfo:
     if restored and restored.state.stream and session.train_data.stream is not None:
         session.train_data.stream.restore(restored.state.stream)
     made = pending.read(session, restored.path, facts) if restored else []
-    HEART.tell("opening its slot")  # the first one of a pool compares engine and trainer
-    opened = _open_slot(session, info, restored)
-    HEART.tell("")
+    opened = _open_slot(session, info, restored)  # the pool says how far it is
     session.tokens_per_microbatch = opened.tokens_per_microbatch
     begun = _attempt(session, info, restored, opened, inputs)
     _journal(session, info, restored, begun, again=any(r.kind in _FACTS for r in records))

@@ -101,9 +101,8 @@ def step(session: Session, objective: Objective) -> None:
         publish_changes(session, state.step + 1)
     if is_evaluated:
         HEART.work("evaluate")
-        HEART.tell("evaluating")
-        measured |= objective.held_out(session)
-        HEART.tell("")
+        with HEART.tells("evaluating"):
+            measured |= objective.held_out(session)
     _record(session, now, done, rate, measured, started)
     if is_evaluated:
         evaluate(session, *(measured.get(f"held_out_{name}") for name in _OF_AN_EVAL))

@@ -89,6 +89,15 @@ class Heart:
             self._is_news.set()
 
     @contextlib.contextmanager
+    def tells(self, words: str) -> Iterator[None]:
+        """Say for people what the process does within the block, until it says more there."""
+        self.tell(words)
+        try:
+            yield
+        finally:
+            self.tell("")
+
+    @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
         """Count this thread as idle within the block: it waits for a process that is judged by its own beats,
         or for no longer than a time-out.

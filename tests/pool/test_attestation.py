@@ -15,6 +15,7 @@ from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Limits, judge
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Nothing, Published
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.pool_setup import Quantize
 from tests.kit.pool_kit import OPEN, TINY, generate, learn, publish, running_pool
 
@@ -42,6 +43,16 @@ def opened_pool(
     ):
         connection.call("open", OPEN)
         yield connection
+
+
+def test_an_open_slot_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(HEART, "tell", told.append)
+    with opened_pool(tmp_path):
+        words = [text.partition(",")[0] for text in told]
+    counts = words[words.index("opening the slot of sorter") + 1 :]
+    assert counts[0] == "comparing engine and trainer 0 of 32" and counts[-2].endswith(" 32 of 32")
+    assert counts[-1] == ""
 
 
 def publish_until(connection: Connection, directory: Path, number: int, lr: float) -> Published:

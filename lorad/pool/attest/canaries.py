@@ -13,6 +13,7 @@ from msgspec import Struct
 from lorad.engines.base import BASE, Engine, Scored
 from lorad.errors import AttestationFailed
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.protocol.heartbeat import HEART, Count
 from lorad.routes import Routes
 
 PROMPT_TOKENS = 8
@@ -109,8 +110,10 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
     room = engine.capabilities().max_tokens - PROMPT_TOKENS
     parts: dict[str, list[Chunk]] = {prompt.id: [] for prompt in prompts}
     how = Sampling(max_new_tokens=min(tokens, room))
+    counted = Count("comparing engine and trainer", len(prompts), HEART.tell)
     async for chunk in engine.generate(f"canaries {count} x {tokens}", BASE, prompts, how):
         parts[chunk.prompt].append(chunk)
+        counted.add(ended=chunk.finish is not None, tokens=chunk.tokens.size)
     best = sorted(prompts, key=lambda prompt: -_uncertain(parts[prompt.id]))[:count]
     return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])
 

@@ -25,6 +25,7 @@ from lorad.protocol.calls import (
     OpenCritic,
     Opened,
 )
+from lorad.protocol.heartbeat import HEART
 from lorad.trainers.base import SlotInfo, SlotSpec
 
 _OUTPUT = "lm_head"  # what a critic does without
@@ -32,6 +33,11 @@ _OUTPUT = "lm_head"  # what a critic does without
 
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     """Afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot already."""
+    with HEART.tells(f"opening the slot of {call.run}"):  # the first one compares engine and trainer
+        return await _opened(pool, call, args)
+
+
+async def _opened(pool: Pool, call: Call, args: Open) -> Opened:
     await _clear(pool, call)
     args = chosen(args, pool.room)
     pool.parties.joins(call.run, args.priority)
