@@ -34,8 +34,8 @@ class Tokens:
         self._digests: _Digests = {}
 
     def owner(self, token: str) -> str | None:
-        """Return whose token it is; None for nobody's."""
-        digest, found = hashlib.sha256(token.encode()).digest(), None
+        """Return whose token it is; None for nobody's. A header may have any bytes in it."""
+        digest, found = hashlib.sha256(token.encode(errors="surrogateescape")).digest(), None
         for owner, digests in self._known().items():
             for known in digests:
                 if hmac.compare_digest(digest, known):

@@ -41,7 +41,7 @@ async def opened(socket: str) -> AsyncIterator[Door]:
 
 async def _pass_on(session: aiohttp.ClientSession, key: str, request: web.Request) -> web.StreamResponse:
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), key.encode()):
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()):
         return web.json_response({"error": {"message": "This port is a suite's alone."}}, status=401)
     body = await request.read()
     asked = session.request(request.method, f"http://lorad{request.path_qs}", data=body)

@@ -55,7 +55,8 @@ class Access:
     def _bearer(self, header: str) -> str:
         scheme, _, token = header.partition(" ")
         found = self._tokens.owner(token := token.strip())
-        if self._key is not None and hmac.compare_digest(token.encode(), self._key.encode()):
+        given = token.encode(errors="surrogateescape")
+        if self._key is not None and hmac.compare_digest(given, self._key.encode()):
             found = user_name(os.geteuid())
         if scheme.lower() != "bearer" or found is None:
             text = "Give the key of this gateway, or a token of it, as API key."

@@ -18,6 +18,14 @@ def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert tokens.owner(ALICE) is None and tokens.owner(BOB) == "bob"
 
 
+def test_a_token_may_have_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"alice: {ALICE}\n")
+    path.chmod(0o600)
+    header = b"\xff\xed\xa0\x80".decode(errors="surrogateescape")  # as aiohttp reads it
+    assert Tokens(path).owner(header * 8) is None
+
+
 def test_a_file_that_others_read_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"alice: {ALICE}\n")

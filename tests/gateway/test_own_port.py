@@ -45,7 +45,9 @@ def test_the_key_lets_in_and_nothing_else(own: Home) -> None:
                 asked(own, wrong)
         url = f"http://127.0.0.1:{port_of(own)}/v1/chat/completions"
         assert httpx2.post(url, json={"model": "bot"}).status_code == 401
-        assert httpx2.get(url.replace("chat/completions", "models")).status_code == 401
+        for strange in (b"", b"Bearer \xff\xfe"):
+            headers = {b"Authorization": strange}
+            assert httpx2.get(url.replace("chat/completions", "models"), headers=headers).status_code == 401
 
 
 def test_port_and_key_outlive_the_gateway(own: Home) -> None:

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from lorad.tinker.door import app, sampling
-from lorad.tinker.door.routes import sessions
+from lorad.tinker.door import app, sampling, state
+from lorad.tinker.door.routes import samplers, sessions
 from tests.tinker.door_kit import BASE, Caller, World, a_pass, home_with_keys, running_door
 
 
@@ -92,3 +93,87 @@ async def test_small_requests_have_small_bodies(world: World, monkeypatch: pytes
     await world.alice.forward_backward(model, 1)
     body = {"sdk_version": "0.38.0", "user_metadata": {"x": "y" * 99}}
     assert "takes at most 100 bytes" in (await world.alice.ask("create_session", body, status=413))["detail"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "odd"),
+    [
+        ("optim_step", b'"nobody reads it": 1e400'),
+        ("optim_step", b'"nobody reads it": "\xff"'),
+        ("save_weights", b'"nobody reads it": ' + b"9" * 5000),
+        ("create_model", b'"lora_config": {"seed": 18446744073709551616}'),
+        ("create_model", b'"lora_config": {"rank": 18446744073709551615}'),
+        ("asample", b'"prompt": {"chunks": [{"tokens": [18446744073709551616]}]}'),
+        ("asample", b'"sampling_params": {"stop": [%s]}' % b",".join([b"7"] * 65)),
+        ("asample", b'"seq_id": 2000000000'),
+    ],
+)
+async def test_what_no_client_sends_is_refused(world: World, verb: str, odd: bytes) -> None:
+    asked = await a_sampler(world.alice) | {"seq_id": 1}
+    model = await world.alice.model(asked["sampling_session_id"].partition(":")[0])
+    asked |= {"model_id": model, "session_id": model.partition(":")[0], "model_seq_id": 1, "base_model": BASE}
+    body = msgspec.json.encode(asked)[:-1] + b", " + odd + b"}"
+    status, answer = await world.alice._asked(verb, body, "POST", {})
+    assert status in (400, 422), answer
+
+
+async def test_what_was_sent_is_not_told_back_whole(world: World) -> None:
+    """Neither in an answer, nor in a result, which is kept."""
+    model = await world.alice.model(await world.alice.session())
+    assert len((await world.alice.ask("get_info", {"model_id": "x" * 20000}, status=404))["detail"]) < 2500
+    request = await world.alice.send("optim_step", model, 1, adam_params={"x" * 20000: 1})
+    assert len((await world.alice.result(request))["error"]) < 2500
+
+
+async def test_sessions_without_models_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_EMPTY", 2)
+    home = home_with_keys(tmp_path / "home")
+    body = {"sdk_version": "0.38.0"}
+    async with running_door(home) as world:
+        made = [
+            (await world.alice.ask("create_session", body, **{"X-Idempotency-Key": str(n)}))["session_id"]
+            for n in range(5)
+        ]
+        await world.alice.model(made[0])
+        for session in made[:4]:
+            await world.alice.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}}, status=204)
+        await world.door.models.park_silent(300.0)
+        world.door.state.forget_empty()
+        kept = [*world.door.state.sessions]
+        assert kept == [made[0], made[2], made[3], made[4]]
+        await world.alice.ask("create_session", body, **{"X-Idempotency-Key": "5"})
+        assert [key for _, key in world.door.idempotent] == ["4", "5"]
+    async with running_door(home, world.daemon) as world:
+        assert [*world.door.state.sessions][:4] == kept
+
+
+async def test_one_owner_has_so_many_samplers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "_MOST_SAMPLERS", 1)
+    monkeypatch.setattr(samplers, "_MOST_COPIES", 1)
+    name = (await a_sampler(world.alice))["sampling_session_id"]
+    body = {"session_id": name.partition(":")[0], "sampling_session_seq_id": 1, "base_model": BASE}
+    assert "1 samplers" in (await world.alice.ask("create_sampling_session", body, status=400))["detail"]
+    await a_sampler(world.bob)
+    await world.alice.ask("join_sampling_session", {"sampling_session_id": name})
+    await world.alice.ask("join_sampling_session", {"sampling_session_id": name}, status=400)
+    target = {"sampling_session_id": name, "cloned_sampler_id": 1}
+    await world.alice.ask("retrieve_futures", {"target": target, "timeout": 0})
+    await world.alice.ask("retrieve_futures", {"target": target | {"cloned_sampler_id": 2}}, status=404)
+
+
+async def test_results_nobody_fetches_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(name: str, wish: Any, waits: Any) -> bytes:
+        return b"samples"
+
+    monkeypatch.setattr(world.door.pools, "answer", answer)
+    monkeypatch.setattr(sampling, "_MOST_BYTES", 10)
+    asked = await a_sampler(world.alice)
+    names = [(await world.alice.ask("asample", asked | {"seq_id": seq}))["request_id"] for seq in (1, 2)]
+    for name in names:
+        sampled = world.door.samples.find(name)
+        assert sampled is not None and sampled.task is not None
+        await sampled.task
+    assert "14 bytes" in (await world.alice.ask("asample", asked | {"seq_id": 3}, status=429))["detail"]
+    assert await world.alice.result(names[0]) == b"samples"
+    await world.alice.ask("asample", asked | {"seq_id": 3})
+    assert await world.alice.result(names[1]) == b"samples"

@@ -21,8 +21,8 @@ from lorad.tinker.door.routes.hub import add_hub
 
 log = logging.getLogger(__name__)
 
-_SMALL_BYTES = 1 << 20
-_LARGE = (training.forward_backward, samplers.asample)
+_SMALL_BYTES = 1 << 15
+_TOKEN_BYTES = 16  # of a token in the JSON of a prompt
 _CHECKPOINT = "training_runs/{id}/checkpoints/{kind:weights|sampler_weights}/{name}"
 
 _Route = Callable[[Door, Asked], Awaitable[web.Response]]
@@ -63,6 +63,11 @@ _ROUTES: list[tuple[str, str, _Route]] = [
     ("GET", "sessions/{id}", rest.session),
     ("GET", "samplers/{id}", rest.sampler),
 ]
+_LARGER: dict[_Route, int] = {
+    training.forward_backward: BODY_BYTES,
+    futures.retrieve_many: 1 << 20,
+    sessions.telemetry: 1 << 20,
+}
 _REFUSED = {
     "forward": "this client is older than 0.25: install tinker 0.25 or newer",
     "copy_weights": "lorad copies no checkpoints: make a model of one, and save it",
@@ -90,7 +95,7 @@ def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Applicat
         asked = Asked(
             owner_of(request),
             request.method,
-            await _body(request, route),
+            await _body(request, _most_bytes(door, route)),
             request.headers,
             request.match_info,
             request.query,
@@ -108,11 +113,18 @@ def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Applicat
     return app
 
 
-async def _body(request: web.Request, route: _Route) -> bytes:
-    """Raises HttpError 413: what is kept of small requests is kept for long."""
+def _most_bytes(door: Door, route: _Route) -> int:
+    """Bound the body of a route: most are kept for long, and all but passes are read on the event loop."""
+    if route is samplers.asample:
+        return _SMALL_BYTES + _TOKEN_BYTES * door.settings.context
+    return _LARGER.get(route, _SMALL_BYTES)
+
+
+async def _body(request: web.Request, most: int) -> bytes:
+    """Raises HttpError 413."""
     body = await request.read()
-    if len(body) > _SMALL_BYTES and route not in _LARGE:
-        raise HttpError(413, f"{request.path} takes at most {_SMALL_BYTES} bytes, not {len(body)}")
+    if len(body) > most:
+        raise HttpError(413, f"{request.path} takes at most {most} bytes, not {len(body)}")
     return body
 
 

@@ -117,6 +117,7 @@ class Door:
             try:
                 self.samples.forget_old()
                 await self.models.park_silent(self.settings.park_after)
+                self.state.forget_empty()
                 await self.models.rest()
                 if time.monotonic() - cleaned > _CLEANING:
                     await self.cleaning.look()

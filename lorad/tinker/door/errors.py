@@ -4,17 +4,27 @@ It repeats 408, 409, 429 and 5xx for minutes, and shows the others to its user a
 a model is not refused like this: its number would be missing for ever. It is logged, and its future fails.
 """
 
+_WORDS = 2000  # characters: the words may quote a request, and are kept where they are a result
+
+
+def cut(words: str) -> str:
+    """Shorten what may quote a request."""
+    return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
+
 
 class HttpError(Exception):
     """detail: for the user of the client."""
 
     def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
+        super().__init__(cut(detail))
+        self.status, self.detail = status, cut(detail)
 
 
 class BadRequest(Exception):
     """What the client asks for cannot be done; the text is for its user."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(cut(words))
 
 
 def unknown(what: str, name: str) -> HttpError:

@@ -34,10 +34,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds between two tries
 _UNKNOWN_SECONDS = 20.0  # for the daemon to read in the run's journal that there is a version
 _AWAY_SECONDS = 3600.0  # for a device to be free, a pool to start, the daemon to be there
 _KEPT = 900.0  # seconds for which a result that nobody fetched is kept
-_CLONE = 10**9  # requests of the n-th copy of a sampler begin at n times that number
+CLONE = 10**9  # requests of the n-th copy of a sampler begin at n times that number
 _POOL_SECONDS = 900.0  # for a pool to say anything more
 _MOST, _MOST_OF_ONE = 4096, 1024  # requests under way: of all owners, of one
 _ALWAYS = 64  # of one, however many others have
+_MOST_BYTES = 1 << 30  # of results that are kept, of one
 
 
 class Wish(Struct, frozen=True):
@@ -65,13 +66,15 @@ class _Sampled:
     error: tuple[str, str] | None = None
     reason: str = ""
     ended: float = 0.0
+    is_fetched: bool = False
     task: asyncio.Task[None] | None = None
 
     async def wait(self, seconds: float) -> bool:
         """Wait so long for the end; return whether it came."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.done.wait(), seconds)
-        return self.done.is_set()
+        self.is_fetched = self.done.is_set()
+        return self.is_fetched
 
 
 def seeds_of(text: str, count: int) -> np.ndarray:
@@ -237,11 +240,17 @@ class Samples:
         self._requests: dict[str, _Sampled] = {}
         self._ended: dict[tuple[str, int], _Ended] = {}  # by sampler, and copy of it
         self._under_way: Counter[str] = Counter()  # by owner
+        self._kept: Counter[str] = Counter()  # bytes of results, by owner
 
     def refuse_many(self, owner: str) -> None:
-        """Raise HttpError 429 when too many requests are under way. Who has few is never refused: others
-        cannot have all the places.
+        """Raise HttpError 429 when too many requests are under way, or too many bytes of results wait to be
+        fetched. Who has few is never refused: others cannot have all the places.
         """
+        if self._kept[owner] > _MOST_BYTES:
+            for id in [id for id, one in self._requests.items() if one.owner == owner and one.is_fetched]:
+                self._drop(id)
+        if self._kept[owner] > _MOST_BYTES:
+            raise HttpError(429, f"{self._kept[owner]} bytes of your samples wait to be fetched; fetch some")
         own, total = self._under_way[owner], self._under_way.total()
         if own >= _MOST_OF_ONE or (total >= _MOST and own >= _ALWAYS):
             raise HttpError(
@@ -280,6 +289,8 @@ class Samples:
             log.exception("%s", id)
         self._under_way[request.owner] -= 1
         request.ended = time.monotonic()
+        if self._requests.get(id) is request:
+            self._kept[request.owner] += len(request.body)
         request.done.set()
         ended = self._ended_of(id)
         ended.requests.append((id, len(request.body)))
@@ -294,16 +305,20 @@ class Samples:
         """Drop results that their client has."""
         for id in ids:
             if (request := self._requests.get(id)) is not None and request.owner == owner:
-                del self._requests[id]
+                self._drop(id)
 
     def forget_old(self) -> None:
         """Drop results that nobody fetched."""
         now = time.monotonic()
         for id, request in list(self._requests.items()):
             if request.done.is_set() and now - request.ended > _KEPT:
-                del self._requests[id]
+                self._drop(id)
         for ended in self._ended.values():
             ended.forget(self._requests.keys())
+
+    def _drop(self, id: str) -> None:
+        request = self._requests.pop(id)
+        self._kept[request.owner] -= len(request.body)
 
     async def ended(
         self, sampler: str, clone: int, cursor: int, seconds: float
@@ -320,7 +335,7 @@ class Samples:
 
     def _ended_of(self, id: str) -> _Ended:
         sampler, _, number = id.rpartition(":")
-        return self._ended.setdefault((sampler, int(number) // _CLONE), _Ended())
+        return self._ended.setdefault((sampler, int(number) // CLONE), _Ended())
 
     async def close(self) -> None:
         tasks = [request.task for request in self._requests.values() if request.task is not None]

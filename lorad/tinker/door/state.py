@@ -4,18 +4,22 @@ records that later ones have replaced are dropped from it.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from lorad.tinker.log import LogWriter, read, read_segment
 
 _SEGMENT = 1 << 20  # bytes of a segment of notes
 _SPARE = 4096  # notes that are more than twice those that count, before others are dropped
+_EMPTY = 256  # sessions without a model that are not alive any more and are kept, of each owner
+Integer = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+"""A number of a client's, which fits into a log and an array. JSON knows longer ones."""
 
 
 class Session(Struct, frozen=True, tag="session"):
@@ -35,8 +39,8 @@ class Session(Struct, frozen=True, tag="session"):
 class Lora(Struct, frozen=True):
     """The adapter that a client asks for."""
 
-    rank: int = 32
-    seed: int | None = None
+    rank: Integer = 32
+    seed: Integer | None = None
     train_mlp: bool = True
     train_attn: bool = True
     train_unembed: bool = True
@@ -125,6 +129,7 @@ class State:
         waiting = {model.session for model in state.models.values() if not (model.parked or model.failed)}
         now, sessions = time.monotonic(), state.sessions.values()
         state.seen = {one.id: now for one in sessions if not one.finished or one.id in waiting}
+        state.forget_empty()
         return state
 
     def note(self, about: _Known) -> None:
@@ -150,6 +155,18 @@ class State:
                     yield note
 
         self.log.drop(self._seq + 1, kept=current)
+
+    def forget_empty(self) -> None:
+        """Forget of each owner all but the newest sessions that are not alive and never had a model."""
+        used = {model.session for model in self.models.values()} | self.seen.keys()
+        left, gone = Counter[str](), set[str]()
+        for session in reversed(self.sessions.values()):
+            left[session.owner] += session.id not in used
+            if session.id not in used and left[session.owner] > _EMPTY:
+                gone.add(session.id)
+        for known in (self.sessions, self.samplers):
+            for id in [id for id in known if id.partition(":")[0] in gone]:
+                del known[id]
 
     def _is_over(self, sampler: Sampler) -> bool:
         """Return whether its session has no files left, and will not ask for it again, or for nothing that is

@@ -1,13 +1,14 @@
 """The JSON bodies of the client's requests. Fields that the door does not know are ignored."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.state import Lora
+from lorad.tinker.door.state import Integer, Lora
 
+_MOST_CHUNKS, _MOST_STOPS = 1 << 12, 64
 T = TypeVar("T")
 
 
@@ -37,7 +38,7 @@ class OptimizerConfig(Struct, frozen=True):
 
 class CreateModel(Struct, frozen=True):
     session_id: str
-    model_seq_id: int
+    model_seq_id: Integer
     base_model: str
     lora_config: Lora | None = None
     optimizer_config: OptimizerConfig | None = None
@@ -52,7 +53,7 @@ class Numbered(Struct, frozen=True):
     """What every numbered request has."""
 
     model_id: str
-    seq_id: int
+    seq_id: Integer
 
 
 class OptimStep(Struct, frozen=True):
@@ -69,7 +70,7 @@ class SaveWeights(Struct, frozen=True):
 
 class SaveWeightsForSampler(Struct, frozen=True):
     path: str | None = None
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Integer | None = None
     kind: str = "snapshot"
     ttl_seconds: float | None = None
     user_metadata: dict[str, str] | None = None
@@ -81,9 +82,9 @@ class LoadWeights(Struct, frozen=True):
     path: str
     optimizer: bool
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Integer | None = None
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: Integer | None = None
     optimizer_config: OptimizerConfig | None = None
     user_metadata: dict[str, Any] | None = None
     weights_access_token: str | None = None
@@ -95,19 +96,19 @@ class OfRequest(Struct, frozen=True):
 
 class _FuturesTarget(Struct, frozen=True):
     sampling_session_id: str
-    cloned_sampler_id: int = 0
+    cloned_sampler_id: Integer = 0
 
 
 class RetrieveFutures(Struct, frozen=True):
     target: _FuturesTarget
-    prev_cursor: int = 0
+    prev_cursor: Integer = 0
     timeout: float | None = None
     retrieved_request_ids: list[str] = []
 
 
 class CreateSamplingSession(Struct, frozen=True):
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Integer
     base_model: str | None = None
     model_path: str | None = None
 
@@ -118,33 +119,33 @@ class OfSampler(Struct, frozen=True):
 
 class _Chunk(Struct, frozen=True):
     type: str = "encoded_text"
-    tokens: list[int] = []
+    tokens: list[Integer] = []
 
 
 class _ModelInput(Struct, frozen=True):
-    chunks: list[_Chunk]
+    chunks: Annotated[list[_Chunk], Meta(max_length=_MOST_CHUNKS)]
 
 
 class SamplingParams(Struct, frozen=True):
     """stop: None ends at the base's own end tokens, [] at none."""
 
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: str | list[str | int] | None = None
+    max_tokens: Integer | None = None
+    seed: Integer | None = None
+    stop: str | Annotated[list[str | Integer], Meta(max_length=_MOST_STOPS)] | None = None
     temperature: float = 1.0
-    top_k: int = -1
+    top_k: Integer = -1
     top_p: float = 1.0
 
 
 class Sample(Struct, frozen=True):
     sampling_session_id: str
-    seq_id: int
+    seq_id: Integer
     prompt: _ModelInput
     sampling_params: SamplingParams = SamplingParams()
-    num_samples: int = 1
+    num_samples: Integer = 1
     prompt_logprobs: bool | None = None
-    prompt_logprobs_last_n: int | None = None
-    topk_prompt_logprobs: int = 0
+    prompt_logprobs_last_n: Integer | None = None
+    topk_prompt_logprobs: Integer = 0
     topk_sample_logprobs: int = 0
     prompt_alt_tokens_k: int = 0
     record_stability_info: bool | None = None

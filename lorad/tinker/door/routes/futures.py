@@ -40,6 +40,8 @@ async def retrieve_many(door: Door, request: Asked) -> web.Response:
     """Say which requests of a sampler ended after the client's cursor."""
     body = bodies.read(request.data, bodies.RetrieveFutures)
     sampler = await door.sampler(request.owner, body.target.sampling_session_id)
+    if not 0 <= body.target.cloned_sampler_id <= sampler.copies:
+        raise unknown(f"copy of {sampler.id}", str(body.target.cloned_sampler_id))
     door.heard(sampler.session)
     door.samples.forget(body.retrieved_request_ids, request.owner)
     seconds = 0.0 if body.timeout == 0 else door.hold

@@ -15,12 +15,14 @@ from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import BadRequest, HttpError
 from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
-from lorad.tinker.door.sampling import Wish, seeds_of
+from lorad.tinker.door.sampling import CLONE, Wish, seeds_of
 from lorad.tinker.door.state import Sampler
 from lorad.tinker.door.wire import Limits, check_tokens
 from lorad.tinker.records import Published
 
 _MOST_SAMPLES, _MOST_TOP = 1024, 20
+_MOST_SAMPLERS = 1 << 17  # of an owner, of all sessions
+_MOST_COPIES = 1 << 12  # of a sampler, in as many processes
 _UNSUPPORTED = (
     "topk_sample_logprobs",
     "target_prompt_logprobs",
@@ -35,6 +37,8 @@ async def create(door: Door, request: Asked) -> web.Response:
     id = f"{session.id}:sample:{body.sampling_session_seq_id}"
     door.heard(session.id)
     if id not in door.state.samplers:
+        if sum(one.owner == request.owner for one in door.state.samplers.values()) >= _MOST_SAMPLERS:
+            raise HttpError(400, f"you have {_MOST_SAMPLERS} samplers; finish the sessions that are over")
         door.state.note(await _sampler(door, request.owner, session.id, id, body))
     return answer({"sampling_session_id": id, "type": "create_sampling_session"})
 
@@ -59,6 +63,8 @@ async def join(door: Door, request: Asked) -> web.Response:
     """Number a copy of a sampler in another process: its requests count from 10^9 times that number."""
     body = bodies.read(request.data, bodies.OfSampler)
     sampler = await door.sampler(request.owner, body.sampling_session_id)
+    if sampler.copies >= _MOST_COPIES:
+        raise HttpError(400, f"sampler {sampler.id} has {_MOST_COPIES} copies; make another sampler")
     joined = replace(sampler, copies=sampler.copies + 1)
     door.state.note(joined)
     return answer({"client_counter": joined.copies, "type": "join_sampling_session"})
@@ -70,6 +76,8 @@ async def asample(door: Door, request: Asked) -> web.Response:
     sampler = await door.sampler(request.owner, body.sampling_session_id)
     if sampler.version in door.cleaning.gone:
         raise HttpError(404, f"the weights of sampler {sampler.id} were deleted, as its session is over")
+    if not 0 <= body.seq_id < CLONE * (sampler.copies + 1):
+        raise HttpError(400, f"seq_id {body.seq_id} is no number of a request of sampler {sampler.id}")
     id, digest = f"{sampler.id}:{body.seq_id}", hashlib.sha256(data).hexdigest()
     if (known := door.samples.find(id)) is None:
         door.samples.refuse_many(sampler.owner)

@@ -63,6 +63,8 @@ async def create(door: Door, request: Asked) -> web.Response:
     if session is None:
         _refuse_many(door, request.owner)
         session = secrets.token_hex(8)
+        for there in [one for one, id in door.idempotent.items() if id not in door.state.seen]:
+            del door.idempotent[there]
         door.idempotent[request.owner, key] = session
         metadata, tags = body.user_metadata or {}, body.tags
         made = Session(session, request.owner, time.time(), metadata, tags, body.display_name)

@@ -16,7 +16,7 @@ from aiohttp import web
 from lorad.spec.numbers import NAME
 from lorad.tinker.door.checkpoints import WEIGHTS, Checkpoint, name_of
 from lorad.tinker.door.door import Asked, Door
-from lorad.tinker.door.errors import BadRequest, HttpError
+from lorad.tinker.door.errors import BadRequest, HttpError, cut
 from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.routes.answers import PROTOBUF
@@ -147,15 +147,15 @@ async def _numbered(
 ) -> web.Response:
     """Take a request whose body is JSON."""
     data = request.data
-    head = bodies.read(data, bodies.Numbered)
+    head, digest = bodies.read(data, bodies.Numbered), _digest(data)
     model = door.models.find(request.owner, head.model_id)
     try:
         arguments = arguments_of(data, model)
     except HttpError as error:
         arguments = Refused(error.detail)
     except ValueError as error:
-        arguments = Refused(str(error))
-    return await _submit(door, model, head.seq_id, _digest(data), arguments)
+        arguments = Refused(cut(str(error)))
+    return await _submit(door, model, head.seq_id, digest, arguments)
 
 
 async def _submit(door: Door, model: Model, seq: int, digest: str, arguments: Arguments) -> web.Response:
@@ -241,7 +241,10 @@ def _refuse_ttl(seconds: float | None) -> None:
 
 
 def _digest(data: bytes) -> str:
-    """Return the same for a request that is repeated, even where its sampling session has a new number."""
-    body = msgspec.json.decode(data)
+    """Return the same for a request that is repeated, even where its sampling session has a new number.
+
+    Raises HttpError 422: also a field that nobody reads must be JSON.
+    """
+    body = bodies.read(data, dict[str, Any])
     body.pop("sampling_session_seq_id", None)
     return hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
