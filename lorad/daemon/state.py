@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lorad.bounds import Bounds
 from lorad.client.queue_shapes import Queued
@@ -95,6 +96,14 @@ class LoggerState:
     tables: dict[int, Table] = field(default_factory=dict)
 
 
+class RunClock(NamedTuple):
+    """How far the clock on the wall was ahead of the monotonic one at a run's newest step; seconds."""
+
+    attempt: int
+    step: int
+    ahead: float
+
+
 @dataclass
 class NotifyState:
     """What `beside/notify.py` remembers.
@@ -102,11 +111,13 @@ class NotifyState:
     outbox: as it is on disk, but for its cursor; None before the first look.
     tables: the table that the process of each uid was last given.
     needed_at: when the process of a uid was last needed, in monotonic time.
+    clocks: of the runs whose alarms somebody is to hear of, by name.
     """
 
     outbox: Outbox | None = None
     tables: dict[int, NotifyTable] = field(default_factory=dict)
     needed_at: dict[int, float] = field(default_factory=dict)
+    clocks: dict[str, RunClock] = field(default_factory=dict)
 
 
 @dataclass

@@ -130,7 +130,7 @@ def posted(
         if not due:
             continue
         key = f"{message.run}/{'ends' if message.event in _ENDS else 'others'}"
-        sent = [at for at in outbox.sent.get(key, []) if at > message.at - _HOUR]
+        sent = [at for at in outbox.sent.get(key, []) if abs(message.at - at) < _HOUR]
         if len(sent) > MOST:
             continue
         outbox = replace(outbox, sent=outbox.sent | {key: [*sent, message.at]})

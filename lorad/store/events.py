@@ -65,12 +65,11 @@ def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
     return [event_row(row) for row in reversed(rows)]
 
 
-def of_kind(store: Rows, run: str, kind: str, *, since: float = 0.0, limit: int = -1) -> list[dict[str, Any]]:
-    """List the data of a run's events of one kind from `since` on, the newest first; limit:
-    at most so many.
-    """
-    sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND at >= ? ORDER BY id DESC LIMIT ?"
-    return [msgspec.json.decode(row["data"]) for row in store.rows(sql, (run, kind, since, limit))]
+def of_kind(store: Rows, run: str, kind: str, *, limit: int = -1) -> list[dict[str, Any]]:
+    """List the data of a run's events of one kind, the newest first; limit: at most so many."""
+    sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND id >= ? ORDER BY id DESC LIMIT ?"
+    rows = store.rows(sql, (run, kind, first_id(store, run), limit))
+    return [msgspec.json.decode(row["data"]) for row in rows]
 
 
 def has_kind(store: Rows, run: str, kind: str) -> bool:

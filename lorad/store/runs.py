@@ -38,6 +38,7 @@ _FIELDS = frozenset(
 RECENT_SECONDS = 24 * 3600.0
 _SUMMARY = ", ".join(SUMMARY_COLUMNS)
 _DAEMON = "daemon"  # who moves a run that nobody asked for
+_AS_A_QUEUE = "priority DESC, first_event, created_at, rowid"  # a clock that is set back reorders nobody
 
 
 def create(
@@ -214,7 +215,7 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     """List the runs in these states as a queue: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in states)
-    return _select(store, f"WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid", states)
+    return _select(store, f"WHERE state IN ({marks}) ORDER BY {_AS_A_QUEUE}", states)
 
 
 def with_loggers(store: Rows) -> list[RunRow]:
@@ -225,7 +226,7 @@ def with_loggers(store: Rows) -> list[RunRow]:
 def active_in(store: Rows, pool: str) -> list[RunRow]:
     """List the active runs of a pool: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in ACTIVE)
-    which = f"WHERE pool = ? AND state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
+    which = f"WHERE pool = ? AND state IN ({marks}) ORDER BY {_AS_A_QUEUE}"
     return _select(store, which, (pool, *ACTIVE))
 
 
@@ -238,8 +239,8 @@ def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
 
 def queue(store: Rows) -> list[QueuedRow]:
     """Every queued run: highest priority first, then oldest first."""
-    sql = """SELECT name, owner_uid, priority, waiting, owner FROM runs WHERE state = 'queued'
-    ORDER BY priority DESC, created_at, rowid"""
+    columns = "name, owner_uid, priority, waiting, owner"
+    sql = f"SELECT {columns} FROM runs WHERE state = 'queued' ORDER BY {_AS_A_QUEUE}"
     return [QueuedRow(*values) for values in store.tuples(sql)]
 
 
@@ -257,7 +258,7 @@ def restarts(store: Rows, name: str) -> int:
     WITH moves AS (
       SELECT e.id, json_extract(e.data, '$.move') AS move, json_extract(e.data, '$.by') AS "by"
       FROM events e JOIN runs r ON r.name = e.run WHERE e.run = ?
-      AND e.kind = 'state' AND e.at >= r.created_at
+      AND e.kind = 'state' AND e.id >= r.first_event
     )
     SELECT count(*) AS made FROM moves WHERE move = ? AND id > coalesce(
       (SELECT max(id) FROM moves WHERE move = ? AND "by" != ?), 0

@@ -62,6 +62,8 @@ def test_messages_of_an_hour_are_bounded() -> None:
     assert left_out == [starts[MOST]]  # said once
     later = message_of("start", 2 * HOUR, {"run": "a"})
     assert len(posted(outbox, 0, receivers, [later], "/")[0].pending) == MOST + 2
+    before = message_of("start", -2 * HOUR, {"run": "a"})  # the clock was ahead, and was set right
+    assert len(posted(outbox, 0, receivers, [before], "/")[0].pending) == MOST + 2
 
 
 def test_moves_are_starts_ends_and_failures() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,6 +189,21 @@ def test_lists_go_by_age_queues_by_priority(store: Store) -> None:
         runs.create(store, name=name, owner="ada", spec_json="{}", directory="/r", steps=1, priority=priority)
     assert [run.name for run in runs.list_runs(store, all=False)] == ["young", "urgent", "old"]
     assert [run.name for run in runs.in_states(store, RunState.QUEUED)] == ["urgent", "old", "young"]
+
+
+def test_clock_that_was_ahead_displaces_no_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its place in the queue, and all that happens to it later is its own."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e10)
+        new_run(store, "early")
+    new_run(store, "late")
+    assert [run.name for run in runs.in_states(store, RunState.QUEUED)] == ["early", "late"]
+    assert [run.name for run in runs.queue(store)] == ["early", "late"]
+    for move in (Move.PLACE, Move.END, Move.RESTART):
+        make(store, "early", move)
+    assert runs.restarts(store, "early") == 1
+    events.append(store, "early", "warning", {"says": "hot"})
+    assert events.of_kind(store, "early", "warning") == [{"says": "hot"}]
 
 
 def test_listed_runs_have_models_but_no_specs(store: Store) -> None:

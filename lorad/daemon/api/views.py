@@ -119,11 +119,11 @@ def listed_view(row: RunSummary) -> Run:
 
 def history(rows: Rows, row: RunRow) -> _History:
     """Read what took place in a run; it takes its time where that was much."""
-    warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=_WARNINGS)
+    warnings = events.of_kind(rows, row.name, "warning", limit=_WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
     best, sets = _best_of(rows, row), _sets_of(rows, row)
     made = [of_row(Result, one) for one in results(rows, row.name)]
-    began = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
+    began = events.of_kind(rows, row.name, "attempt", limit=1)
     trainable, begun = (_trainable(began[0]), _beginning(began[0])) if began else (None, None)
     attempts, files = _attempts_of(rows, row), files_of(row)
     return _History(attempts, trainable, messages, best, sets, made, begun, files)

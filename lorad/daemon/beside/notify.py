@@ -20,6 +20,7 @@ from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.user_files import passable
+from lorad.daemon.state import RunClock
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.notify.outbox import OLDEST, Outbox, load, message_of, posted, said_of_move, save, without
@@ -100,7 +101,7 @@ def _look_at_events(ctx: Context) -> None:
         wanted = [move for move in moves if move.at > time.time() - OLDEST and said_of_move(move.data)]
         there = {run.name: run for run in runs.named(ctx.store, list({m.run for m in wanted if m.run}))}
         for move in wanted:
-            if (run := there.get(move.run or "")) and move.at >= run.created_at:
+            if (run := there.get(move.run or "")) and move.id >= events.first_id(ctx.store, run.name):
                 outbox = _post(ctx, outbox, run, [_of_move(run, move)])
         outbox = replace(outbox, cursor=moves[-1].id if moves else newest)
         _keep_outbox(ctx, outbox)
@@ -109,13 +110,29 @@ def _look_at_events(ctx: Context) -> None:
 def _look_at_alarms(ctx: Context) -> None:
     """Note who is to hear of what is wrong now."""
     outbox, now = _outbox(ctx), time.time()
-    for run in runs.in_states(ctx.store, RunState.RUNNING):
-        if not any({"alarm", "look"} & {*to.events} for to in spec_of(run).notify or []):
-            continue
-        found = alarms([_as_client_sees(run)], ctx.config.alarms, now)
+    running = runs.in_states(ctx.store, RunState.RUNNING)
+    asked = {
+        run.name: run
+        for run in running
+        if any({"alarm", "look"} & {*to.events} for to in spec_of(run).notify or [])
+    }
+    ctx.notify.clocks = {name: _clock_of(ctx, run) for name, run in asked.items()}
+    for run in asked.values():
+        at = ctx.notify.clocks[run.name].ahead + time.monotonic()
+        found = alarms([_as_client_sees(run)], ctx.config.alarms, at)
         said = [AlarmSaid(one.level, one.kind, one.says) for one in found]
         outbox = _post(ctx, outbox, run, [message_of("alarm", now, _facts(run), one) for one in said])
     _keep_outbox(ctx, outbox)
+
+
+def _clock_of(ctx: Context, run: RunRow) -> RunClock:
+    """Take the clock by which a run is quiet: the monotonic one from its newest step on, since the clock on
+    the wall may be set meanwhile, which is no fault of the run.
+    """
+    before, now = ctx.notify.clocks.get(run.name), time.time() - time.monotonic()
+    if before is not None and (before.attempt, before.step) == (run.attempt, run.step):
+        return before
+    return RunClock(run.attempt, run.step, now)
 
 
 def _post(ctx: Context, outbox: Outbox, run: RunRow, messages: list[Message]) -> Outbox:

@@ -101,7 +101,7 @@ def _is_over(attempt: AttemptDir, settled: float) -> bool:
     if status is None:  # gone, or not yet begun; a shim that could not write it down starts nothing
         return not attempt.root.is_dir()
     if judge(attempt, status).is_over:
-        return status["ended_at"] is None or time.time() - status["ended_at"] > settled
+        return status["ended_at"] is None or not 0 <= time.time() - status["ended_at"] <= settled
     newest = max(int(other.root.name) for other in attempts_under(attempt.root.parent.parent))
     return newest > int(attempt.root.name)
 

@@ -22,14 +22,14 @@ def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
     """List the bases that the attempts of a run recorded, newest first; without any, what came with its
     adapter.
     """
-    attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at)
+    attempts = events.of_kind(ctx.store, run.name, "attempt")
     told = [{key: attempt[key] for key in _KEYS if key in attempt} for attempt in attempts]
     return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
 
 
 def inputs_of(ctx: Context, run: RunRow) -> dict[str, Input]:
     """List the files that the newest attempt read, as they were when it began."""
-    attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at, limit=1)
+    attempts = events.of_kind(ctx.store, run.name, "attempt", limit=1)
     try:
         return msgspec.convert(attempts[0].get("inputs", {}) if attempts else {}, dict[str, Input])
     except msgspec.ValidationError:  # a journal that somebody wrote

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from lorad.daemon.beside.notify import keep_notify
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.notify.outbox import load
 from lorad.notify.table import Failed, State
-from lorad.store import events
+from lorad.states import EndReason, Move
+from lorad.store import events, runs
 from tests.kit.daemon_world import (
     behave,
     finished,
@@ -106,6 +108,39 @@ def test_what_is_given_up_is_one_event(home: Path, tmp_path: Path, monkeypatch: 
     keep_notify(again)
     assert pending(home) == []
     again.store.close()
+
+
+def test_run_made_while_clocks_were_ahead_notifies(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.daemon.beside.notify.keep", lambda *_, **__: None)
+    ctx = open_context(home)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e10)
+        submit(ctx, "a", notify=to(tmp_path / "got"))
+    runs.move(ctx.store, "a", Move.END, reason=EndReason.COMPLETED)
+    keep_notify(ctx)
+    (key,) = pending(home)
+    assert key.startswith("0.a-end-")
+    ctx.store.close()
+
+
+def test_clock_that_is_set_stalls_nobody(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.daemon.beside.notify.keep", lambda *_, **__: None)
+    ctx = open_context(home, alarms=AlarmLimits(stall=60.0))
+    submit(ctx, "a", notify=to(tmp_path / "got", "alarm"))
+    for move in (Move.PLACE, Move.CONFIRM):
+        runs.move(ctx.store, "a", move)
+    keep_notify(ctx)
+    wall, steady = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: wall + 172800.0)
+    keep_notify(ctx)
+    assert pending(home) == []
+    monkeypatch.setattr(time, "time", lambda: wall)
+    monkeypatch.setattr(time, "monotonic", lambda: steady + 3600.0)
+    keep_notify(ctx)
+    assert ["stall" in key for key in pending(home)] == [True]
+    ctx.store.close()
 
 
 async def test_alarm_is_delivered_while_the_run_works(home: Path, tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_what_may_still_be_ending_is_not_told(home: Path, attempt: AttemptDir) -
     assert pids(home, settled=60.0) == []
 
 
+def test_end_by_a_clock_ahead_hides_no_orphan(home: Path, attempt: AttemptDir) -> None:
+    pid = leaver(attempt)
+    wait_for(lambda: (read_status(attempt) or {})["ended_at"])
+    status = json.loads(attempt.status.read_bytes())
+    attempt.status.write_text(json.dumps(status | {"ended_at": 1e10}))
+    wait_for(lambda: pids(home) == [pid])
+
+
 def test_process_without_its_directory_is_an_orphan(home: Path, attempt: AttemptDir) -> None:
     pid = leaver(attempt)
     wait_for(lambda: (read_status(attempt) or {})["ended_at"])
