@@ -93,10 +93,15 @@ def test_pipe_in_place_of_the_file_is_refused(ctx: Context) -> None:
     assert held(ctx) == 0.0 and ctx.loop.troubles.lines()
 
 
-def test_end_of_a_pool_closes_its_bill(ctx: Context) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [{"ended_at": 110.0}, {"started_at": 100.0, "lived": 10.0, "ended_at": 1e10}],
+    ids=["", "clock set"],
+)
+def test_end_of_a_pool_closes_its_bill(ctx: Context, end: dict[str, float]) -> None:
     path_of(ctx).write_bytes(of(Use(1, 0, "a", 1, held=2.0)))
     never = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "signal"))
-    ended = {**never, "boot_id": "", "exit_code": 0, "ended_at": 110.0}
+    ended = {**never, "boot_id": "", "exit_code": 0, **end}
     (path_of(ctx).parent / "status.json").write_bytes(msgspec.json.encode(ended))
     ctx.pools["tiny-1"].process = ProcessState("exited", exit_code=0)
     assert held(ctx) == 10.0

@@ -152,4 +152,11 @@ def _close(ctx: Context, life: AttemptDir) -> None:
     ctx.bill.closed.add(life.root)
     place = ctx.bill.files.pop(life.root, UsesFile())
     if place.life and not bill.is_closed(ctx.store, place.life):
-        bill.close(ctx.store, place.life, (read_status(life) or {}).get("ended_at"))
+        bill.close(ctx.store, place.life, _end_of(life))
+
+
+def _end_of(life: AttemptDir) -> float | None:
+    """Find the Unix time at which a life ended, by the clock that its beginning was told by."""
+    status = read_status(life) or {}
+    began, lived = status.get("started_at"), status.get("lived")
+    return status.get("ended_at") if began is None or lived is None else began + lived

@@ -268,6 +268,7 @@ class _Status(Struct):
     signal: int | None
     ended_at: float | None
     started_at: float | None = None
+    lived: float | None = None
     oom_before: int | None = None
     oom_after: int | None = None
     locked: bool = False

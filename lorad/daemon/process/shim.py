@@ -78,7 +78,7 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
         _become(command, gate)
     _forward_signals(child)
     os.close(gate)
-    status = born(child)
+    status, since = born(child), time.clock_gettime(time.CLOCK_BOOTTIME)
     fd = _write_status(root, status)
     try:  # noqa: SIM105
         os.write(opened, b"!")
@@ -90,7 +90,7 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
         end_the_rest()
     for lock in locks:
         os.close(lock)
-    status.update(died(code))
+    status.update(died(code, time.clock_gettime(time.CLOCK_BOOTTIME) - since))
     _overwrite(fd, status)
     return 0
 
@@ -240,12 +240,14 @@ def never_began(*, locked: bool = False) -> dict[str, Any]:
     return {**never, "boot_id": "", "ended_at": time.time(), "locked": locked}
 
 
-def died(code: int) -> dict[str, Any]:
+def died(code: int, lived: float) -> dict[str, Any]:
+    """lived: seconds, by a clock that nobody sets."""
     exited = os.WIFEXITED(code)
     return {
         "exit_code": os.WEXITSTATUS(code) if exited else None,
         "signal": None if exited else os.WTERMSIG(code),
         "ended_at": time.time(),
+        "lived": lived,
         "oom_after": oom_kills(),
     }
 

@@ -184,8 +184,15 @@ def test_oom_kills_are_counted_before_and_after(tmp_path: Path) -> None:
     assert found["oom_before"] == shim.oom_kills() == found["oom_after"]
 
 
+def test_its_length_is_by_a_steady_clock(tmp_path: Path) -> None:
+    launch(prepare(tmp_path, "import time; time.sleep(0.2)")).wait()
+    assert 0.2 <= status(tmp_path)["lived"] < 600
+
+
 def test_the_largest_status_fits_into_its_bytes() -> None:
-    largest = dict.fromkeys((*shim.born(os.getpid()), *shim.died(0)), 2**63) | {"boot_id": shim.boot_id()}
+    largest = dict.fromkeys((*shim.born(os.getpid()), *shim.died(0, 1.0)), 2**63) | {
+        "boot_id": shim.boot_id()
+    }
     assert len(shim.padded(largest)) == shim.STATUS_BYTES
 
 
