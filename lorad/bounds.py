@@ -12,18 +12,31 @@ _KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ROW_BYTES = 64 * MIB  # of one line: problems with all of their test cases have 20
 
 # Requests to the daemon
-BODY_BYTES = 4 * MIB  # of JSON; beyond: 413
+BODY_BYTES = 4 * MIB  # of the JSON of the largest, which has the tokens of many prompts; beyond: 413
+SPEC_BODY_BYTES = 1 * MIB  # of one that brings a spec
+SMALL_BODY_BYTES = 64 * _KIB  # of any other, and so of all its texts together
+NAME_CHARACTERS = 256  # of a name; what makes one has a narrower rule of its own
+PATH_CHARACTERS = 4096
+NAMES = 1000  # that one request may list
+COMPLETIONS = 4096  # that one request may ask for
+PROMPTS = 1024
+PROMPT_TOKENS = 1 << 18  # of all its prompts, as an evaluation asks: 7 bytes of JSON each
+ANSWER_PAGE_BYTES = 4 * MIB  # of events or results in one answer: the newest that fit
+RESULTS = 100  # of evaluations that are kept with one version: the newest
 # of events, written to a follower at a time; what it has not read waits in the database
 STREAM_BYTES = 64 * _KIB
 
 # Specs and config.yaml
-SPEC_BYTES = 1 * MIB
+SPEC_BYTES = 256 * _KIB
 YAML_NODES = 10_000  # keys, values and lists, aliases counted each time
 YAML_DEPTH = 32
 YAML_ALIASES = 20
+YAML_KEY = 128  # characters
 YAML_DIGITS = 40  # of one number
 OVERRIDES = 256
-OVERRIDE_CHARACTERS = 64 * _KIB  # of one
+OVERRIDE_CHARACTERS = 8 * _KIB  # of one
+OVERRIDES_CHARACTERS = 32 * _KIB  # of all that a request gives, or a run has
+POINTS = 256  # of a sweep
 
 # Python files of users
 CODE_BYTES = 4 * MIB
@@ -49,12 +62,14 @@ LINE_CHARACTERS = 16 * _KIB  # of one line of a log
 POOL_BYTES = 64 * MIB  # in one frame
 STATUS_BYTES = 1 * MIB  # what it says of itself; 64 versions and as many runs are 20 KiB
 TRIAL_SAMPLES = 256  # of one trial of a spec
-POOL_TOKENS = 1 << 22  # of all completions of one request to the daemon
+POOL_TOKENS = 1 << 20  # of all completions of one request to the daemon
 
 # Files of adapters and models
 ADAPTER_BYTES = 16 * GIB  # rank 256 on every linear of 70 billion parameters is 13 GiB in fp32
 ADAPTER_HEADER = 32 * MIB  # 14,000 tensors of a large mixture of experts need 5 MiB
-JSON_BYTES = 64 * MIB  # a JSON file of an adapter or a model
+JSON_BYTES = 64 * MIB  # a JSON file of a tokenizer
+CONFIG_BYTES = 4 * MIB  # one of settings, of an adapter or a model
+INDEX_BYTES = 32 * MIB  # one of the names of a model's tensors
 _SECRET_BYTES = 64 * _KIB
 SPARSE = 16 * MIB  # holes in files smaller than this hurt nobody
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from lorad.bounds import NAME_CHARACTERS, NAMES
 from lorad.errors import SpecError
 from lorad.states import EndReason, RunState
 from lorad.text import seconds_of
@@ -16,6 +17,8 @@ _ME = "me"  # as an owner: whoever asks
 STATES = (*map(str, RunState), *map(str, EndReason), "pausing")
 _GLOB = frozenset("*?[")
 _Seconds = Annotated[float, Meta(ge=0)]
+_Word = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
+_Words = Annotated[list[_Word], Meta(max_length=100)]
 _AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 
 
@@ -34,12 +37,12 @@ class Selection(Struct, frozen=True, omit_defaults=True):
     older, newer: seconds since a run ended, or since it was made where it has not: at least, at most.
     """
 
-    names: list[str] = []
-    state: list[str] = []
-    owner: list[str] = []
-    sweep: list[str] = []
-    tag: list[str] = []
-    base: list[str] = []
+    names: Annotated[list[_Word], Meta(max_length=NAMES)] = []
+    state: _Words = []
+    owner: _Words = []
+    sweep: _Words = []
+    tag: _Words = []
+    base: _Words = []
     older: _Seconds | None = None
     newer: _Seconds | None = None
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lorad.bounds import JSON_BYTES
+from lorad.bounds import CONFIG_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
 from lorad.files import fsync, open_file, read_file
 
@@ -115,7 +115,7 @@ def read_manifest(directory: Path) -> _Manifest:
     """Raises IntegrityError when it is missing or damaged."""
     path = directory / MANIFEST
     try:
-        manifest = msgspec.json.decode(read_file(path, JSON_BYTES, links=False), type=_Manifest)
+        manifest = msgspec.json.decode(read_file(path, CONFIG_BYTES, links=False), type=_Manifest)
     except OSError as error:
         raise IntegrityError(f"{path}: not readable: {error.strerror}", hint=_ELSEWHERE) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

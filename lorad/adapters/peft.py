@@ -23,7 +23,7 @@ from lorad.adapters.fused import is_fused, joined, pairs_of, split, split_shapes
 from lorad.adapters.patterns import Pattern, patterns_of
 from lorad.adapters.targets import HEAD, entry_matches, experts_of, leaf
 from lorad.adapters.tensors import find_tensor, read_shapes, read_tensors, same_values
-from lorad.bounds import JSON_BYTES
+from lorad.bounds import CONFIG_BYTES
 from lorad.errors import AdapterRefused
 from lorad.files import read_file
 
@@ -219,7 +219,7 @@ def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
 def _read_settings(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     try:
-        settings = json.loads(read_file(path, JSON_BYTES))
+        settings = json.loads(read_file(path, CONFIG_BYTES))
     except OSError as error:
         raise AdapterRefused(
             f"{path}: not readable: {error.strerror}", hint="give a PEFT adapter directory"

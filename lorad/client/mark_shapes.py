@@ -2,28 +2,30 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from lorad.client.requests import Body, Name, Overrides
 from lorad.spec.numbers import NonNegative, Tag
 
 NOTE_CHARACTERS = 4000
+_MANY = Meta(max_length=256)
 
 
-class LabelRequest(Struct, frozen=True):
-    add: list[Tag] = []
-    remove: list[Tag] = []
+class LabelRequest(Body, frozen=True):
+    add: Annotated[list[Tag], _MANY] = field(default_factory=list)
+    remove: Annotated[list[Tag], _MANY] = field(default_factory=list)
     note: Annotated[str, Meta(max_length=NOTE_CHARACTERS)] | None = None  # None: as it is
 
 
-class EditRequest(Struct, frozen=True):
-    overrides: list[str]  # `key=value`
+class EditRequest(Body, frozen=True):
+    overrides: Overrides
 
 
-class RenameRequest(Struct, frozen=True):
-    name: str  # the run's new one
+class RenameRequest(Body, frozen=True):
+    name: Name  # the run's new one
 
 
-class GroupRequest(Struct, frozen=True):
+class GroupRequest(Body, frozen=True):
     limit: NonNegative | None = None  # None: no limit
 
 

@@ -4,31 +4,76 @@ A daemon ignores fields that it does not know, except those of `Sampling`, and h
 client leaves out.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from lorad.bounds import TRIAL_SAMPLES
+from lorad.bounds import (
+    BODY_BYTES,
+    METRIC_NAME,
+    METRICS,
+    NAME_CHARACTERS,
+    OVERRIDE_CHARACTERS,
+    OVERRIDES,
+    PATH_CHARACTERS,
+    POINTS,
+    PROMPTS,
+    SMALL_BODY_BYTES,
+    SPEC_BODY_BYTES,
+    SPEC_BYTES,
+    TRIAL_SAMPLES,
+)
 from lorad.selection import Selection
-from lorad.spec.numbers import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
+from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
+
+Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
+_Path = Annotated[str, Meta(max_length=PATH_CHARACTERS)]
+_Override = Annotated[str, Meta(max_length=OVERRIDE_CHARACTERS)]
+Overrides = Annotated[list[_Override], Meta(max_length=OVERRIDES)]  # `key=value`
+_Column = Annotated[str, Meta(max_length=128)]
+_Whole = Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)]
+_Text = Annotated[str, Meta(max_length=1000)]
+_Stop = Annotated[str, Meta(max_length=1000)]
+
+# plain JSON of little depth
+_Scalar = _Text | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
+_FEW = Meta(max_length=64)
+_Key = Annotated[str, Meta(max_length=128)]
+_Plain1 = _Scalar | Annotated[list[_Scalar], _FEW] | Annotated[dict[_Key, _Scalar], _FEW]
+_Plain2 = _Scalar | Annotated[list[_Plain1], _FEW] | Annotated[dict[_Key, _Plain1], _FEW]
+_Plain3 = _Scalar | Annotated[list[_Plain2], _FEW] | Annotated[dict[_Key, _Plain2], _FEW]
+Settings = Annotated[
+    dict[_Key, _Scalar | Annotated[list[_Plain3], _FEW] | Annotated[dict[_Key, _Plain3], _FEW]], _FEW
+]
 
 
-class ShutdownRequest(Struct, frozen=True):
+class Body(Struct, frozen=True):
+    """The body of a request. Each text, list and table in it has a bound, and so has the whole.
+
+    MOST_BYTES: of its JSON.
+    """
+
+    MOST_BYTES: ClassVar[int] = SMALL_BODY_BYTES
+
+
+class ShutdownRequest(Body, frozen=True):
     gateway: bool = False  # end the gateway, too
     pools: bool = False  # end the pools that have no active run, too
 
 
-class RunRequest(Struct, frozen=True):
-    spec: str  # the text of the file
-    source: str  # the file's name for messages
-    cwd: str  # where relative paths of the spec begin
-    overrides: list[str] = []  # `key=value`
-    name: str | None = None
+class RunRequest(Body, frozen=True):
+    MOST_BYTES: ClassVar[int] = SPEC_BODY_BYTES
+
+    spec: Annotated[str, Meta(max_length=SPEC_BYTES)]  # the text of the file
+    source: _Path  # the file's name for messages
+    cwd: _Path  # where relative paths of the spec begin
+    overrides: Overrides = []
+    name: Name | None = None
     suffix: bool = False  # take NAME-2 or the like where the name is in use
     replace: bool = False  # remove the run of that name first, which has to be over
 
 
-class ReserveRequest(Struct, frozen=True):
+class ReserveRequest(Body, frozen=True):
     """Keep a device from lorad; with neither `seconds` nor `until` that lasts until it is released."""
 
     seconds: PositiveFloat | None = None  # from when it is free
@@ -37,21 +82,29 @@ class ReserveRequest(Struct, frozen=True):
     now: bool = False  # runs there stop at their next step
 
 
-class SelectRequest(Struct, frozen=True):
+class SelectRequest(Body, frozen=True):
     """Which runs to list, in which order, with which of their figures."""
+
+    MOST_BYTES: ClassVar[int] = 2 * SMALL_BODY_BYTES
 
     selection: Selection = Selection()
     recent: bool = False  # without those that ended over a day ago
-    keys: list[str] = []  # dotted keys of the spec, and metrics of the last step
-    sort: list[str] = []  # columns or keys; `-` before one: the largest first
+    keys: Annotated[
+        list[_Column], Meta(max_length=64)
+    ] = []  # dotted keys of the spec, and metrics of the last step
+    sort: Annotated[
+        list[_Column], Meta(max_length=16)
+    ] = []  # columns or keys; `-` before one: the largest first
     limit: NonNegative = 0  # how many runs; 0: all
 
 
-class TrialRequest(Struct, frozen=True):
-    spec: str  # the text of the file
-    source: str  # the file's name for messages
-    cwd: str  # where relative paths of the spec begin
-    overrides: list[str] = []  # `key=value`
+class TrialRequest(Body, frozen=True):
+    MOST_BYTES: ClassVar[int] = SPEC_BODY_BYTES
+
+    spec: Annotated[str, Meta(max_length=SPEC_BYTES)]  # the text of the file
+    source: _Path  # the file's name for messages
+    cwd: _Path  # where relative paths of the spec begin
+    overrides: Overrides = []
     n: Annotated[int, Meta(ge=1, le=TRIAL_SAMPLES)] = 4
 
 
@@ -59,8 +112,8 @@ class HalvingRequest(Struct, frozen=True):
     """How to halve a sweep; lorad chooses what is None."""
 
     eta: float | None = None
-    rungs: list[int] | None = None
-    metric: str | None = None
+    rungs: Annotated[list[_Whole], Meta(max_length=POINTS)] | None = None
+    metric: Name | None = None
     asha: bool = False  # decide for each run as it reaches a rung, without waiting for the others
     min_steps: Positive | None = None  # the first rung; the others follow by eta
 
@@ -68,9 +121,9 @@ class HalvingRequest(Struct, frozen=True):
 class PointsRequest(Struct, frozen=True):
     """Which points a sweep has: `random` that are drawn, or those that are `listed`; else all of a grid."""
 
-    random: int | None = None
+    random: _Whole | None = None
     seed: Seed = 0  # of the draws
-    listed: list[list[str]] = []  # overrides of each point
+    listed: Annotated[list[Overrides], Meta(max_length=POINTS)] = []  # overrides of each point
 
 
 class SweepRequest(RunRequest, frozen=True):
@@ -78,62 +131,62 @@ class SweepRequest(RunRequest, frozen=True):
     points: PointsRequest = PointsRequest()
 
 
-class ResumeRequest(Struct, frozen=True):
-    step: int | None = None  # of the checkpoint; None: the newest
+class ResumeRequest(Body, frozen=True):
+    step: NonNegative | None = None  # of the checkpoint; None: the newest
     steps: Positive | None = None  # that the run makes in all; None: as many as before
-    overrides: list[str] = []  # keys of the spec that change from this attempt on
+    overrides: Overrides = []  # keys of the spec that change from this attempt on
 
 
-class ForkRequest(Struct, frozen=True):
-    overrides: list[str] = []
-    name: str | None = None
+class ForkRequest(Body, frozen=True):
+    overrides: Overrides = []
+    name: Name | None = None
     steps: Positive | None = None
     fresh: bool = False  # without the state of the optimizer
 
 
-class ExportRequest(Struct, frozen=True):
-    directory: str
+class ExportRequest(Body, frozen=True):
+    directory: _Path
 
 
-class SwapRequest(Struct, frozen=True):
-    version: str | None = None
+class SwapRequest(Body, frozen=True):
+    version: Name | None = None
     rollback: bool = False  # instead of `version`, take the one that the alias served before this one
 
 
-class CollectRequest(Struct, frozen=True):
+class CollectRequest(Body, frozen=True):
     dry_run: bool = False
 
 
 class AdapterRequest(Struct, frozen=True):
     """A PEFT directory, and the alias under which it is served."""
 
-    name: str
-    directory: str
+    name: Name
+    directory: _Path
 
 
-class ServeRequest(Struct, frozen=True):
-    model: str
-    cwd: str  # where relative paths begin
-    adapters: list[AdapterRequest] = []
-    overrides: list[str] = []
+class ServeRequest(Body, frozen=True):
+    model: _Path
+    cwd: _Path  # where relative paths begin
+    adapters: Annotated[list[AdapterRequest], Meta(max_length=64)] = []
+    overrides: Overrides = []
 
 
-class DoorRequest(Struct, frozen=True):
+class DoorRequest(Body, frozen=True):
     """A request of the front of the tinker doors.
 
     owner: login name, or number, of the user whose key was given to it.
     """
 
-    owner: str
+    owner: Name
 
 
-class ModelRequest(Struct, frozen=True):
+class ModelRequest(Body, frozen=True):
     """A request about what is served.
 
     model: an alias, run@number, or a run's name; where serving is to end, a base as well.
     """
 
-    model: str
+    model: _Path
 
 
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,28 +198,36 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     top_k: NonNegative = 0
     max_new_tokens: Positive = 64
     seed: Seed = 0
-    stop: list[str] = []
+    stop: Annotated[list[_Stop], Meta(max_length=64)] = []
 
 
-class GenerateRequest(Struct, frozen=True):
+_Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(max_length=BODY_BYTES)]
+_Seeds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1024)]
+
+
+class GenerateRequest(Body, frozen=True):
     """A prompt to complete, or several of them as tokens.
 
     seeds: of the completions of each of `prompts`; none: they follow from `sampling.seed`.
     """
 
-    version: str
-    prompt: str = ""
+    MOST_BYTES: ClassVar[int] = BODY_BYTES
+
+    version: Name
+    prompt: Annotated[str, Meta(max_length=BODY_BYTES)] = ""
     sampling: Sampling = Sampling()
-    prompts: list[list[Annotated[int, Meta(ge=0, lt=2**31)]]] = []
-    seeds: list[list[Annotated[int, Meta(ge=0)]]] = []
+    prompts: Annotated[list[_Tokens], Meta(max_length=PROMPTS)] = []
+    seeds: Annotated[list[_Seeds], Meta(max_length=PROMPTS)] = []
 
 
-class ResultRequest(Struct, frozen=True):
+class ResultRequest(Body, frozen=True):
     """What a version came to, to be kept with it; the fields are those of `Result`."""
 
-    data: str
+    data: _Text
     suite: Literal["data", "lm_eval", "inspect"] = "data"
-    settings: dict[str, Any] = {}
-    metrics: dict[str, float] = {}
+    settings: Settings = {}
+    metrics: Annotated[
+        dict[Annotated[str, Meta(max_length=METRIC_NAME)], float], Meta(max_length=METRICS)
+    ] = {}
     problems: NonNegative = 0
     failed: NonNegative = 0

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.bounds import POOL_TOKENS
+from lorad.bounds import POOL_TOKENS, PROMPT_TOKENS, PROMPTS
 from lorad.client import requests
 from lorad.client.client import Client
 from lorad.driver.sampling.episodes import play
@@ -95,7 +95,8 @@ def _spoken(
         for place, prompt in enumerate(prompts)
         for index, seed in enumerate(prompt.seeds)
     ]
-    most = max(1, POOL_TOKENS // sampling.max_new_tokens)
+    longest = max((len(tokens) for _, _, tokens, _ in turns), default=1)
+    most = max(1, min(PROMPTS, POOL_TOKENS // sampling.max_new_tokens, PROMPT_TOKENS // longest))
     for first in range(0, len(turns), most):
         some = turns[first : first + most]
         contexts, seeds = [tokens for _, _, tokens, _ in some], [[seed] for *_, seed in some]

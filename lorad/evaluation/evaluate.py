@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lorad.bounds import POOL_TOKENS
+from lorad.bounds import COMPLETIONS, POOL_TOKENS, PROMPT_TOKENS
 from lorad.client.client import Client
 from lorad.client.requests import Sampling
 from lorad.client.shapes import Completion
@@ -31,7 +31,6 @@ from lorad.spec.reward import RewardSpec, rewards_of
 
 _SECONDS = 24 * 3600.0  # for the completions of a batch, a pool that starts included
 _AT_ONCE = 256  # prompts of one request
-_TOKENS = 1 << 18  # of the prompts of one request
 _SET = "data"  # the name of the set that is evaluated
 
 
@@ -129,7 +128,8 @@ def _completed(
     """Yield the completions of each example, in order; the seeds are those that a run would take."""
     seeds = seeds_of(EVAL_SEED, Plan(0, [*examples], 0, 0, 0), sampling.n)
     longest = max(len(example.tokens) for example in examples)
-    most = min(_AT_ONCE, _TOKENS // longest, POOL_TOKENS // (sampling.n * sampling.max_new_tokens))
+    most = min(COMPLETIONS, POOL_TOKENS // sampling.max_new_tokens) // sampling.n
+    most = min(_AT_ONCE, PROMPT_TOKENS // longest, most)
     step = max(1, most)
     for first in range(0, len(examples), step):
         some = examples[first : first + step]

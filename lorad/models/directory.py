@@ -7,7 +7,7 @@ from typing import Any
 
 from lorad.adapters.peft import PICKLES
 from lorad.adapters.targets import HEAD
-from lorad.bounds import JSON_BYTES
+from lorad.bounds import CONFIG_BYTES, INDEX_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.models.config import ModelConfig, groups_of, modules_in, parse_config, shapes_in
@@ -131,7 +131,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[str]:
     """Return the files that the index names, each of which lies beside it. Raises SpecError."""
-    named = read_json(index).get("weight_map")
+    named = read_json(index, INDEX_BYTES).get("weight_map")
     names = (
         set(named.values())
         if isinstance(named, dict) and all(isinstance(n, str) for n in named.values())
@@ -145,10 +145,10 @@ def _shards(index: Path) -> list[str]:
     return sorted(names)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of a model. Raises SpecError."""
+def read_json(path: Path, most: int = CONFIG_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of a model, of at most so many bytes. Raises SpecError."""
     try:
-        data = json.loads(read_file(path, JSON_BYTES))
+        data = json.loads(read_file(path, most))
     except FileNotFoundError as error:
         raise SpecError(
             f"{path.parent}: missing {path.name}", hint="give a Hugging Face model directory"

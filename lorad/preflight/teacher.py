@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.models.directory import read_config, read_json
 from lorad.models.facts import ModelFacts, read_facts
@@ -68,6 +69,6 @@ def _refuse_long(spec: Spec, positions: int) -> None:
 
 def _tokens_sha256(directory: Path) -> str:
     """sha256 (hex) over the vocabulary of a model, its merges and its added tokens. Raises SpecError."""
-    found = read_json(directory / "tokenizer.json")
+    found = read_json(directory / "tokenizer.json", JSON_BYTES)
     told = json.dumps({key: found.get(key) for key in _OF_IDS}, sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()

@@ -64,15 +64,10 @@ class Refused(Exception):
 class Renderer:
     """One template. Its process starts with the first chat, and again after it was killed. Safe between
     threads.
-
-    prefix, environment: the command and the variables that make it another user's process; empty: it is ours.
     """
 
-    def __init__(
-        self, setup: Setup, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._setup, self._prefix = setup, prefix
-        self._environment = os.environ if environment is None else environment
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
 
@@ -115,13 +110,13 @@ class Renderer:
     def _start(self) -> subprocess.Popen[bytes]:
         light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
         self._process = process = subprocess.Popen(
-            [*self._prefix, sys.executable, "-P", "-m", "lorad.rl.template_child"],
+            [sys.executable, "-P", "-m", "lorad.rl.template_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
-                **self._environment,
+                **os.environ,
                 **light,
-                "PYTHONPATH": python_path(self._environment.get("PYTHONPATH")),
+                "PYTHONPATH": python_path(os.environ.get("PYTHONPATH")),
             },
         )
         self._end = weakref.finalize(self, _end, process)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
+from lorad.bounds import CONFIG_BYTES, JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
 from lorad.files import read_file
 from lorad.rl.templates import Chat, Refused, Renderer, Setup
@@ -21,8 +21,6 @@ _ADVICE = (
 
 
 _PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
-_AsUser = tuple[Sequence[str], Mapping[str, str]]
-"""The command and the environment that make a process another user's."""
 
 
 class Tokenizer:
@@ -34,9 +32,10 @@ class Tokenizer:
     None when it has none, or lorad does not read its form. `template`: its text; None without one.
     """
 
-    def __init__(self, directory: Path, *, date: str | None = None, user: _AsUser | None = None) -> None:
-        """date: what chat templates take for the present, in ISO 8601; None: the present. user: whose process
-        renders them. Raises SpecError when `tokenizer.json` is missing or not readable.
+    def __init__(self, directory: Path, *, date: str | None = None) -> None:
+        """date: what chat templates take for the present, in ISO 8601; None: the present.
+
+        Raises SpecError when `tokenizer.json` is missing, too large or not readable.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -46,7 +45,7 @@ class Tokenizer:
                 "AutoTokenizer.from_pretrained(…).save_pretrained(directory)",
             )
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(read_file(path, JSON_BYTES))
         except Exception as error:  # the library raises bare Exception
             raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
         self._tokenizer.no_padding()
@@ -58,10 +57,7 @@ class Tokenizer:
         self._call_ids = [
             number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
         ]
-        prefix, environment = user or ((), None)
-        self._renderer = (
-            None if template is None else Renderer(self._setup(template, directory), prefix, environment)
-        )
+        self._renderer = None if template is None else Renderer(self._setup(template, directory))
         configs = [_read(directory / name) for name in ("generation_config.json", "config.json")]
         self.eos_ids = self._ids(configs, "eos_token")
         self.pad_id = (*self._ids(configs, "pad_token"), *self.eos_ids, 0)[0]
@@ -181,11 +177,11 @@ def has_chat_template(directory: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when there is no such file."""
+    """A JSON object of settings; empty when there is no such file."""
     if not path.exists():
         return {}
     try:
-        data = json.loads(read_file(path, JSON_BYTES))
+        data = json.loads(read_file(path, CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         told = getattr(error, "strerror", None) or error
         raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
@@ -199,7 +195,7 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
         try:
-            return read_file(path, JSON_BYTES).decode()
+            return read_file(path, CONFIG_BYTES).decode()
         except (OSError, ValueError) as error:
             raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
     found = settings.get("chat_template")

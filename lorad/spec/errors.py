@@ -3,7 +3,8 @@ the message names the key and what it may be.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -14,7 +15,8 @@ from lorad.spec.keys import in_words
 from lorad.spec.synonyms import called_elsewhere
 
 _DEEPEST = 6  # sections in each other, as far as a key of others is looked for
-_MOST = 20  # keys of one section
+_MOST = 20  # keys of one section that are explained
+_LONGEST = 60  # characters of a key that others are like
 NAME_HINT = (
     "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 )
@@ -29,7 +31,7 @@ def without_unknown(
     wrong: list[SpecError] = []
     for key, value in data.items():
         if key not in fields:
-            wrong += _unknown(part, str(key), value, prefix)
+            wrong += _unknown(part, str(key), value, prefix) if len(wrong) < _MOST else []
             continue
         section, named = _section(fields[key]), _named_section(fields[key])
         if section is not None and isinstance(value, dict):
@@ -46,6 +48,8 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
     """Return the sections that are right, by name, and an error for what is wrong in each of the others."""
     sound, wrong = dict[str, Any](), list[SpecError]()
     for name, value in data.items():
+        if len(wrong) >= _MOST:
+            break
         known, more = value, list[SpecError]()
         if isinstance(value, dict):
             known, more = without_unknown(value, part, f"{prefix}{name}.")
@@ -89,11 +93,16 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
     inner = [path for path in inner if path.count(".") == min(path.count(".") for path in inner)]
     inner = [*dict.fromkeys(filter(None, (called_elsewhere(key), *inner)))]
     fields = part.__struct_fields__
-    near = inner or [f"{prefix}{name}" for name in difflib.get_close_matches(key, fields, n=1)]
-    near = near or [
-        path for path, name in below.items() if name in difflib.get_close_matches(key, below.values(), n=1)
-    ]
+    near = inner or [f"{prefix}{name}" for name in _nearest(key, fields)]
+    if not near:
+        alike = _nearest(key, below.values())
+        near = [path for path, name in below.items() if name in alike]
     return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
+
+
+def _nearest(key: str, known: Iterable[str]) -> list[str]:
+    """Return the known word that is most like a key, if any is; none for a text that is no word."""
+    return difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST else []
 
 
 def key_called(part: type[Struct], name: str, prefix: str = "") -> str:
@@ -108,13 +117,14 @@ def key_called(part: type[Struct], name: str, prefix: str = "") -> str:
     return same or called_elsewhere(name) or min(inner, key=lambda path: path.count("."), default="")
 
 
-def leaves(part: type[Struct], prefix: str = "") -> list[str]:
+@lru_cache(maxsize=64)  # a prefix may hold a name that somebody chose
+def leaves(part: type[Struct], prefix: str = "") -> tuple[str, ...]:
     """Return all keys below a section that hold a value, dotted."""
-    found = []
+    found = list[str]()
     for field in msgspec.structs.fields(part):
         section = _section(field.type)
         found += [f"{prefix}{field.name}"] if section is None else leaves(section, f"{prefix}{field.name}.")
-    return found
+    return tuple(found)
 
 
 def without(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:

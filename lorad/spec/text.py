@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.bounds import OVERRIDE_CHARACTERS, OVERRIDES, YAML_DEPTH
+from lorad.bounds import OVERRIDE_CHARACTERS, OVERRIDES, OVERRIDES_CHARACTERS, YAML_DEPTH
 from lorad.errors import SpecError
 from lorad.spec.model import Spec, convert
 from lorad.spec.secrets import refuse_secret_text, refuse_secrets
@@ -110,16 +110,37 @@ def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
     Raises SpecError with the override to blame.
     """
-    if len(overrides) > OVERRIDES:
-        raise SpecError(
-            f"{len(overrides)} overrides are more than {OVERRIDES}", hint="Put them into the spec."
-        )
+    refuse_many(overrides)
     data = dict(data)
     for text in overrides:
         key, value = _split(text)
         refuse_secrets({key: value}, {}, "override")
         data = _set(data, key.split("."), value, text)
     return data
+
+
+def merged(before: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Add overrides to those that a run has: the newest of each key, and none within a section that a later
+    one sets whole.
+
+    Raises SpecError where these are too many or too long.
+    """
+    kept: dict[str, str] = {}
+    for text in reversed([*before, *overrides]):
+        parts = overridden(text).split(".")
+        if not any(".".join(parts[:place]) in kept for place in range(1, len(parts) + 1)):
+            kept[".".join(parts)] = text
+    refuse_many([*kept.values()])
+    return [*reversed(kept.values())]
+
+
+def refuse_many(overrides: Sequence[str]) -> None:
+    """Raise SpecError for more than OVERRIDES, or OVERRIDES_CHARACTERS characters of them together."""
+    hint = "Put them into the spec."
+    if len(overrides) > OVERRIDES:
+        raise SpecError(f"{len(overrides)} overrides are more than {OVERRIDES}", hint=hint)
+    if (size := sum(map(len, overrides))) > OVERRIDES_CHARACTERS:
+        raise SpecError(f"overrides of {size} characters are more than {OVERRIDES_CHARACTERS}", hint=hint)
 
 
 def refuse_long(override: str) -> None:
@@ -132,8 +153,15 @@ def refuse_long(override: str) -> None:
 
 
 def overridden(text: str) -> str:
-    """Return the key of an override. Raises SpecError."""
-    return _split(text)[0]
+    """Return the key of an override, whose value is not looked at. Raises SpecError."""
+    refuse_long(text)
+    key, equals, _ = text.partition("=")
+    parts = key.strip().split(".", YAML_DEPTH)
+    if not equals or not all(parts) or len(parts) > YAML_DEPTH:
+        raise SpecError(
+            f"override {text[:200]}: not of the form key=value", hint="For example trainer.lr=3e-5."
+        )
+    return key.strip()
 
 
 def from_json(data: bytes) -> Spec:
@@ -148,17 +176,13 @@ _MISSING = (
 _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
 
 
+@lru_cache(maxsize=OVERRIDES)  # a request looks at each several times, and so do the points of a sweep
 def _split(override: str) -> tuple[str, Any]:
-    refuse_long(override)
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts) or len(parts) > YAML_DEPTH:
-        raise SpecError(
-            f"override {override[:200]}: not of the form key=value", hint="For example trainer.lr=3e-5."
-        )
+    """Return the key of an override and its value, which nobody changes. Raises SpecError."""
+    key, text = overridden(override), override.partition("=")[2]
     refuse_secret_text(text, "override")
     node = compose(text, f"override {override}")
-    return key.strip(), None if node is None else plain(node, f"override {override}")
+    return key, None if node is None else plain(node, f"override {override}")
 
 
 def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from lorad.bounds import SPEC_BYTES, YAML_ALIASES, YAML_DEPTH, YAML_DIGITS, YAML_NODES
+from lorad.bounds import SPEC_BYTES, YAML_ALIASES, YAML_DEPTH, YAML_DIGITS, YAML_KEY, YAML_NODES
 from lorad.errors import SpecError
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -71,7 +71,7 @@ def compose(text: str, source: str) -> Node | None:
 def refuse_large(text: str, source: str) -> None:
     """Raise SpecError for a text of more than SPEC_BYTES bytes."""
     if len(text) > SPEC_BYTES or len(text.encode("utf-8", "surrogatepass")) > SPEC_BYTES:
-        raise SpecError(f"{source}: larger than {SPEC_BYTES >> 20} MiB", hint=_PAGE)
+        raise SpecError(f"{source}: larger than {SPEC_BYTES >> 10} KiB", hint=_PAGE)
 
 
 def plain(node: Node, source: str) -> Any:
@@ -152,6 +152,8 @@ class _Plain:
             key, where = key_node.value, f"{self._source}:{key_node.start_mark.line + 1}"
             if not isinstance(key_node, ScalarNode) or key == "<<":
                 raise SpecError(f"{where}: keys are plain words", hint="Write every key out.")
+            if len(key) > YAML_KEY:
+                raise SpecError(f"{where}: a key of more than {YAML_KEY} characters", hint=_PAGE)
             found[key] = self.value(value_node, (*inside, node))
         return found
 

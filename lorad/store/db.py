@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from lorad.bounds import ANSWER_PAGE_BYTES
 from lorad.errors import Conflict, IntegrityError, LoradError
 from lorad.files import fsync, names
 from lorad.migrations import MIGRATIONS
@@ -51,6 +52,18 @@ class Rows:
         """Read the rows as the values of their columns, in order: for answers of many rows."""
         with self._in_words():
             return self._connection.execute(sql, parameters).fetchall()
+
+    def page(self, sql: str, parameters: Sequence[Any], *, size: str, limit: int) -> list[Row]:
+        """Read the newest rows, by their `id`, of a statement: at most `limit` of them, and no more than fit
+        into an answer. They come oldest first. size: an expression of SQL, the bytes of a row.
+        """
+        sized = f"SELECT *, sum({size}) OVER (ORDER BY id DESC) AS bytes_so_far"
+        newest = f"FROM (SELECT * FROM ({sql}) ORDER BY id DESC LIMIT ?)"
+        found = self.rows(
+            f"SELECT * FROM ({sized} {newest}) WHERE bytes_so_far <= ? ORDER BY id",
+            (*parameters, limit, ANSWER_PAGE_BYTES),
+        )
+        return [{key: value for key, value in row.items() if key != "bytes_so_far"} for row in found]
 
     def row(self, sql: str, parameters: _Parameters = ()) -> Row | None:
         """Read the first row of the answer; None when there is none."""

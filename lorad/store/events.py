@@ -56,13 +56,12 @@ def moves_after(store: Rows, id: int, limit: int = 1000) -> list[EventRow]:
 
 
 def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
-    """List the last events, oldest of them first, as `after` has them."""
-    if run is None:
-        rows = store.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", (limit,))
-    else:
-        sql = "SELECT * FROM events WHERE run = ? AND id >= ? ORDER BY id DESC LIMIT ?"
-        rows = store.rows(sql, (run, first_id(store, run), limit))
-    return [event_row(row) for row in reversed(rows)]
+    """List the last events, oldest of them first, as `after` has them: as many as fit into an answer."""
+    where, values = "", tuple[Any, ...]()
+    if run is not None:
+        where, values = "WHERE run = ? AND id >= ?", (run, first_id(store, run))
+    rows = store.page(f"SELECT * FROM events {where}", values, size="length(data)", limit=limit)
+    return [event_row(row) for row in rows]
 
 
 def of_kind(store: Rows, run: str, kind: str, *, limit: int = -1) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ _SORTED = {
 }
 COLUMNS = tuple(_SORTED)
 _NEWEST = 100  # runs whose metrics are named
+_GLOBS = 100  # in one request: each is tried on each run
 _METRIC = re.compile(r"[A-Za-z_][\w@/ :.-]{0,99}")
 _LAST_STEP = """(SELECT {what} FROM steps s WHERE s.run = runs.name AND s.lineage = 1 AND s.step = runs.step
 ORDER BY s.attempt DESC LIMIT 1)"""
@@ -135,9 +136,12 @@ def _any_of(column: str, globs: Sequence[str], given: list[Any]) -> str:
     """Write that a column is one of the texts or fits one of the globs."""
     exact = [glob for glob in globs if not is_glob(glob)]
     loose = [glob.replace("[!", "[^") for glob in globs if is_glob(glob)]
-    given += [*exact, *loose]
-    equal = [f"{column} IN ({', '.join('?' for _ in exact)})"] if exact else []
-    return f"({' OR '.join([*equal, *(f'{column} GLOB ?' for _ in loose)])})"
+    if len(loose) > _GLOBS:
+        hint = f"Give at most {_GLOBS}, or names without *, ? and [."
+        raise SpecError(f"{len(loose)} globs are too many for one request", hint=hint)
+    given += [msgspec.json.encode(texts).decode() for texts in (exact, loose)]
+    fits = f"EXISTS (SELECT 1 FROM json_each(?) glob WHERE {column} GLOB glob.value)"
+    return f"({column} IN (SELECT value FROM json_each(?)) OR {fits})"
 
 
 def _path(key: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from lorad.bounds import RESULTS
 from lorad.errors import NotFound
 from lorad.store import events
 from lorad.store.db import Rows, Store
@@ -121,25 +122,33 @@ def first_number(store: Rows, run: str) -> int:
 
 # -- results -----------------------------------------------------------------------------------------------
 def add_result(store: Store, result: ResultRow) -> ResultRow:
-    """Keep what a version came to; its id and time are made here."""
+    """Keep what a version came to, and of all that is kept with it the newest RESULTS; its id and time are
+    made here.
+    """
     given = {**structs.asdict(result), "id": None, "at": time.time()}
     given |= {key: msgspec.json.encode(given[key]).decode() for key in ("settings", "metrics")}
     marks = ", ".join("?" * len(given))
+    own = (result.run, result.version)
     with store.write() as connection:
         made = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*given.values()])
+        newest = "SELECT id FROM results WHERE run = ? AND version = ? ORDER BY id DESC LIMIT ?"
+        old = f"DELETE FROM results WHERE run = ? AND version = ? AND id NOT IN ({newest})"
+        connection.execute(old, (*own, *own, RESULTS))
         return _results(store, "WHERE id = ?", made.lastrowid)[0]
 
 
 def results(store: Rows, run: str | None = None) -> list[ResultRow]:
-    """List the results of all tensors that a run has as versions, under whatever name its owner has them, or
-    the newest of all; the newest last.
+    """List the newest results, as many as fit into an answer, the newest last: of all tensors that a run has
+    as versions, under whatever name its owner has them, or of all.
     """
     if run is None:
-        return _results(store, "ORDER BY id DESC LIMIT ?", _MOST_RESULTS)[::-1]
+        return _results(store, "")
     owner = "(SELECT name FROM runs WHERE owner_uid = (SELECT owner_uid FROM runs WHERE name = ?))"
     same = "sha256 IN (SELECT sha256 FROM versions WHERE run = ?)"
-    return _results(store, f"WHERE {same} AND run IN {owner} ORDER BY id", run, run)
+    return _results(store, f"WHERE {same} AND run IN {owner}", run, run)
 
 
 def _results(store: Rows, which: str, *values: Any) -> list[ResultRow]:
-    return [result_row(row) for row in store.rows(f"SELECT {_RESULT} FROM results {which}", values)]
+    size = "length(data) + length(settings) + length(metrics)"
+    rows = store.page(f"SELECT {_RESULT} FROM results {which}", values, size=size, limit=_MOST_RESULTS)
+    return [result_row(row) for row in rows]

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from lorad.client.shapes import Completion
-from lorad.daemon.api.verbs.generate import take
 from lorad.daemon.api.views import pool_view, version_view
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
@@ -29,6 +28,7 @@ from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.process.user_threads import Turns
 from lorad.daemon.runs.preflight import guarded
 from lorad.daemon.runs.versions import is_loaded
+from lorad.daemon.serving.completer import take
 from lorad.daemon.storage.prune import is_free, names_in
 from lorad.errors import Conflict, PoolLost
 from lorad.protocol import frames

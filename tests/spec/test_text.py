@@ -3,9 +3,10 @@
 import pytest
 import yaml
 
+from lorad.bounds import OVERRIDES
 from lorad.errors import SpecError, from_wire, to_wire
 from lorad.spec.model import Spec
-from lorad.spec.text import load_spec, load_task
+from lorad.spec.text import load_spec, load_task, merged, override
 
 
 def refusal(text: str, *overrides: str) -> SpecError:
@@ -68,6 +69,20 @@ def test_last_of_two_overrides_wins() -> None:
     """A value may hold an equals sign."""
     assert load_spec("", overrides=["seed=1", "seed=2"]).seed == 2
     assert load_spec("reward: regex", overrides=["reward.pattern=a=b"]).rewards[0].pattern == "a=b"
+
+
+def test_merged_overrides_keep_the_newest_of_each() -> None:
+    before = ["rollout.stop=[a]", "seed=1", "trainer.lr=1", "rollout={stop: [b]}", "rollout.top_p=0.5"]
+    assert merged(before, ["trainer.lr=2", "rollout.top_p=0.9"]) == [
+        "seed=1",
+        "rollout={stop: [b]}",
+        "trainer.lr=2",
+        "rollout.top_p=0.9",
+    ]
+    assert override(Spec(), merged(before, ["seed=3"])) == override(Spec(), [*before, "seed=3"])
+    many = [f"rollout.engine_args.x{number}=1" for number in range(OVERRIDES + 1)]
+    with pytest.raises(SpecError, match=f"more than {OVERRIDES}"):
+        merged(many[:OVERRIDES], many)
 
 
 def test_an_override_does_not_reach_through_an_alias() -> None:

@@ -1,19 +1,22 @@
 """A request as handlers see it: path, query and body, whole, in time and checked."""
 
 import asyncio
-from typing import Annotated, Any, NamedTuple, TypeVar
+import re
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from lorad.bounds import BODY_BYTES
+from lorad.client.requests import Body
 from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, NotFound, SpecError
 
-T = TypeVar("T", bound=Struct)
+T = TypeVar("T", bound=Body)
 _Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
 _HINT = "Use the lorad command or lorad.client."
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # escaped; JSON holds no other
 
 
 class Call(NamedTuple):
@@ -21,19 +24,23 @@ class Call(NamedTuple):
 
     request: web.Request
     caller: Caller
-    body: Any
+    body: bytes
 
     @property
     def run(self) -> str:
         return self.request.match_info["run"]
 
     def json(self, kind: type[T]) -> T:
-        """Convert the body to `kind`. Raises SpecError."""
+        """Read the JSON body as `kind`, within its bounds. Raises SpecError, TooLarge."""
+        if len(self.body) > kind.MOST_BYTES:
+            raise _too_large(kind.MOST_BYTES)
         try:
-            return msgspec.convert(self.body or {}, kind)
+            return msgspec.json.decode(self.body or b"{}", type=kind)
         except msgspec.ValidationError as error:
             hint = "Give another value. If this one should fit: is lorad as old as its daemon?"
             raise SpecError(f"the request does not fit: {error}", hint=hint) from None
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise SpecError(f"the request is not JSON: {error}", hint=_HINT) from None
 
     def text(self, key: str) -> str | None:
         return self.request.query.get(key)
@@ -59,8 +66,12 @@ class TooSlow(Conflict):
     status = 408
 
 
-async def read_body(request: web.Request, seconds: float) -> Any:
-    """Read the JSON body, None without one. Raises SpecError, NotFound, TooLarge and TooSlow."""
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the request is larger than {most} bytes", hint="Make it smaller.")
+
+
+async def read_body(request: web.Request, seconds: float) -> bytes:
+    """Read the body, empty without one. Raises SpecError, NotFound, TooLarge and TooSlow."""
     _refuse_nul(request)
     try:
         async with asyncio.timeout(seconds):
@@ -70,21 +81,12 @@ async def read_body(request: web.Request, seconds: float) -> Any:
             f"the request did not arrive within {seconds:.0f} seconds", hint="Send it again."
         ) from None
     except web.HTTPRequestEntityTooLarge:
-        raise TooLarge(f"the request is larger than {BODY_BYTES} bytes", hint="Make it smaller.") from None
+        raise _too_large(BODY_BYTES) from None
     except web.RequestPayloadError as error:
         raise SpecError(f"the request cannot be read: {error}", hint=_HINT) from None
-    return _parsed(data) if data else None
-
-
-def _parsed(data: bytes) -> Any:
-    """Raises SpecError: for what is not JSON, too deep, or holds text that no file or database takes."""
-    try:
-        body = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise SpecError(f"the request is not JSON: {error}", hint=_HINT) from None
-    if b"\\u0000" in data and _has_nul(body):
+    if _NUL.search(data):
         raise SpecError("the request holds a NUL character", hint="No name, path or text has one.")
-    return body
+    return data
 
 
 def _refuse_nul(request: web.Request) -> None:
@@ -93,14 +95,3 @@ def _refuse_nul(request: web.Request) -> None:
         raise NotFound(f"no such request: {request.path!r}", hint=_HINT)
     if any("\0" in key + value for key, value in request.query.items()):
         raise SpecError("the request's address holds a NUL character", hint=_HINT)
-
-
-def _has_nul(value: Any) -> bool:
-    match value:
-        case str():
-            return "\0" in value
-        case dict():
-            return any(_has_nul(key) or _has_nul(inner) for key, inner in value.items())
-        case list():
-            return any(_has_nul(inner) for inner in value)
-    return False

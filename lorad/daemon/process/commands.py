@@ -24,7 +24,8 @@ def _module(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Commands:
-    """How to start each process. Its directory follows the command, and the preflight reads standard input.
+    """How to start each process. Its directory follows the command; preflight and completer read standard
+    input.
 
     driver, lane: followed by its attempt's directory; a lane is the driver of a model of Tinker's client.
     pool: followed by the pool's directory.
@@ -42,6 +43,7 @@ class Commands:
     loggers: tuple[str, ...] = _module("lorad.loggers")
     notify: tuple[str, ...] = _module("lorad.notify")
     trial: tuple[str, ...] = _module("lorad.driver.trial")
+    completer: tuple[str, ...] = _module("lorad.daemon.serving.completer")
     lane: tuple[str, ...] = _module("lorad.tinker.lane")
     tinker: tuple[str, ...] = _module("lorad.tinker")
 

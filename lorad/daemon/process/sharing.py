@@ -28,6 +28,7 @@ class Users(ABC):
     socket_mode: the mode of the socket on which it answers.
     polls: short questions to pools, which do not wait behind long ones.
     checks: checks of specs.
+    asks: requests for completions, each of which has a process.
     """
 
     shared: ClassVar[bool]
@@ -36,6 +37,7 @@ class Users(ABC):
     def __init__(self) -> None:
         self.polls = Hands()
         self.checks = Turns("checks of specs", at_once=4, most=32)
+        self.asks = Turns("requests for completions", at_once=8, most=64)
 
     @abstractmethod
     def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:

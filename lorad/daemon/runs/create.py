@@ -58,9 +58,14 @@ def _absolute(model: str, cwd: Path, user: User | None) -> str:
 
 
 def expanded(path: str, user: User | None) -> Path:
-    """Expand `~` as that user means it; without one, as the daemon does."""
+    """Expand `~` as that user means it; without one, as the daemon does. Raises SpecError."""
     first, _, rest = path.partition("/")
-    return Path(user.home) / rest if user is not None and first == "~" else Path(path).expanduser()
+    if user is not None and first == "~":
+        return Path(user.home) / rest
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SpecError(f"{path}: {first} is no user's home", hint="Write the whole path.") from None
 
 
 def fresh_name(ctx: Context) -> str:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from lorad.daemon.runs.grid import POINTS, Axes, overridden_values, split
+from lorad.bounds import POINTS
+from lorad.daemon.runs.grid import Axes, overridden_values, split
 from lorad.errors import SpecError
-from lorad.spec.text import overridden, refuse_long
+from lorad.spec.text import overridden, refuse_long, refuse_many
 
 _CALL = re.compile(r"(uniform|loguniform|int|logint|choice)\((.*)\)", re.DOTALL)
 _DIGITS = 4  # of a number that is drawn
@@ -34,6 +35,7 @@ def distributions_of(overrides: Sequence[str]) -> tuple[dict[str, Distribution],
     """Find the keys that are drawn, in order, and the overrides with one value. Several values separated by
     commas are a choice. Raises SpecError.
     """
+    refuse_many(overrides)
     found: dict[str, Distribution] = {}
     rest = []
     for text in overrides:

@@ -11,11 +11,11 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
+from lorad.bounds import POINTS
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.text import overridden, refuse_long
 
-POINTS = 256  # at most
 _CLOSES = {"[": "]", "{": "}"}
 
 Axes = dict[str, list[str]]

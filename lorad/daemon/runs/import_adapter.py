@@ -20,6 +20,7 @@ from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.readers import refuse_interleaved
 from lorad.adapters.validate import refuse_unfit, validate
 from lorad.backends.setup import lora_of, served_experts, targets_of
+from lorad.bounds import CONFIG_BYTES
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request
 from lorad.daemon.pool import Pool
@@ -32,7 +33,7 @@ from lorad.daemon.runs.bases import base_in
 from lorad.daemon.runs.create import create, make_directory, refuse_used
 from lorad.daemon.runs.versions import heard
 from lorad.errors import AdapterRefused, Conflict
-from lorad.files import fsync
+from lorad.files import fsync, read_file
 from lorad.models.directory import weight_files
 from lorad.models.facts import read_facts
 from lorad.models.families import FUSED
@@ -164,7 +165,7 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
 def _is_alike(version: VersionRow, config: AdapterConfig) -> bool:
     """Check whether its files are there and mean what `config` does: a digest is of tensors only."""
     try:
-        there = json.loads((Path(version.path) / CONFIG).read_bytes())
+        there = json.loads(read_file(Path(version.path) / CONFIG, CONFIG_BYTES, links=False))
         return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)
     except (OSError, ValueError, KeyError):
         return False

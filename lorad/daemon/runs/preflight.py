@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import doing
-from lorad.errors import SpecError, from_wire
+from lorad.errors import PoolLost, SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
 from lorad.spec.text import places
@@ -146,6 +146,35 @@ async def guarded(
             await _end(process)
 
 
+async def lines_of(process: Process, what: str, question: bytes = b"") -> AsyncGenerator[bytes, None]:
+    """Send a question and yield the lines that a process of a user's prints, up to one that ends it for the
+    caller. what: says which process it is.
+
+    Raises PoolLost when there is no further line, or one that is too long.
+    """
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(question)
+    process.stdin.close()
+    errors = asyncio.create_task(_last_of(process.stderr))
+    try:
+        while line := await process.stdout.readline():
+            yield line
+        last = (await errors).decode(errors="replace").strip().splitlines()[-1:]
+        raise PoolLost(f"{what} fell over: {' '.join(last)}", hint="Try again.")
+    except ValueError:
+        raise PoolLost(f"{what} printed a line without end", hint="Try again.") from None
+    finally:
+        errors.cancel()
+
+
+async def _last_of(stream: asyncio.StreamReader) -> bytes:
+    """Read a stream to its end, and keep the last of it."""
+    last = b""
+    while chunk := await stream.read(_LINE_BYTES):
+        last = (last + chunk)[-_LINE_BYTES:]
+    return last
+
+
 async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
     """Send the question to a check and read what it prints.
 
@@ -177,8 +206,7 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
 
 def _slow(spec: Spec) -> str:
     """Guess what may take so long."""
-    path = Path(spec.model.path).expanduser()
-    if not spec.model.path.startswith("builtin:") and not path.exists():
+    if not spec.model.path.startswith("builtin:") and not os.path.exists(os.path.expanduser(spec.model.path)):
         name = spec.model.path.partition("@")[0]
         return (
             f"Is the model being downloaded? `hf download {name}` shows how far it is, and keeps what is "

@@ -156,7 +156,7 @@ async def test_refused_of_two_resumes_leaves_no_trace(home: Path) -> None:
         finished(api.ctx)
         bodies = [ResumeRequest(steps=8, overrides=[f"resources.priority={n}"]) for n in (1, 2)]
         request = cast("Any", SimpleNamespace(match_info={"run": "a"}))
-        calls = [Call(request, Caller(0, "me"), msgspec.to_builtins(body)) for body in bodies]
+        calls = [Call(request, Caller(0, "me"), msgspec.json.encode(body)) for body in bodies]
         done = await asyncio.gather(*(resume(api.ctx, call) for call in calls), return_exceptions=True)
         [late] = [result for result in done if isinstance(result, Conflict)]
         assert "changed while" in late.message and "lorad show a" in late.hint

@@ -4,7 +4,6 @@ moments.
 
 import os
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ from lorad.daemon.runs.versions import await_files, find_version, has_files, in_
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
 from lorad.files import fsync
 from lorad.spec.model import Spec
-from lorad.spec.text import overridden, override
+from lorad.spec.text import merged, overridden, override
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow, VersionRow
@@ -62,23 +61,27 @@ async def fork(ctx: Context, call: Call) -> Forked:
     """
     body, version = call.json(ForkRequest), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
-    anew = _other_kind(parent, body)
+    # read before anything is awaited: the parent may be removed meanwhile
+    asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), parent.dir.spec_text
+    text = written.read_text() if written.exists() else ""  # the spec as the user wrote it
+    overrides = merged(asked.overrides, body.overrides)
+    anew = await in_thread(ctx, call.caller.uid, _other_kind, parent, body)
     body = replace(body, fresh=body.fresh or bool(anew))
     if body.fresh:
         await await_files(ctx, version)
     start = _begun(ctx, parent, version, body.fresh)
-    spec = _respecified(ctx, parent, body, start)
+    spec = await in_thread(ctx, call.caller.uid, _respecified, parent, body, start)
+    name = msgspec.json.encode(body.name or spec.name or _free_name(ctx, parent.name)).decode()
+    spec = await in_thread(ctx, call.caller.uid, override, spec, [f"name={name}"])
     refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
-    # read before anything is awaited: the parent may be removed meanwhile
-    asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), parent.dir.spec_text
-    text = written.read_text() if written.exists() else ""  # the spec as the user wrote it
     with in_hand(ctx, version):
         staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
     kl: Staged | None = None
     try:
         begins = Begins(staged, parent, asked.reference if _inherits(body, spec) else None)
         kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
+        asked = replace(asked, overrides=overrides)
         request, spec = await _looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
         refuse_used(ctx, spec)
         row = _settled(ctx, call, spec, request, (start, staged, text), kl)
@@ -122,8 +125,11 @@ def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _S
     return _Start(origin, Path(found[-1].path), found[-1].step, trained)
 
 
-def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start) -> Spec:
-    """Make the fork's spec of the parent's. Raises SpecError for overrides of what defines the adapter."""
+def _respecified(parent: RunRow, body: ForkRequest, start: _Start) -> Spec:
+    """Make the fork's spec of the parent's, without a name unless one is set.
+
+    Raises SpecError for overrides of what defines the adapter.
+    """
     before = spec_of(parent)
     for text in body.overrides:
         _refuse_shape(before, text)
@@ -136,8 +142,7 @@ def _respecified(ctx: Context, parent: RunRow, body: ForkRequest, start: _Start)
     if not body.fresh:
         _refuse_other_critic(before, spec)
         spec = fitted(spec, body.overrides, start.trained)
-    name = body.name or spec.name or _free_name(ctx, parent.name)
-    return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
+    return spec
 
 
 def _refuse_shape(before: Spec, text: str) -> None:
@@ -254,8 +259,7 @@ async def _looked_at(
     if body.fresh:
         own = RunDir(ctx.runs_root / str(spec.name)).origin
         spec = replace(spec, lora=replace(spec.lora, adapter_path=str(own)))
-    overrides: Sequence[str] = [*asked.overrides, *body.overrides]
-    return replace(asked, overrides=overrides, model_path=facts.model_path, facts=facts), spec
+    return replace(asked, model_path=facts.model_path, facts=facts), spec
 
 
 def _settled(

@@ -12,7 +12,7 @@ from lorad.client.shapes import Resumed
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import extended, run_view, spec_at
 from lorad.daemon.context import Context, Request, request_of, spec_of
-from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.bases import inputs_of
@@ -22,7 +22,7 @@ from lorad.daemon.runs.take_in import refuse_journal
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
 from lorad.spec.model import Spec, to_json
-from lorad.spec.text import overridden, override
+from lorad.spec.text import merged, overridden, override
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -44,13 +44,10 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     _refuse_what_cannot_go_on(ctx, run)
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
     chosen = _choose(run, present, body.step)
-    spec = changed(before, body.overrides)
+    spec, steps = await in_thread(ctx, call.caller.uid, _asked, body, run, chosen)
+    done = chosen.step if chosen else 0
     if spec.resources.priority > before.resources.priority:
         refuse_priority(ctx, call.caller, spec)
-    if chosen:
-        spec = fitted(spec, body.overrides, spec_at(run.dir.attempt(chosen.attempt)))
-    steps, done = total(body, run, before), chosen.step if chosen else 0
-    spec = on_schedule(spec, before, run.steps, steps)
     if steps and (steps < done or (steps == done and run.reason == EndReason.COMPLETED)):
         hint = (
             f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an "
@@ -84,6 +81,16 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     warnings = [*filter(None, [again]), *(request.facts.warnings if request else [])]
     row = runs.get(ctx.store, call.run)
     return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
+
+
+def _asked(body: ResumeRequest, run: RunRow, chosen: CheckpointRow | None) -> tuple[Spec, int]:
+    """Return the spec of the next attempt, and how many steps the run makes in all. Raises SpecError."""
+    before = spec_of(run)
+    spec = changed(before, body.overrides)
+    if chosen:
+        spec = fitted(spec, body.overrides, spec_at(run.dir.attempt(chosen.attempt)))
+    steps = total(body, run, before)
+    return on_schedule(spec, before, run.steps, steps), steps
 
 
 def _made_again(run: RunRow, spec: Spec, chosen: CheckpointRow | None) -> str:
@@ -219,7 +226,7 @@ async def _respecified(
     reference = None if request.reference is None else run.dir.reference
     wanted = replace(spec, trainer=replace(spec.trainer, steps=steps or spec.trainer.steps))
     _, facts = rated(wanted, await preflight(ctx, wanted, request.cwd, run.owner_uid, reference))
-    return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
+    return replace(request, overrides=merged(request.overrides, overrides), facts=facts)
 
 
 def _refuse_late(ctx: Context, run: RunRow) -> None:

@@ -128,10 +128,9 @@ def _refuse_unmeasured(words: Sequence[str], metrics: Sequence[str]) -> None:
 def _refuse_no_key(word: str) -> None:
     """Raise SpecError for a dotted word that is no key of a spec, nor a section or an element of one."""
     known = leaves(Spec)
-    parts = [word.split(".", place)[:place] for place in range(1, word.count(".") + 1)]
-    if "." not in word or any(".".join(part) in known for part in parts):
-        return
-    if not any(key == word or key.startswith(f"{word}.") for key in known):
+    if "." in word and not any(
+        f"{key}.".startswith(f"{word}.") or word.startswith(f"{key}.") for key in known
+    ):
         near = get_close_matches(word, known, 1)
         hint = f"Did you mean {near[0]}?" if near else "docs/spec.md lists all keys."
         raise SpecError(f"a spec has no key {word}", hint=hint)

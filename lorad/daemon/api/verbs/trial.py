@@ -29,10 +29,10 @@ from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.setups import setup_of
 from lorad.daemon.runs.create import anchored
-from lorad.daemon.runs.preflight import guarded, preflight
+from lorad.daemon.runs.preflight import guarded, lines_of, preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.serving.borrow_pool import guest, staged
-from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
+from lorad.errors import Conflict, LoradError, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.preflight import ErrorSaid
@@ -43,7 +43,7 @@ from lorad.store.rows import RunRow
 log = logging.getLogger("lorad.daemon")
 
 _IDLE_SECONDS = 2.0  # after which a reader that went is noticed
-_LINE_BYTES = 64 << 20  # an episode in full
+_LINE_BYTES = 8 << 20  # an episode in full
 _Events = asyncio.Queue[TrialEvent]
 
 
@@ -167,17 +167,11 @@ async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncIt
     inherited = os.environ if user is None else user.environment
     env = {**inherited, **ctx.processes.commands.environment(ctx.home), **secrets_of(ctx.config)}
     argv = argv if user is None else user.command(argv, Path("/"))
-    async with guarded(argv, env, limit=_LINE_BYTES) as process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.close()
-        said = asyncio.create_task(process.stderr.read())
-        try:
-            is_over = False
-            while line := await process.stdout.readline():
-                yield line
-                is_over = line.startswith(b'{"kind":"end"')
-            if not is_over:
-                last = (await said).decode(errors="replace").strip().splitlines()[-1:]
-                raise PoolLost(f"the trial fell over: {' '.join(last)}", hint="Try again.")
-        finally:
-            said.cancel()
+    async with (
+        guarded(argv, env, limit=_LINE_BYTES) as process,
+        contextlib.aclosing(lines_of(process, "the trial")) as lines,
+    ):
+        async for line in lines:
+            yield line
+            if line.startswith(b'{"kind":"end"'):
+                return

@@ -9,6 +9,7 @@ from lorad.client.shapes import Run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.preflight import preflight
@@ -16,7 +17,7 @@ from lorad.errors import Conflict, SpecError
 from lorad.files import write_whole
 from lorad.rl.doubts import refuse_contradictions
 from lorad.spec.model import Spec, to_json
-from lorad.spec.text import overridden, override
+from lorad.spec.text import merged, overridden, override
 from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
@@ -32,11 +33,11 @@ async def edit(ctx: Context, call: Call) -> Run:
     _refuse_begun(run)
     _refuse_other_keys(run, overrides)
     before = spec_of(run)
-    spec = override(before, overrides)
+    spec = await in_thread(ctx, call.caller.uid, override, before, overrides)
     refuse_contradictions(spec)
     if spec.resources.priority > before.resources.priority:
         refuse_priority(ctx, call.caller, spec)
-    request = replace(request_of(run), overrides=[*request_of(run).overrides, *overrides])
+    request = replace(request_of(run), overrides=merged(request_of(run).overrides, overrides))
     if spec.resources.devices != before.resources.devices:
         reference = None if request.reference is None else run.dir.reference
         await preflight(ctx, spec, request.cwd, run.owner_uid, reference)

@@ -1,0 +1,163 @@
+"""The process that completes prompts with a version, as the owner of the pool that it asks:
+`python -m lorad.daemon.serving.completer`.
+
+A tokenizer and a chat template are files of a user's, which the daemon does not read: what they cost is paid
+with the rights and in the time of that user. A Question comes on stdin; lines of Said go to stdout.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import msgspec
+    import numpy as np
+    from msgspec import Struct
+    from msgspec.structs import replace
+
+    from lorad.bounds import POOL_BYTES
+    from lorad.client.requests import GenerateRequest
+    from lorad.client.requests import Sampling as Wish
+    from lorad.client.shapes import Completion, Generated
+    from lorad.errors import LoradError, PoolLost, SpecError, to_wire
+    from lorad.models.facts import ModelFacts, read_facts
+    from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
+    from lorad.protocol.calls import Generate, LoadVersion
+    from lorad.protocol.connection import Connection
+    from lorad.protocol.heartbeat import Count, Tell
+    from lorad.protocol.preflight import ErrorSaid
+    from lorad.rl.data import with_system
+    from lorad.rl.tokenizer import Tokenizer
+    from lorad.spec.data import Data
+
+
+class Question(Struct, frozen=True):
+    """What to complete, with which version of which pool.
+
+    socket: of the pool. model_path: the directory of its base. chat: how the version's run makes chats of its
+    prompts; None where it makes none.
+    """
+
+    socket: str
+    model_path: str
+    load: LoadVersion
+    chat: Data | None
+    body: GenerateRequest
+
+
+class Said(Struct, frozen=True, omit_defaults=True):
+    """A line of what comes of it: what is being done, or at the end the answer (a Generated) or an error."""
+
+    doing: str = ""
+    answer: msgspec.Raw = msgspec.Raw()
+    error: ErrorSaid | None = None
+
+
+def main() -> int:
+    with os.fdopen(os.dup(1), "wb") as lines:
+        os.dup2(2, 1)
+
+        def say(said: Said) -> None:
+            lines.write(msgspec.json.encode(said) + b"\n")
+            lines.flush()
+
+        try:
+            question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+            answer = _completed(question, lambda words: say(Said(doing=words)))
+            say(Said(answer=msgspec.Raw(msgspec.json.encode(answer))))
+        except Exception as error:
+            if not isinstance(error, LoradError):
+                traceback.print_exception(error)
+            say(Said(error=msgspec.convert(to_wire(error), ErrorSaid)))
+    return 0
+
+
+def _completed(question: Question, tell: Tell) -> Generated:
+    """Complete the prompts, in order of their index. tell: says how many have ended.
+
+    Raises SpecError, PoolLost, and what the pool refuses.
+    """
+    body, model = question.body, Path(question.model_path)
+    wish, facts, tokenizer = body.sampling, read_facts(model), Tokenizer(model)
+    asked = body.prompts or [_tokenize(tokenizer, body.prompt, question.chat)]
+    for tokens in asked:
+        _refuse_unfit(tokens, wish.max_new_tokens, facts)
+    prompts = _prompts(asked, body.seeds, wish)
+    sampling = Sampling(
+        logprobs=False,
+        max_new_tokens=wish.max_new_tokens,
+        temperature=wish.temperature,
+        top_p=wish.top_p,
+        top_k=wish.top_k,
+        stop_token_ids=tuple(tokenizer.eos_ids),
+        stop=tuple(wish.stop),
+        stream=False,
+    )
+    found = {(p.id, index): Completion("") for p in prompts for index in range(p.seeds.size)}
+    with contextlib.closing(Connection(Path(question.socket), timeout=None, most=POOL_BYTES)) as connection:
+        connection.call("load_version", question.load)
+        count = Count("sampling", len(found), tell)
+        for item in connection.stream("serve", Generate(question.load.version, prompts, sampling)):
+            for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
+                take(chunk, found, wish.max_new_tokens)
+                count.add(tokens=chunk.tokens.size, ended=chunk.finish is not None)
+    texts = [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]
+    return Generated(question.load.version, texts)
+
+
+def _tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
+    """Tokenize a prompt in the way that the run tokenizes its own prompts."""
+    if chat is None:
+        return tokenizer.encode(text, special=True)
+    messages = with_system(chat, [{"role": "user", "content": text}])
+    with contextlib.closing(tokenizer):
+        return tokenizer.encode(tokenizer.chat(messages, chat.chat_template_kwargs))
+
+
+def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:
+    """Raise SpecError for a prompt that the model cannot take."""
+    if not tokens:
+        raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
+    if len(tokens) + new > facts.max_positions:
+        raise SpecError(
+            f"a prompt of {len(tokens)} tokens and {new} new ones exceed the {facts.max_positions} positions "
+            "of the model",
+            hint="Shorten the prompt or lower max_new_tokens.",
+        )
+    if max(tokens) >= facts.vocab:
+        hint = f"Tokens of this model are below {facts.vocab}."
+        raise SpecError(f"a prompt has token {max(tokens)}, which the model does not know", hint=hint)
+
+
+def _prompts(asked: Sequence[list[int]], seeds: Sequence[list[int]], wish: Wish) -> list[Prompt]:
+    """Raises SpecError for seeds that do not fit the prompts."""
+    usual = wish.seed + np.arange(wish.n, dtype=np.uint64)
+    if seeds and (len(seeds) != len(asked) or any(len(some) != wish.n for some in seeds)):
+        raise SpecError(f"the seeds are not {wish.n} of each prompt", hint="Leave them out.")
+    if any(seed >= 2**64 for some in seeds for seed in some):
+        raise SpecError("a seed has more than 64 bits", hint="Leave it out.")
+    return [
+        Prompt(str(place), np.array(tokens, np.int32), np.array(seeds[place], np.uint64) if seeds else usual)
+        for place, tokens in enumerate(asked)
+    ]
+
+
+def take(chunk: Chunk, found: dict[tuple[str, int], Completion], most: int) -> None:
+    """Raises PoolLost for what no pool answers to the question."""
+    one = found.get((chunk.prompt, chunk.index))
+    if one is None or len(one.tokens) + chunk.tokens.size > most:
+        raise PoolLost(
+            "the pool answers with more than it was asked for", hint="Is it another version of lorad?"
+        )
+    found[chunk.prompt, chunk.index] = replace(
+        one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
