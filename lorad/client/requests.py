@@ -42,7 +42,7 @@ _Key = Annotated[str, Meta(max_length=128)]
 _Plain1 = _Scalar | Annotated[list[_Scalar], _FEW] | Annotated[dict[_Key, _Scalar], _FEW]
 _Plain2 = _Scalar | Annotated[list[_Plain1], _FEW] | Annotated[dict[_Key, _Plain1], _FEW]
 _Plain3 = _Scalar | Annotated[list[_Plain2], _FEW] | Annotated[dict[_Key, _Plain2], _FEW]
-Settings = Annotated[
+_Settings = Annotated[
     dict[_Key, _Scalar | Annotated[list[_Plain3], _FEW] | Annotated[dict[_Key, _Plain3], _FEW]], _FEW
 ]
 
@@ -225,7 +225,7 @@ class ResultRequest(Body, frozen=True):
 
     data: _Text
     suite: Literal["data", "lm_eval", "inspect"] = "data"
-    settings: Settings = {}
+    settings: _Settings = {}
     metrics: Annotated[
         dict[Annotated[str, Meta(max_length=METRIC_NAME)], float], Meta(max_length=METRICS)
     ] = {}

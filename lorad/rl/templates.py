@@ -3,6 +3,7 @@ long or too much.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,13 +11,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_TEXT
+from lorad.bounds import CONFIG_BYTES, GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_TEXT
 from lorad.box.paths import python_path
+from lorad.errors import SpecError
+from lorad.files import read_file
 
 Chat = Sequence[Mapping[str, Any]]
 _AT_ONCE = 64  # chats in one request to the process
@@ -134,6 +138,42 @@ class Renderer:
         if code == -signal.SIGPROF:
             return f"it takes over {self._setup.seconds:g} s"
         return f"its process ended with {code}"
+
+
+def has_chat_template(directory: Path) -> bool:
+    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary.
+
+    Raises SpecError.
+    """
+    return template_in(directory, settings_in(directory / "tokenizer_config.json")) is not None
+
+
+def settings_in(path: Path) -> dict[str, Any]:
+    """Read a JSON object of settings; empty when there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(read_file(path, CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: not a JSON object", hint="download the model again")
+    return data
+
+
+def template_in(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the text of a model's template: of a file rather than of the setting; of several, `default`."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return read_file(path, CONFIG_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    return found if isinstance(found, str) else None
 
 
 def too_much(error: Exception) -> str:

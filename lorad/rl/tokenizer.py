@@ -1,16 +1,15 @@
 """A model's tokenizer, read from its directory without transformers, and its chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from lorad.bounds import CONFIG_BYTES, JSON_BYTES, TEMPLATE_SECONDS
+from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.rl.templates import Chat, Refused, Renderer, Setup
+from lorad.rl.templates import Chat, Refused, Renderer, Setup, settings_in, template_in
 from lorad.rl.tools.calls import SPECIAL, form_of
 from lorad.rl.tools.specs import for_template
 
@@ -50,15 +49,15 @@ class Tokenizer:
             raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._settings = _read(directory / "tokenizer_config.json")
+        self._settings = settings_in(directory / "tokenizer_config.json")
         self._date = date
-        template = self.template = _template(directory, self._settings)
+        template = self.template = template_in(directory, self._settings)
         self.call_form = form_of(template)
         self._call_ids = [
             number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
         ]
         self._renderer = None if template is None else Renderer(self._setup(template, directory))
-        configs = [_read(directory / name) for name in ("generation_config.json", "config.json")]
+        configs = [settings_in(directory / name) for name in ("generation_config.json", "config.json")]
         self.eos_ids = self._ids(configs, "eos_token")
         self.pad_id = (*self._ids(configs, "pad_token"), *self.eos_ids, 0)[0]
 
@@ -150,7 +149,7 @@ class Tokenizer:
         """Collect the template's special tokens with the precedence of transformers: the older file of their
         own is second.
         """
-        older = _read(directory / "special_tokens_map.json")
+        older = settings_in(directory / "special_tokens_map.json")
         texts = {key: self._text(key) or _content(older.get(key)) for key in _SPECIAL}
         tokens = {key: text for key, text in texts.items() if text is not None}
         return Setup(template, tokens, TEMPLATE_SECONDS)
@@ -166,42 +165,6 @@ class Tokenizer:
     def _text(self, key: str) -> str | None:
         """Return the text of a special token: a string, or an object with `content` in older files."""
         return _content(self._settings.get(key))
-
-
-def has_chat_template(directory: Path) -> bool:
-    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary.
-
-    Raises SpecError.
-    """
-    return _template(directory, _read(directory / "tokenizer_config.json")) is not None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object of settings; empty when there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        data = json.loads(read_file(path, CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: not a JSON object", hint="download the model again")
-    return data
-
-
-def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """The file wins over the setting; of several named ones, `default`."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return read_file(path, CONFIG_BYTES).decode()
-        except (OSError, ValueError) as error:
-            raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
-    return found if isinstance(found, str) else None
 
 
 def _content(value: Any) -> str | None:

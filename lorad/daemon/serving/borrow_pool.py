@@ -25,7 +25,7 @@ from lorad.errors import AttestationFailed, Conflict, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
 from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
-from lorad.rl.tokenizer import has_chat_template
+from lorad.rl.templates import has_chat_template
 from lorad.spec.data import single
 from lorad.spec.model import Spec, to_json
 from lorad.states import EndReason, RunState

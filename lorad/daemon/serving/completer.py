@@ -17,45 +17,22 @@ from lorad.startup import quick_imports
 with quick_imports():
     import msgspec
     import numpy as np
-    from msgspec import Struct
     from msgspec.structs import replace
 
     from lorad.bounds import POOL_BYTES
-    from lorad.client.requests import GenerateRequest
     from lorad.client.requests import Sampling as Wish
     from lorad.client.shapes import Completion, Generated
+    from lorad.daemon.serving.asking import Question, Said
     from lorad.errors import LoradError, PoolLost, SpecError, to_wire
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
-    from lorad.protocol.calls import Generate, LoadVersion
+    from lorad.protocol.calls import Generate
     from lorad.protocol.connection import Connection
     from lorad.protocol.heartbeat import Count, Tell
     from lorad.protocol.preflight import ErrorSaid
     from lorad.rl.data import with_system
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.data import Data
-
-
-class Question(Struct, frozen=True):
-    """What to complete, with which version of which pool.
-
-    socket: of the pool. model_path: the directory of its base. chat: how the version's run makes chats of its
-    prompts; None where it makes none.
-    """
-
-    socket: str
-    model_path: str
-    load: LoadVersion
-    chat: Data | None
-    body: GenerateRequest
-
-
-class Said(Struct, frozen=True, omit_defaults=True):
-    """A line of what comes of it: what is being done, or at the end the answer (a Generated) or an error."""
-
-    doing: str = ""
-    answer: msgspec.Raw = msgspec.Raw()
-    error: ErrorSaid | None = None
 
 
 def main() -> int:

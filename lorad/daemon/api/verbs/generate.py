@@ -16,8 +16,8 @@ from lorad.daemon.process.doing import doing
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.preflight import guarded, lines_of
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
+from lorad.daemon.serving.asking import Question, Said
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load_of
-from lorad.daemon.serving.completer import Question, Said
 from lorad.errors import PoolLost, SpecError, from_wire
 from lorad.store import runs
 

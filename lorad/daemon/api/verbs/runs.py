@@ -1,5 +1,6 @@
 """Queue runs, list them, and read what they measured."""
 
+import asyncio
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -106,7 +107,8 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
     )
     lacking = [word for word in metrics_of if all(one.values[word] is None for one in found)]
     if lacking and any(one.run.step for one in found):
-        _refuse_unmeasured(lacking, await ctx.read(measured, owner_uid))
+        # in a thread, as there may be thousands of names to compare
+        await asyncio.to_thread(_refuse_unmeasured, lacking, await ctx.read(measured, owner_uid))
     return [with_place(ctx, _with_values(one, body.keys)) for one in found]
 
 

@@ -1,0 +1,31 @@
+"""What the daemon asks the process that completes prompts, and what that says: see `completer.py`."""
+
+import msgspec
+from msgspec import Struct
+
+from lorad.client.requests import GenerateRequest
+from lorad.protocol.calls import LoadVersion
+from lorad.protocol.preflight import ErrorSaid
+from lorad.spec.data import Data
+
+
+class Question(Struct, frozen=True):
+    """What to complete, with which version of which pool.
+
+    socket: of the pool. model_path: the directory of its base. chat: how the version's run makes chats of its
+    prompts; None where it makes none.
+    """
+
+    socket: str
+    model_path: str
+    load: LoadVersion
+    chat: Data | None
+    body: GenerateRequest
+
+
+class Said(Struct, frozen=True, omit_defaults=True):
+    """A line of what comes of it: what is being done, or at the end the answer (a Generated) or an error."""
+
+    doing: str = ""
+    answer: msgspec.Raw = msgspec.Raw()
+    error: ErrorSaid | None = None
