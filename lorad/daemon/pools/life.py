@@ -139,11 +139,11 @@ def _unusable(ctx: Context, pool: Pool) -> str:
     return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
 
 
-def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
-    """Start its process unless one is up. `why`: it has so many threads."""
+def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> bool:
+    """Start its process unless one is up; returns whether it was started. `why`: it has so many threads."""
     look_at_process(ctx, pool)
     if pool.process.is_up:
-        return
+        return False
     number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
     setup = pool.setup = _current(ctx, pool)
     runtime = pool_runtime(ctx, setup, why)
@@ -168,6 +168,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     _note(ctx, pool)
     for name in pool.names:
         rows.lease(ctx.store, pool.id, name, "pool")
+    return True
 
 
 def _current(ctx: Context, pool: Pool) -> PoolSetup:

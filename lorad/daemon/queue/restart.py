@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.process.processes import read_status
-from lorad.daemon.queue.tenants import life_number
+from lorad.daemon.queue.tenants import has_joined, life_number
 from lorad.states import ACTIVE, EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.metrics import furthest_steps
@@ -27,15 +27,18 @@ _ASKED_FOR = (EndReason.STOPPED, EndReason.KILLED)
 _EXCUSED = "excused"  # the event of an attempt that does not count as futile
 
 
-def restart(ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | None) -> None:
+def restart(
+    ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | None, *, never_began: bool
+) -> None:
     """Queue a run that failed again when its spec wants that and it gets anywhere.
 
-    life: of the run's pool. One that never began found a lock taken that was free when the run was placed.
+    life: of the run's pool.
+    never_began: the pool was gone before the run had begun.
     """
     name, resources = run.name, spec_of(run).resources
-    if not run.wanted and life is not None and (read_status(life) or {}).get("locked"):
-        pardon(ctx, run, "another daemon got the device first")
-        runs.move(ctx.store, name, Move.RESUME, detail="another daemon got the device first")
+    if not run.wanted and (why := _too_soon(ctx, run, life, never_began=never_began)):
+        pardon(ctx, run, why)
+        runs.move(ctx.store, name, Move.RESUME, detail=why)
         return
     goes_on = not run.wanted or (run.wanted == "pause" and (run.preempted or run.yielded))
     if resources.restart == "never" or reason not in MENDABLE or not goes_on:
@@ -54,6 +57,21 @@ def restart(ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | Non
     plan = {"waiting": waiting, "restart_at": time.time() + seconds}
     runs.move(ctx.store, name, Move.RESTART, detail=f"restart after {reason}", also=plan)
     ctx.queue.not_before[name] = time.monotonic() + seconds
+
+
+def _too_soon(ctx: Context, run: RunRow, life: AttemptDir | None, *, never_began: bool) -> str:
+    """Say what ended an attempt that was placed a moment too soon, and is made again at once; "" for any
+    other.
+
+    A life that never began found a lock taken that was free when the run was placed. One that was up for
+    others says nothing of this run, once: the next is the run's own.
+    """
+    if life is not None and (read_status(life) or {}).get("locked"):
+        return "another daemon got the device first"
+    if not never_began or not has_joined(run):
+        return ""
+    excused = [event["attempt"] for event in events.of_kind(ctx.store, run.name, _EXCUSED, limit=1)]
+    return "" if run.attempt - 1 in excused else f"pool {run.pool} ended as the run joined it"
 
 
 def delay(ctx: Context, futile: int) -> float:

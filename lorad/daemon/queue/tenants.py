@@ -221,3 +221,8 @@ def life_number(run: RunRow) -> int | None:
     """Read which attempt the pool was at when the driver was started; None when that is not known."""
     number = read_object(run.attempt_dir.command).get("pool_attempt")
     return number if isinstance(number, int) else None
+
+
+def has_joined(run: RunRow) -> bool:
+    """Check whether the pool was up, for others, when the driver was started."""
+    return read_object(run.attempt_dir.command).get("joins") is True

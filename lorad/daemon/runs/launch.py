@@ -30,12 +30,15 @@ def launch(ctx: Context, run: RunRow) -> None:
     if state.is_up and not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     if state.phase == "absent":
-        start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
-        _start_driver(ctx, run)
+        is_new = start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
+        _start_driver(ctx, run, joins=not is_new)
 
 
-def _start_driver(ctx: Context, run: RunRow) -> None:
-    """Start the driver of the run's attempt. It waits for the pool's socket itself."""
+def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
+    """Start the driver of the run's attempt. It waits for the pool's socket itself.
+
+    joins: the pool was up, for others.
+    """
     attempt, request, user = run.attempt_dir, request_of(run), ctx.user(run.owner_uid)
     life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
     make_run(run.dir, user)
@@ -66,7 +69,7 @@ def _start_driver(ctx: Context, run: RunRow) -> None:
     with as_user(user):
         cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run.dir.root
     about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
-    about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
+    about |= {"joins": joins, "secret_files": secret_files(ctx.config), "ends_all": True}
     commands = ctx.processes.commands
     argv = commands.lane if spec_of(run).algorithm.kind == "tinker" else commands.driver
     env = commands.environment(ctx.home)

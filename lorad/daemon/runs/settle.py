@@ -29,7 +29,7 @@ class _Evidence(NamedTuple):
 
     driver: how the process ended.
     end: the driver's own word on its end, if it wrote one.
-    began: the driver wrote anything at all.
+    began: the driver wrote more than its end.
     life: the attempt of the pool that the run was in, and how that is; None when the pool lost its directory.
     """
 
@@ -47,7 +47,7 @@ class _Evidence(NamedTuple):
 def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
     name, facts = run.name, last_facts(run.dir.journal, run.attempt)
-    found = _Evidence(driver, end_of(facts), bool(facts), life_of(ctx, run))
+    found = _Evidence(driver, end_of(facts), any(fact.kind != "end" for fact in facts), life_of(ctx, run))
     if (last := _last_word(ctx, run, found)) is None:
         return
     reason, detail = last
@@ -68,7 +68,8 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
                 pardon(ctx, run, "the machine was restarted")
             elif reason is EndReason.LOST and is_without_pool:
                 excuse(ctx, run)
-            restart(ctx, run, reason, found.life[0] if found.life else None)
+            never_began = is_without_pool and not found.began and (found.end is None or found.lost_its_pool)
+            restart(ctx, run, reason, found.life[0] if found.life else None, never_began=never_began)
     if found.lost_its_pool:
         _put_away(ctx, run)
     ctx.pools.gone_since.pop(name, None)

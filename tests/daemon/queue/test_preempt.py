@@ -225,7 +225,7 @@ def test_run_ended_while_preempted_is_not_restarted(home: Path) -> None:
     sweeps.end(ctx, runs.get(ctx.store, "low"), "stopped by halving")
     low = runs.get(ctx.store, "low")
     runs.move(ctx.store, "low", Move.END, reason=EndReason.LOST)
-    restart(ctx, low, EndReason.LOST, None)
+    restart(ctx, low, EndReason.LOST, None, never_began=False)
     assert states(ctx, "low") == ["ended"]
 
 

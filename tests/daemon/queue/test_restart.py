@@ -13,11 +13,11 @@ import pytest
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.queue.restart import delay, futile_attempts, wait_for_restart
-from lorad.daemon.queue.tenants import life_of
+from lorad.daemon.queue.tenants import has_joined, life_of
 from lorad.daemon.runs.settle import by_its_word
 from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
-from lorad.store import runs
+from lorad.store import events, runs
 from lorad.store.metrics import steps
 from lorad.store.rows import RunRow
 from tests.kit import daemon_world
@@ -227,3 +227,32 @@ async def test_oom_killed_driver_is_reported_as_such(home: Path) -> None:
         row = await until_state(ctx, "a", "ended")
         words = "the driver was killed, perhaps by the kernel: the machine ran out of memory meanwhile. "
         assert row.detail.startswith(words)
+
+
+async def together(ctx: Context, home: Path, *, crash: bool | str) -> None:
+    """Have `a` start a pool, `b` join it before it is ready, and that life of the pool, or each, give up."""
+    behave(home, pool={"waits": True})
+    submit(ctx, "a")
+    await until(lambda: "tiny-1" in ctx.pools and ctx.pools["tiny-1"].process.is_up)
+    submit(ctx, "b")
+    await until(lambda: runs.get(ctx.store, "b").state == "starting" and has_joined(runs.get(ctx.store, "b")))
+    behave(home, pool={"crash": crash})
+
+
+async def test_run_that_joined_a_dying_pool_gets_another(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        await together(ctx, home, crash="0001")
+        row = await until_state(ctx, "a", "ended")
+        assert (row.reason, "the base does not fit into memory" in row.detail) == ("failed", True)
+        row = await until_state(ctx, "b", "ended")
+        assert (row.reason, row.attempt, runs.restarts(ctx.store, "b")) == ("completed", 2, 0)
+
+
+async def test_run_whose_own_pool_gives_up_fails(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        await together(ctx, home, crash=True)
+        row = await until_state(ctx, "b", "ended")
+        assert (row.reason, row.attempt) == ("failed", 2)
+        assert "the base does not fit into memory" in row.detail
+        [excused] = events.of_kind(ctx.store, "b", "excused")
+        assert excused["why"] == "pool tiny-1 ended as the run joined it"

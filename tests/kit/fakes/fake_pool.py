@@ -28,14 +28,17 @@ def behaviour(of: str) -> dict[str, Any]:
 
 
 def serve(pool_dir: Path) -> None:
-    """Answers what the daemon asks, a process for each connection; `crash`: exits with 1 instead.
+    """Answers what the daemon asks, a process for each connection; `crash`: exits with 1 instead, in the
+    life of that number, or in all; `waits`: does neither as long as that is so.
 
     `capacity`: what it says of it; it has no tenants, so that runs count as placed and not yet there.
     `deaf`: to `shutdown`; `refuses`: versions that fail their attestation; `load_seconds`: what each load
         takes.
     """
     setup = json.loads((pool_dir / "pool.json").read_text())
-    if behaviour("pool").get("crash"):
+    while behaviour("pool").get("waits"):
+        time.sleep(0.02)
+    if behaviour("pool").get("crash") in (True, os.path.basename(os.environ["LORAD_ATTEMPT"])):
         sys.exit("the base does not fit into memory")
     if setup["nodes"]:
         HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
