@@ -15,7 +15,7 @@ from lorad.box.paths import Home, refuse_open
 from lorad.box.tokens import tokens_trouble
 from lorad.daemon.adopt import adopt
 from lorad.daemon.api.metrics_port import scraped
-from lorad.daemon.api.server import bind, make_app
+from lorad.daemon.api.server import make_app
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import environment, find_devices
 from lorad.daemon.gpu.state import GpuState
@@ -25,6 +25,7 @@ from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.reconcile import reconcile
 from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.protocol.listener import listen
 from lorad.protocol.structs import learn_structs
 
 log = logging.getLogger("lorad.daemon")
@@ -109,9 +110,8 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
     await runner.setup()
     path = ctx.home.socket
     door = Doorkeeper(runner.server, ctx.requests.bounds)
-    listener = await asyncio.get_running_loop().create_unix_server(
-        door, sock=bind(path, ctx.users.socket_mode), backlog=_BACKLOG
-    )
+    named = listen(path, ctx.users.socket_mode, advice="`lorad daemon stop` ends it.")
+    listener = await asyncio.get_running_loop().create_unix_server(door, sock=named, backlog=_BACKLOG)
     try:
         async with scraped(ctx):
             yield

@@ -15,6 +15,7 @@ import msgspec
 
 from lorad.errors import IntegrityError, LoradError, StorageError, from_wire
 from lorad.nodes.messages import Done, Failed, FileSaid, Said
+from lorad.protocol.listener import listen, remove
 
 _CHUNK = 1 << 20
 _MOST_FILES = 1024
@@ -150,24 +151,12 @@ async def listening(
     limit: int = 1 << 16,
 ) -> AsyncIterator[None]:
     """Have a Unix socket, 0600, whose callers are given to `called`. limit: bytes of a line."""
-    server = await asyncio.start_unix_server(called, sock=_bound(path), limit=limit)
+    server = await asyncio.start_unix_server(called, sock=listen(path), limit=limit)
     try:
         yield
     finally:
         server.close()
-        _unlink(path)
-
-
-def _bound(path: Path) -> socket.socket:
-    _unlink(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(str(path))
-    path.chmod(0o600)
-    return sock
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
+        remove(path)
 
 
 async def splice(one: Pair, other: Pair) -> None:

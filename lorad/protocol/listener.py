@@ -10,30 +10,35 @@ from pathlib import Path
 from lorad.errors import Conflict
 
 _BACKLOG = 64
+_ADVICE = "Stop it first; `lorad pools` lists the pools."
 DAEMON_UID = "LORAD_DAEMON_UID"  # in the environment of what a shared daemon starts
 FOR_ALL = "LORAD_GATEWAY_FOR_ALL"  # in that of its gateway, where everybody may see everything
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-def listen(path: Path, mode: int = 0o600) -> socket.socket:
-    """A non-blocking listener at `path`, with its mode before anyone can connect.
+def listen(path: Path, mode: int = 0o600, *, advice: str = _ADVICE) -> socket.socket:
+    """A non-blocking listener. It has its name once it listens and has its mode: whoever finds a socket that
+    refuses knows that its process is gone.
 
-    A socket on which nobody answers is replaced. Raises Conflict when somebody answers there.
+    A socket on which nobody answers is replaced. advice: how to end somebody who does.
+
+    Raises Conflict when somebody answers there.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if answers(path):
-        raise Conflict(
-            f"another process answers on {path}", hint="Stop it first; `lorad pools` lists the pools."
-        )
-    remove(path)
+        raise Conflict(f"another process answers on {path}", hint=advice)
+    unnamed = path.with_name(f"{path.name[:-1]}~")  # no longer: names of sockets are short
+    remove(unnamed)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(str(path))
-        path.chmod(mode)
+        listener.bind(str(unnamed))
+        unnamed.chmod(mode)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
+        unnamed.rename(path)
     except OSError:
         listener.close()
+        remove(unnamed)
         raise
     return listener
 

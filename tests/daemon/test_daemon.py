@@ -24,6 +24,8 @@ from lorad.daemon.api import server
 from lorad.daemon.api.verbs.logs import read as read_log
 from lorad.daemon.daemon import prepare
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
+from lorad.protocol.listener import answers as is_answered
+from lorad.protocol.listener import listen
 from tests.kit.callers import UnixConnection
 from tests.kit.daemon_world import serving
 from tests.kit.world import REPOSITORY, world
@@ -62,11 +64,23 @@ async def test_other_users_are_refused(home: Path, monkeypatch: pytest.MonkeyPat
 
 def test_only_a_stale_socket_is_replaced(home: Path) -> None:
     path = home / "x.sock"
-    server.bind(path).close()
-    with server.bind(path) as living:
-        living.listen()
-        with pytest.raises(Conflict):
-            server.bind(path)
+    listen(path).close()
+    with listen(path), pytest.raises(Conflict):
+        listen(path)
+    assert [one.name for one in home.iterdir()] == ["x.sock"]
+
+
+def test_socket_has_its_name_once_it_listens(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, named = home / "x.sock", []
+    begin = socket.socket.listen
+
+    def noted(listener: socket.socket, waiting: int) -> None:
+        named.append(path.exists())
+        begin(listener, waiting)
+
+    monkeypatch.setattr(socket.socket, "listen", noted)
+    with listen(path, 0o666):
+        assert named == [False] and mode_of(path) == 0o666 and is_answered(path)
 
 
 def test_reading_a_log_cuts_no_character(tmp_path: Path) -> None:

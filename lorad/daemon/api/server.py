@@ -3,11 +3,9 @@ permissions.
 """
 
 import logging
-import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +23,7 @@ from lorad.daemon.counters import metered
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.versions import find_version
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
-from lorad.protocol.listener import answers, user_name
+from lorad.protocol.listener import user_name
 from lorad.store import aliases, runs
 
 log = logging.getLogger("lorad.daemon")
@@ -48,23 +46,6 @@ def make_app(ctx: Context) -> web.Application:
     app.router.add_route("*", "/{rest:(?s:.*)}", _endpoint(ctx, _nowhere, Access.ANY))
     app.on_response_prepare.append(_say_version)
     return app
-
-
-def bind(path: Path, mode: int = 0o600) -> socket.socket:
-    """A Unix socket at `path`; by default for its owner alone.
-
-    Raises Conflict when somebody answers there.
-    """
-    if answers(path):
-        raise Conflict(f"another process answers on {path}", hint="`lorad daemon stop` ends it.")
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o777 & ~mode)  # from the first moment: who comes early is not turned away
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    return listener
 
 
 def _endpoint(
