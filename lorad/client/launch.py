@@ -45,7 +45,8 @@ def start(client: Client, *, system: bool = False) -> None:
         before = log.seek(0, os.SEEK_END)
         process = None if start_by_unit(home) else _spawn(home, log, system=system)
         if process is not None:  # whoever starts it may live long, and is to leave no zombie
-            threading.Thread(target=process.wait, daemon=True, name="lorad daemon").start()
+            with contextlib.suppress(RuntimeError):  # no thread is left; the daemon says so better
+                threading.Thread(target=process.wait, daemon=True, name="lorad daemon").start()
         if _await_answer(client, process):
             return
         log.seek(before)

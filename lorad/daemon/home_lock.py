@@ -1,8 +1,11 @@
-"""A home has one daemon: the lock that the daemon holds, and the check that the home can be written to."""
+"""A home has one daemon: the lock that the daemon holds, and the checks that the home can be written to and
+has locks.
+"""
 
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import IO
@@ -12,6 +15,7 @@ from lorad.errors import Conflict, StorageError
 from lorad.protocol.listener import answers
 
 GOODBYE_SECONDS = 2.0
+LOCK_SECONDS = 10.0  # for a file server to answer
 
 
 @contextlib.contextmanager
@@ -29,6 +33,7 @@ def lock(home: Home) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with writable():
             file = stack.enter_context(open(home.daemon_lock, "a+"))
+        _refuse_without_locks(home, file)
         deadline = time.monotonic() + 2 * GOODBYE_SECONDS
         while not _is_ours(file):
             if answers(home.socket) or time.monotonic() > deadline:
@@ -40,6 +45,31 @@ def lock(home: Home) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _refuse_without_locks(home: Home, file: IO[str]) -> None:
+    """Try both kinds of locks, the database's and the daemon's, in a thread: a file server may not answer.
+
+    Raises StorageError.
+    """
+    wrong = ["its file server does not answer when a file is locked"]
+
+    def look() -> None:
+        try:
+            for lock in (fcntl.lockf, fcntl.flock):
+                with contextlib.suppress(BlockingIOError, PermissionError):  # somebody has it
+                    lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(file, fcntl.LOCK_UN)
+            wrong.clear()
+        except OSError as error:
+            wrong[:] = [f"its file system locks no files: {error.strerror}"]
+
+    thread = threading.Thread(target=look, daemon=True, name="locks")
+    thread.start()
+    thread.join(LOCK_SECONDS)
+    if wrong:
+        hint = "Set LORAD_HOME to a directory on a local disk, or have the file system mounted with locks."
+        raise StorageError(f"{home.root} cannot be used as home: {wrong[0]}", hint=hint)
 
 
 def _is_ours(file: IO[str]) -> bool:

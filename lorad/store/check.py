@@ -55,6 +55,8 @@ def _problems(path: Path) -> list[str]:
             found = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
             broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
             refuse_other_schema(path, Database(connection))
+            if "runs" not in Database(connection).table_names():
+                return [f"{path} has no tables: the daemon that made it ended at once"]
     except sqlite3.DatabaseError as error:
         return [f"{path}: {error}"]
     except LoradError as error:

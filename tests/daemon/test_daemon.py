@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,7 +26,8 @@ from lorad.client.shapes import LogPart
 from lorad.daemon.api import server
 from lorad.daemon.api.verbs.logs import read as read_log
 from lorad.daemon.daemon import prepare
-from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
+from lorad.daemon.home_lock import lock
+from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed, StorageError
 from lorad.protocol.listener import answers as is_answered
 from lorad.protocol.listener import listen
 from tests.kit.callers import UnixConnection
@@ -53,6 +57,31 @@ def raw(client: Client, method: str, path: str, body: bytes | None) -> tuple[int
     result = response.status, response.read()
     connection.close()
     return result
+
+
+@pytest.mark.parametrize("kind", ["flock", "lockf"])
+def test_home_without_locks_is_refused(home: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    prepare(Home(home))
+    monkeypatch.setattr(fcntl, kind, refused)
+    with (
+        pytest.raises(StorageError, match="its file system locks no files: No locks") as raised,
+        lock(Home(home)),
+    ):
+        pass
+    assert "LORAD_HOME" in raised.value.hint and not Home(home).database.exists()
+
+
+def test_home_whose_locks_hang_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    prepare(Home(home))
+    monkeypatch.setattr("lorad.daemon.home_lock.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: answered.wait())
+    with pytest.raises(StorageError, match="does not answer when a file is locked"), lock(Home(home)):
+        pass
+    answered.set()
 
 
 async def test_other_users_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

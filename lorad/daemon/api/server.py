@@ -20,6 +20,7 @@ from lorad.daemon.api.lines import in_lines
 from lorad.daemon.api.verbs import ROUTES, SLOW
 from lorad.daemon.context import Context
 from lorad.daemon.counters import metered
+from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.versions import find_version
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
@@ -68,9 +69,18 @@ def _endpoint(
             return _error(error, error.status)
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
-            return _error(LoradError(f"{type(error).__name__}: {error}", hint=_UNEXPECTED), 500)
+            return _error(_unforeseen(error), 500)
 
     return answer
+
+
+def _unforeseen(error: Exception) -> LoradError:
+    """Say what nobody foresaw: that the machine has run out of something, else that it is a defect."""
+    said = f"{type(error).__name__}: {error}"
+    cause = in_words_of(said)
+    if cause is None:
+        return LoradError(said, hint=_UNEXPECTED)
+    return LoradError(f"{cause.what} ({said})", hint=cause.advice)
 
 
 def _authorize(ctx: Context, call: Call, access: Access) -> None:

@@ -101,6 +101,10 @@ CHILD_MAYBE_KILLED_FOR_MEMORY = Diagnosis(
 FILES = Diagnosis(
     "too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`."
 )
+PROCESSES = Diagnosis(
+    "no process or thread can be started: its user, or the control group, has as many as are allowed",
+    "End some, or raise the limit (`ulimit -u`, pids.max); then `lorad resume`.",
+)
 GPU_BUSY = Diagnosis(
     "a GPU was busy or not to be had",
     "`nvidia-smi` shows who has it, `nvidia-smi -q -d COMPUTE` whether only one process may; then `lorad "
@@ -136,6 +140,8 @@ _SIGNS = [
         ),
         (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
         (r"Too many open files(?! in system)|\[Errno 24\]", FILES),
+        (r"can't start new thread|pthread_create failed|(?m:^BlockingIOError: \[Errno 11\])", PROCESSES),
+        (r"^lorad: cannot start .*\[Errno 11\]", PROCESSES),
         (
             r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure",
             CUDA_FAULT,

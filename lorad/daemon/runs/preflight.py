@@ -21,6 +21,7 @@ from lorad.children import guard
 from lorad.client.requests import RunRequest, TrialRequest
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import doing
 from lorad.errors import PoolLost, SpecError, from_wire
@@ -274,5 +275,7 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
             raise SpecError(
                 "the check of the spec was killed: the machine may have no memory left", hint=hint
             )
+        if cause := in_words_of(errors.decode(errors="replace")):
+            raise SpecError(f"the check of the spec fell over: {cause.what}: {last}", hint=cause.advice)
         raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")
     return found.facts

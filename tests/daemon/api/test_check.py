@@ -8,7 +8,8 @@ import pytest
 from lorad.cli.checked import _held_out, said
 from lorad.client.check_shapes import Check
 from lorad.client.requests import RunRequest
-from lorad.errors import Conflict, SpecError
+from lorad.daemon.runs.preflight import answer, guarded
+from lorad.errors import Conflict, LoradError, SpecError
 from tests.kit.daemon_world import SPEC, Api, behave, serving
 
 
@@ -33,6 +34,24 @@ async def test_check_says_what_would_be_and_leaves_nothing(home: Path) -> None:
         with pytest.raises(SpecError, match=r"lora\.rank"):
             await check(api, "lora.rank=13")  # the preflight refuses it
         assert list((home / "runs").iterdir()) == []
+
+
+async def test_machine_without_processes_is_no_defect(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")  # as fork(2) says it
+
+    async with serving(home) as api:
+        monkeypatch.setattr("asyncio.create_subprocess_exec", refused)
+        monkeypatch.setattr("lorad.daemon.runs.preflight.guarded", guarded)
+        with pytest.raises(LoradError, match="no process or thread can be started") as raised:
+            await check(api)
+        assert "ulimit -u" in raised.value.hint
+
+
+def test_check_that_found_no_process_says_so() -> None:
+    said = b"lorad: cannot start ['python'] as user 4001: [Errno 11] Resource temporarily unavailable"
+    with pytest.raises(SpecError, match="no process or thread can be started"):
+        answer(b"", said, 1)
 
 
 async def test_check_sees_a_name_in_use(home: Path) -> None:

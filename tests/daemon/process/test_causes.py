@@ -22,6 +22,7 @@ from lorad.daemon.process.causes import (
     NCCL_ERROR,
     NCCL_TIME_OUT,
     OFF_THE_BUS,
+    PROCESSES,
     QUOTA,
     SHARED_MEMORY,
     Clues,
@@ -47,6 +48,10 @@ SAID = {  # as the programs print it
     "tried": MEMORY,
     "RuntimeError: CUDA error: an illegal memory access was encountered": CUDA_FAULT,
     "OSError: [Errno 24] Too many open files: '/dev/null'": FILES,
+    "RuntimeError: can't start new thread": PROCESSES,
+    "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2": PROCESSES,
+    "BlockingIOError: [Errno 11] Resource temporarily unavailable": PROCESSES,
+    "lorad: cannot start ['python'] as user 4001: [Errno 11] Resource temporarily unavailable": PROCESSES,
     "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable": GPU_BUSY,
     "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared "
     "memory (shm).": BUS_ERROR,

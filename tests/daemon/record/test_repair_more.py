@@ -194,6 +194,7 @@ def test_empty_database_file_counts_as_gone(home: Path) -> None:
     with_runs(home, "a")
     cut_off(home)
     (home / "lorad.db").touch()
+    assert "has no tables" in of_home(Home(home), home / "runs").problems[0]
     with pytest.raises(IntegrityError, match="is gone"):
         open_store(Home(home))
     repair(Home(home))
