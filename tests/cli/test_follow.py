@@ -17,7 +17,7 @@ from lorad.client.client import Client
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step, TrialEvent
 from lorad.selection import Selection
 from lorad.tui.dashboard.run_rows import state_text
-from tests.kit.daemon_world import ENDLESS, hold, release, serving
+from tests.kit.daemon_world import ENDLESS, hold, release, serving, until
 
 
 def a_run(**more: Any) -> RunDetails:
@@ -218,9 +218,7 @@ async def test_several_that_pause_are_counted(
             await api.run(name)
             await api.until(name, "running")
         pausing = asyncio.create_task(typed("pause", "b", "c", "--yes", "--wait"))
-        async with asyncio.timeout(60):
-            while not told:
-                await asyncio.sleep(0.02)
+        await until(lambda: told)
         assert told[0].startswith("0 of 2 done; ") and "b: " in told[0] and "c: " in told[0]
         release(home)
         assert await pausing == 0

@@ -90,7 +90,7 @@ def test_rows_are_read_as_the_page_says(case: str, base: Path, tokenizer: Tokeni
     try:
         warnings = preflight(spec, cwd=tmp_path).warnings if "reward" in given else []
         data, held_out = load_train(spec, tokenizer, tmp_path), load_held_out(spec, tokenizer, tmp_path)
-        warnings = warnings or check_rows(spec, data, held_out, tokenizer)
+        warnings = warnings or check_rows(spec, data, held_out, tokenizer, is_scored=True)
     except SpecError as error:
         assert says.startswith("refused")
         assert error.in_full.replace(f"{tmp_path}/", "") == claim

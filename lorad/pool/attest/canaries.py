@@ -110,10 +110,11 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
     room = engine.capabilities().max_tokens - PROMPT_TOKENS
     parts: dict[str, list[Chunk]] = {prompt.id: [] for prompt in prompts}
     how = Sampling(max_new_tokens=min(tokens, room))
-    counted = Count("comparing engine and trainer", len(prompts), HEART.tell)
+    # tokens are counted, as the samples end together
+    counted = Count("comparing engine and trainer", len(prompts) * how.max_new_tokens, HEART.tell)
     async for chunk in engine.generate(f"canaries {count} x {tokens}", BASE, prompts, how):
         parts[chunk.prompt].append(chunk)
-        counted.add(ended=chunk.finish is not None, tokens=chunk.tokens.size)
+        counted.add(ended=chunk.tokens.size)
     best = sorted(prompts, key=lambda prompt: -_uncertain(parts[prompt.id]))[:count]
     return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])
 
