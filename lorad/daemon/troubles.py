@@ -56,6 +56,10 @@ class Troubles:
     def has(self, verb: str, item: str) -> bool:
         return (verb, item) in self._there
 
+    def of(self, item: str) -> str:
+        """Return the first sentence about an item; "" where there is none."""
+        return next((trouble.says for (_, name), trouble in self._there.items() if name == item), "")
+
     def add(self, trouble: Trouble) -> bool:
         """Check whether it is new, or another one than before."""
         key = trouble.verb, trouble.item.name

@@ -1,17 +1,30 @@
 """A full disk: what the daemon does, and a short version of `make enospc`."""
 
+import os
 import random
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from lorad.daemon.process.processes import read_status
 from lorad.errors import LoradError, StorageError
 from lorad.store import runs
+from tests.daemon.test_broken_files import has_begun
 from tests.faults.enospc import NoMount, filled, undisturbed
-from tests.kit.daemon_world import finished, open_context, serving
+from tests.kit.daemon_world import (
+    finished,
+    open_context,
+    reconciling,
+    serving,
+    submit,
+    until,
+    until_state,
+)
 
 pytestmark = pytest.mark.system
 
@@ -49,6 +62,19 @@ def test_database_holds_nothing_the_journal_lacks(home: Path) -> None:
     ctx.readers.close()
     ctx.store.close()
     ctx.journal.close()
+
+
+async def test_end_on_a_full_disk_says_so(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", trainer={"steps": 100_000})
+        await until(partial(has_begun, ctx, "a"))
+        with full(ctx.home.journal):
+            driver = read_status(runs.get(ctx.store, "a").attempt_dir)
+            assert driver is not None
+            os.kill(driver["pid"], signal.SIGKILL)
+            await until(lambda: bool(ctx.loop.troubles.of("run a")))
+        await until_state(ctx, "a", "ended")
+        assert f"; meanwhile {ctx.home.journal}: File too large" in runs.get(ctx.store, "a").detail
 
 
 async def test_daemon_on_a_full_disk_answers_reads(home: Path) -> None:

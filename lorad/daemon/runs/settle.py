@@ -54,6 +54,8 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     run = runs.get(ctx.store, name)
     if reason is EndReason.STOPPED and run.detail:  # the reason for which it was stopped
         detail = f"{run.detail}; {detail}"
+    if found.end is None and (trouble := ctx.loop.troubles.of(f"run {name}")):  # a disk that took nothing
+        detail = clauses(detail, f"meanwhile {trouble}")
     log.info("run %s: attempt %d is over: %s: %s", name, run.attempt, reason, detail)
     with ctx.store.write():
         number, code, killer = run.attempt, driver.exit_code, driver.signal
