@@ -260,7 +260,7 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may do what in a daemon that several users share.
 
     Attributes:
-        read: who sees a run: all, or its owner alone.
+        read: who sees a run and what belongs to it: all, or its owner alone; for others it does not exist.
         admins: names of users who may do everything.
     """
 

@@ -189,6 +189,17 @@ class ModelRequest(Body, frozen=True):
     model: _Path
 
 
+class OwnerRequest(Body, frozen=True):
+    """A request of the front of the gateways for the owner of a model.
+
+    asker: login name, or number, of the user whom the front answers, and who must be allowed to see the
+        model; "": the front itself.
+    """
+
+    model: _Path
+    asker: Name = ""
+
+
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     """How to sample; the defaults are those of a quick look."""
 

@@ -1,22 +1,29 @@
-"""Decide who may do what: each route names the access that the caller must have to its subject.
+"""Decide who may see and do what: each route names the access that the caller must have to its subject.
 
 A daemon of one user lets nobody else in, and its user may do everything. In a shared one (`--system`) the
 owner of a run acts on the run and its versions; an alias belongs to the user who made it, a pool to the owner
 of its runs. Other users may read where `sharing.read` is `all`. Admins may do everything: root, the daemon's
 own user and `sharing.admins`.
+
+What a caller may not see does not exist for them: whoever looks something up by a name that a caller gave
+does it here, where the hidden and the missing have the same words. Texts that mention what nobody asked for,
+such as what a run waits for, name it for a `Reader`.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
 from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.daemon.context import Context
+from lorad.daemon.event_tail import Line
+from lorad.daemon.pool import Pool
 from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, NotAllowed
 from lorad.protocol.listener import user_name
-from lorad.store import aliases, runs
-from lorad.store.rows import AliasRow, RunRow
+from lorad.store import aliases, events, runs
+from lorad.store.rows import AliasMoveRow, AliasRow, EventRow, ResultRow, RunRow, VersionRow
 
 
 class _Owned(Protocol):
@@ -26,22 +33,26 @@ class _Owned(Protocol):
     def owner_uid(self) -> int: ...
 
 
-class _OfRun(Protocol):
-    """A row about a run, as of a version, an alias or an event."""
+class _Named(Protocol):
+    """A run as the queue and lists know it."""
 
     @property
-    def run(self) -> str | None: ...
+    def name(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def owner_uid(self) -> int: ...
 
 
 OwnedRow = TypeVar("OwnedRow", bound=_Owned)
-RowOfRun = TypeVar("RowOfRun", bound=_OfRun)
+RowOfRun = TypeVar("RowOfRun", AliasMoveRow, AliasRow, EventRow, Line, ResultRow, VersionRow)
 
 
 class Access(StrEnum):
     """How close the caller must be to the subject.
 
     any: everybody who may connect.
-    read: a user who may see the run, version or alias.
+    read: a user who may see the run, version or alias; for others it does not exist.
     own: its owner and admins.
     """
 
@@ -52,10 +63,66 @@ class Access(StrEnum):
 
 
 class Subject(NamedTuple):
-    """What a request is about."""
+    """What a request is about, in words for who asks."""
 
     what: str
     owner_uid: int
+
+
+class Reader(NamedTuple):
+    """Who reads a text, which names only what they may see."""
+
+    uid: int
+    sees_all: bool
+
+    def sees(self, owner_uid: int) -> bool:
+        return self.sees_all or self.uid == owner_uid
+
+    def name(self, run: _Named) -> str:
+        return run.name if self.sees(run.owner_uid) else f"a run of {run.owner}'s"
+
+    def name_all(self, tenants: Sequence[_Named]) -> str:
+        """Name runs: `run a`, `runs a, b and c`, `runs a, b and 6 others`, `run a and 2 runs of ann's`."""
+        names = [one.name for one in tenants if self.sees(one.owner_uid)]
+        hidden = Counter(one.owner for one in tenants if not self.sees(one.owner_uid))
+        parts = [f"a run of {user}'s" if n == 1 else f"{n} runs of {user}'s" for user, n in hidden.items()]
+        if len(names) < 2:
+            return " and ".join([*(f"run {name}" for name in names), *parts])
+        last = names[-1] if len(names) <= 4 else f"{len(names) - 2} others"
+        shown = ", ".join(names[: len(names) - 1 if len(names) <= 4 else 2])
+        return " and ".join([f"runs {shown} and {last}", *parts])
+
+    def name_pool(self, pool: Pool) -> str:
+        owner = pool.setup.owner
+        return f"pool {pool.id}" if self.sees(owner) else f"a pool of {user_name(owner)}'s"
+
+    def served_by(self, pool: Pool) -> str:
+        return f"serves {', '.join(sorted(pool.serves))}" if self.sees(pool.setup.owner) else "serves"
+
+
+EVERYTHING = Reader(-1, sees_all=True)
+
+
+def reader(ctx: Context, caller: Caller) -> Reader:
+    return Reader(caller.uid, sees_all(ctx, caller))
+
+
+def anybody(ctx: Context) -> Reader:
+    """Return the reader of a text that every user of the machine can read."""
+    return Reader(-1, ctx.config.sharing.read == "all")
+
+
+def owner_of(ctx: Context, run: _Named) -> Reader:
+    """Return the reader of what is written down about a run."""
+    return reader(ctx, Caller(run.owner_uid, run.owner))
+
+
+def name_for(ctx: Context, run: _Named, name: str) -> str:
+    """Name another run in what is written down about `run`. name: of one that there is, or was, or ""."""
+    other, who = runs.find(ctx.store, name) if name else None, owner_of(ctx, run)
+    if other is None:
+        return name if who.sees_all or not name else "another run"
+    return who.name(other)
 
 
 def must_be_admin(ctx: Context, caller: Caller) -> None:
@@ -64,39 +131,59 @@ def must_be_admin(ctx: Context, caller: Caller) -> None:
         raise NotAllowed(f"{caller.name} is no admin of this daemon", hint=f"Ask one of: {admins(ctx)}.")
 
 
-def of_run(run: RunRow) -> Subject:
-    return Subject(f"run {run.name}", run.owner_uid)
+def of_run(ctx: Context, caller: Caller, run: RunRow) -> Subject:
+    return Subject(reader(ctx, caller).name_all([run]), run.owner_uid)
 
 
 def of_alias(alias: AliasRow) -> Subject:
     return Subject(f"alias {alias.alias}", alias.owner_uid)
 
 
-def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> None:
-    """Raises NotAllowed."""
-    if access is Access.READ and not sees(ctx, caller, subject.owner_uid):
-        owner = user_name(subject.owner_uid)
-        hint = f"Here only owners see what is theirs (sharing.read). Ask {owner}, or an admin: {admins(ctx)}."
-        raise NotAllowed(f"{subject.what} belongs to {owner}", hint=hint)
-    if access is Access.OWN and not owns(ctx, caller, subject.owner_uid):
-        owner = user_name(subject.owner_uid)
-        hint = (
-            f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of "
-            "your own of."
-        )
-        raise NotAllowed(f"{subject.what} belongs to {owner}; you are {caller.name}", hint=hint)
+# -- what a caller names ---------------------------------------------------------------------------------
+def find_run(ctx: Context, caller: Caller, name: str) -> RunRow:
+    """Raises NotFound, with the name that the run has now where it was renamed."""
+    run = runs.find(ctx.store, name)
+    if run and sees(ctx, caller, run.owner_uid):
+        return run
+    now = events.present_name(ctx.store, name)
+    renamed = runs.find(ctx.store, now) if now else None
+    if renamed and sees(ctx, caller, renamed.owner_uid):
+        raise runs.missing(name, hint=f"It was renamed to {renamed.name}.")
+    raise runs.missing(name)
+
+
+def find_alias(ctx: Context, caller: Caller, name: str) -> AliasRow | None:
+    """Find an alias of the caller's, or of a version that they may see; None where there is none."""
+    row = aliases.find(ctx.store, name)
+    return next(iter(seen_of(ctx, caller, [row] if row else [])), None)
+
+
+def find_pool(ctx: Context, caller: Caller, name: str) -> Pool | None:
+    pool = ctx.pools.get(name)
+    return pool if pool and sees(ctx, caller, pool.setup.owner) else None
 
 
 def must_own(ctx: Context, caller: Caller, *subjects: Subject) -> None:
     """Raises NotAllowed."""
     for subject in subjects:
-        refuse(ctx, caller, subject, Access.OWN)
+        if not owns(ctx, caller, subject.owner_uid):
+            owner = user_name(subject.owner_uid)
+            hint = (
+                f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of "
+                "your own of."
+            )
+            raise NotAllowed(f"{subject.what} belongs to {owner}; you are {caller.name}", hint=hint)
 
 
-def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
-    """Return the run if the caller may see it. Raises NotAllowed."""
-    refuse(ctx, caller, of_run(run), Access.READ)
-    return run
+def must_own_name(ctx: Context, caller: Caller, name: str, subject: Subject) -> None:
+    """Check whether the caller may put something else in the place of what has a name.
+
+    Raises NotAllowed, and Conflict where they may not see it: names are everybody's, and that one is taken is
+    all that they hear.
+    """
+    if not sees(ctx, caller, subject.owner_uid):
+        raise Conflict(f"the name {name} is in use", hint="Choose another name.")
+    must_own(ctx, caller, subject)
 
 
 def must_move(ctx: Context, caller: Caller, alias: str, before: AliasRow | None, run: RunRow) -> None:
@@ -108,8 +195,7 @@ def must_move(ctx: Context, caller: Caller, alias: str, before: AliasRow | None,
     if is_admin(ctx, caller):
         return
     if before:
-        must_own(ctx, caller, of_alias(before))
-    must_see(ctx, caller, run)
+        must_own_name(ctx, caller, alias, of_alias(before))
     mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
     foreign = [row for row in mine if runs.get(ctx.store, row.run).owner_uid != caller.uid]
     if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
@@ -141,21 +227,35 @@ def seen(ctx: Context, caller: Caller, rows: Iterable[OwnedRow]) -> list[OwnedRo
 
 
 def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[RowOfRun]:
-    """Keep the rows (versions, aliases, events) whose run the caller may see.
+    """Keep the rows (versions, results, aliases, their moves, events) whose run the caller may see.
 
-    Rows of a removed run have no owner: only callers who see everything get them.
+    Rows of a removed run have no owner, also where its name is another run's now: only callers who see
+    everything get them.
     """
     if sees_all(ctx, caller):
         return list(rows)
-    mine = {*runs.names(ctx.store, owner_uid=caller.uid)}
-    return [row for row in rows if row.run in mine]
+    begun = runs.beginnings(ctx.store, caller.uid)
+    return [row for row in rows if row.run in begun and _is_since(row, *begun[row.run])]
+
+
+def _is_since(row: RowOfRun, first_event: int, created_at: float) -> bool:
+    """Check whether a row is of the run that has its name now, as `lorad/store/rename.py` does."""
+    match row:
+        case EventRow() | Line():
+            return row.id >= first_event
+        case AliasMoveRow() | ResultRow():
+            return row.at >= created_at
+    return True
+
+
+def seen_of(ctx: Context, caller: Caller, rows: Sequence[AliasRow]) -> list[AliasRow]:
+    """Keep the caller's own aliases, and those of runs that the caller may see."""
+    by_run = {row.alias for row in seen_by_run(ctx, caller, rows)}
+    return [row for row in rows if row.alias in by_run or row.owner_uid == caller.uid]
 
 
 def seen_aliases(ctx: Context, caller: Caller) -> list[AliasRow]:
-    """List the caller's own aliases, and those of runs that the caller may see."""
-    rows = aliases.aliases(ctx.store)
-    by_run = {row.alias for row in seen_by_run(ctx, caller, rows)}
-    return [row for row in rows if row.alias in by_run or row.owner_uid == caller.uid]
+    return seen_of(ctx, caller, aliases.aliases(ctx.store))
 
 
 def admins(ctx: Context) -> str:

@@ -216,7 +216,7 @@ def read_plain(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]
     """Read a request of any kind. Raises ApiError."""
     try:
         data = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not JSON: {error}.") from None
     if not isinstance(data, dict):
         raise ApiError(400, "The body must be a JSON object.")

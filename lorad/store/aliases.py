@@ -50,10 +50,13 @@ def get(store: Rows, alias: str) -> AliasRow:
     """Raises NotFound."""
     row = find(store, alias)
     if row is None:
-        raise NotFound(
-            f"no alias {alias}", hint=f"`lorad aliases` shows all; `lorad swap {alias} RUN@N` makes it."
-        )
+        raise missing(alias)
     return row
+
+
+def missing(alias: str) -> NotFound:
+    hint = f"`lorad aliases` shows all; `lorad swap {alias} RUN@N` makes it."
+    return NotFound(f"no alias {alias}", hint=hint)
 
 
 def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int) -> AliasRow:

@@ -105,7 +105,8 @@ def refuse_name(store: Rows, old: str, new: str) -> None:
     if new == old:
         raise Conflict(f"run {old} has that name already")
     if (there := runs.name_in_use(store, new)) not in (None, old):
-        raise Conflict(f"there is a run named {there}", hint=f"Choose another name, or `lorad rm {there}`.")
+        like = "" if there == new else " in other capitals, and capitals alone do not tell runs apart"
+        raise Conflict(f"there is a run named {new}{like}", hint="Choose another name, or remove that run.")
     how = events.last_end(store, new)
     if how == "removed" or (how == "renamed" and events.present_name(store, new) != old):
         raise Conflict(

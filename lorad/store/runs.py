@@ -113,10 +113,18 @@ def get(store: Rows, name: str) -> RunRow:
     """Raises NotFound."""
     row = find(store, name)
     if row is None:
-        now = events.present_name(store, name)
-        hint = f"It was renamed to {now}." if now else "`lorad list --all` shows every run."
-        raise NotFound(f"no run named {name}", hint=hint)
+        raise missing(name)
     return row
+
+
+def missing(name: str, hint: str = "`lorad list --all` shows every run.") -> NotFound:
+    return NotFound(f"no run named {name}", hint=hint)
+
+
+def beginnings(store: Rows, owner_uid: int) -> dict[str | None, tuple[int, float]]:
+    """Find the first event of each run of one owner, and when it was made: what is older is of a namesake."""
+    sql = "SELECT name, first_event, created_at FROM runs WHERE owner_uid = ?"
+    return {name: (first, created) for name, first, created in store.tuples(sql, (owner_uid,))}
 
 
 def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:

@@ -44,10 +44,14 @@ def refuse_used(store: Rows, sweep: str) -> None:
 
 def get(store: Rows, sweep: str) -> SweepRow:
     """Raises NotFound."""
-    found = _select(store, "WHERE sweep = ?", (sweep,))
+    found = sweeps(store, sweep)
     if not found:
-        raise NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
+        raise missing(sweep)
     return found[0]
+
+
+def missing(sweep: str) -> NotFound:
+    return NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[SweepRow]:
@@ -55,9 +59,10 @@ def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Swe
     return [sweep_row(row) for row in store.rows(f"{_SELECT} {which}", parameters)]
 
 
-def sweeps(store: Rows) -> list[SweepRow]:
-    """List the sweeps, newest first."""
-    return _select(store, "ORDER BY created_at DESC, rowid DESC")
+def sweeps(store: Rows, sweep: str | None = None) -> list[SweepRow]:
+    """List the sweeps, newest first, or the one of a name, if there is one."""
+    which, values = ("", ()) if sweep is None else ("WHERE sweep = ? ", (sweep,))
+    return _select(store, which + "ORDER BY created_at DESC, rowid DESC", values)
 
 
 def undecided(store: Rows) -> list[SweepRow]:

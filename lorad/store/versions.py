@@ -143,9 +143,10 @@ def results(store: Rows, run: str | None = None) -> list[ResultRow]:
     """
     if run is None:
         return _results(store, "")
-    owner = "(SELECT name FROM runs WHERE owner_uid = (SELECT owner_uid FROM runs WHERE name = ?))"
+    owner = "(SELECT owner_uid FROM runs WHERE name = ?)"  # what is older than a run is of a namesake
     same = "sha256 IN (SELECT sha256 FROM versions WHERE run = ?)"
-    return _results(store, f"WHERE {same} AND run IN {owner}", run, run)
+    its = f"SELECT 1 FROM runs r WHERE r.name = run AND r.owner_uid = {owner} AND at >= r.created_at"
+    return _results(store, f"WHERE {same} AND EXISTS ({its})", run, run)
 
 
 def _results(store: Rows, which: str, *values: Any) -> list[ResultRow]:

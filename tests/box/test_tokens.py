@@ -35,3 +35,11 @@ def test_a_file_that_others_read_lets_nobody_in(tmp_path: Path) -> None:
     path.chmod(0o600)
     assert tokens.owner(ALICE) == "alice"
     assert Tokens(None).owner(ALICE) is None
+
+
+def test_bytes_that_are_no_text_let_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"alice: {ALICE}\n")
+    path.chmod(0o600)
+    header = (ALICE.encode() + b"\xff\xed\xa0\x80").decode(errors="surrogateescape")  # as a server reads it
+    assert Tokens(path).owner(header) is None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lorad.driver.door.chains import Chains
-from lorad.driver.door.chat import Chat, Refusal
+from lorad.driver.door.chat import Chat, Refusal, read_chat
 from lorad.driver.door.door import Door, Visit
 from lorad.envs.format import Format
 from lorad.protocol.batch import Chunk, Sampling
@@ -148,3 +148,8 @@ def test_an_episode_that_is_over_answers_nobody(spoken: Spoken) -> None:
         spoken.ask(USER)
     refused.value.close()
     assert spoken.heard == []
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(Refusal, match="no JSON object"):
+        read_chat(b'{"messages": "\xff"}', Sampling(64))

@@ -3,7 +3,8 @@ only owners see what is theirs, by an admin and by root, each a process of that 
 written down here.
 
 The status is compared, and for lists whether they show what is the owner's (+ or -). Users who may do
-something get what the request comes to (409: the run has ended already), all others 403.
+something get what the request comes to (409: the run has ended already), all others 403, or 404 where they
+may not even see it.
 """
 
 import asyncio
@@ -48,10 +49,11 @@ class Case(NamedTuple):
 Found = tuple[Case, str, list[str]]  # of a method: what came of it for each of COLUMNS
 
 EVERYBODY = "200 200 200 200 200"
-READERS = "200 200 403 200 200"
+READERS = "200 200 404 200 200"
 READ_LIST = "200+ 200+ 200- 200+ 200+"
-OWNERS = "200 403 403 200 200"
-OWNERS_LATE = "409 403 403 409 409"  # it has ended
+OWNERS = "200 403 404 200 200"
+OWNERS_LATE = "409 403 404 409 409"  # it has ended
+TAKERS = "409 403 409 409 409"  # of a name: it is in use, also where it is hidden
 ADMINS = "403 403 403 200 200"
 
 EXPECTED: dict[Route, list[Case]] = {
@@ -80,7 +82,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ],
     ("DELETE", "/v1/devices/{device}/reservation"): [
         Case("/v1/devices/none/reservation", "404 404 404 404 404"),
-        Case("/v1/devices/cpu/reservation", OWNERS),
+        Case("/v1/devices/cpu/reservation", "200 403 403 200 200"),
     ],
     ("GET", "/v1/bill"): [
         Case("/v1/bill?by=user", EVERYBODY),
@@ -94,7 +96,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/check"): [
         Case("/v1/check", "422 422 422 422 422", REFUSED),
         Case("/v1/check", EVERYBODY, REFUSED | {"overrides": []}),
-        Case("/v1/check", OWNERS_LATE, REFUSED | {"name": RUN, "replace": True}),
+        Case("/v1/check", TAKERS, REFUSED | {"name": RUN, "replace": True}),
     ],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
     ("POST", "/v1/select"): [Case("/v1/select", READ_LIST, {"selection": {"names": [RUN]}})],
@@ -129,7 +131,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ],
     ("POST", "/v1/versions/{version}/export"): [
         Case(f"/v1/versions/{RUN}@1004/export", READERS, {"directory": "{home}/{me}/new"}),
-        Case(f"/v1/versions/{ALIAS}/export", "200 507 403 507 200", {"directory": "{home}/owner/{me}"}),
+        Case(f"/v1/versions/{ALIAS}/export", "200 507 404 507 200", {"directory": "{home}/owner/{me}"}),
     ],
     ("POST", "/v1/versions/{version}/pin"): [
         Case(f"/v1/versions/{RUN}@1004/pin", OWNERS, {}),
@@ -142,7 +144,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/versions/{version}/unpin"): [Case(f"/v1/versions/{RUN}@1002/unpin", OWNERS, {})],
     ("DELETE", "/v1/versions/{version}"): [Case(f"/v1/versions/{RUN}@1004", OWNERS_LATE)],
     ("POST", "/v1/versions/{version}/fork"): [
-        Case(f"/v1/versions/{RUN}@1004/fork", "422 422 403 422 422", {"overrides": ["lora.rank=3"]})
+        Case(f"/v1/versions/{RUN}@1004/fork", "422 422 404 422 422", {"overrides": ["lora.rank=3"]})
     ],
     ("GET", "/v1/aliases"): [Case("/v1/aliases", READ_LIST)],
     ("POST", "/v1/aliases/{alias}"): [
@@ -160,7 +162,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/serve", "200+ 422 422 200+ 200+", {"model": "builtin:tiny", "cwd": "/"}),
         Case(
             "/v1/serve",
-            OWNERS_LATE,
+            TAKERS,
             {"model": "builtin:tiny", "cwd": "/", "adapters": [{"name": RUN, "directory": "/x"}]},
         ),
     ],
@@ -177,7 +179,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case(f"/v1/sweeps?sweep={SWEEP}", READERS),
     ],
     ("POST", "/v1/generate"): [
-        Case("/v1/generate", "422 422 403 422 422", {"version": ALIAS, "prompt": ""})  # an empty prompt
+        Case("/v1/generate", "422 422 404 422 422", {"version": ALIAS, "prompt": ""})  # an empty prompt
     ],
     ("POST", "/v1/try"): [Case("/v1/try", "422 422 422 422 422", {})],
     ("POST", "/v1/shutdown"): [Case("/v1/shutdown", ADMINS, {})],

@@ -5,13 +5,17 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
+from lorad.gateway.errors import ApiError
 from lorad.gateway.shared.front import fronting
+from lorad.gateway.shared.routes import Routes
 from lorad.protocol.listener import listen, user_name
 from tests.gateway.test_refusals import answers as listens
 from tests.gateway.test_refusals import free_port
@@ -144,11 +148,38 @@ async def test_token_reaches_only_models_of_its_user(home: Path, tmp_path: Path)
             await asyncio.sleep(0.02)
         async with eve.get("models") as answer:
             assert (await answer.json())["data"] == []
-        told = []
-        for model in ("bot", "a@2", "none"):
+        told = {}
+        for model in ("bot", "none", "a@2", "none@2"):
             async with (
                 eve.get(f"models/{model}") as shown,
                 eve.post("completions", json={"model": model}) as asked,
             ):
-                told += [(r.status, (await r.text()).replace(model, "")) for r in (shown, asked)]
-    assert {status for status, _ in told} == {404} and len(set(told)) == 1
+                told[model] = [(r.status, (await r.text()).replace(model, "")) for r in (shown, asked)]
+    assert told["bot"] == told["none"] and {status for status, _ in told["bot"]} == {404}
+    assert told["a@2"] == told["none@2"]
+
+
+async def test_daemon_is_asked_for_hidden_and_missing_alike(home: Path) -> None:
+    """What is in the table would be found without it, in a fraction of the time."""
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"version": "a@2", "owner_uid": os.getuid()})
+
+    app = web.Application()
+    app.router.add_post("/v1/serving/owner", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(Home(home).socket)).start()
+    write_table(Home(home), {"bot": "a@2"}, {"a@2": ENTRY | {"owner_uid": os.getuid()}})
+    routes = Routes(Home(home))
+    try:
+        for model in ("bot", "a@2", "none", "none@2") * 2:
+            with pytest.raises(ApiError, match=f"`{model}` does not exist"):
+                await routes.find(model, "eve", lambda uid: False)
+        assert (await routes.find("bot", "me", lambda uid: True)).version == "a@2"
+    finally:
+        await routes.close()
+        await runner.cleanup()
+    assert asked == [{"model": name, "asker": "eve"} for name in ("bot", "a@2", "none", "none@2")] * 2

@@ -1,5 +1,6 @@
 """What the gateway refuses, and how it says so: parameters, models, strangers, more than it takes."""
 
+import asyncio
 import contextlib
 import shutil
 import socket
@@ -77,11 +78,12 @@ def test_strange_requests_get_errors_of_one_shape(world: World) -> None:
         answers = [
             plain.post("/v1/completions", content=b"{"),
             plain.post("/v1/completions", json=[1]),
+            plain.post("/v1/completions", content=b'{"model": "bot", "prompt": "\xff"}'),
             plain.post("/v1/completions", content=b" " * (9 << 20)),
             plain.get("/v1/completions"),
             plain.get("/nothing"),
         ]
-    assert [answer.status_code for answer in answers] == [400, 400, 413, 405, 404]
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 413, 405, 404]
     assert all(set(answer.json()["error"]) == {"message", "type", "param", "code"} for answer in answers)
 
 
@@ -107,6 +109,9 @@ async def test_the_port_of_a_suite_wants_its_key(world: World) -> None:
         for key, status in (("guess", 401), ("", 401), (door.key, 200)):
             async with session.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as answer:
                 assert answer.status == status
+        headers = {b"Authorization": b"Bearer \xff\xfe"}
+        answered = await asyncio.to_thread(httpx2.get, f"{door.url}/v1/models", headers=headers)
+        assert answered.status_code == 401
 
 
 @pytest.mark.system

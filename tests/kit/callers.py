@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,7 +41,7 @@ class CallerOf:
         )
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and body; of a stream, its first line."""
+        """Status and body; of a stream, its lines until it has no more to say."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps([method, path, body]).encode() + b"\n")
         self._process.stdin.flush()
@@ -74,10 +75,20 @@ def asked(socket: Path, method: str, path: str, body: Any) -> tuple[int, Any]:
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
         kind = response.getheader("Content-Type") or ""
-        text = (response.readline() if "ndjson" in kind else response.read()).decode()
+        if "ndjson" in kind:
+            return response.status, list(_lines(response))
+        text = response.read().decode()
         return response.status, json.loads(text) if "json" in kind else text
     finally:
         connection.close()
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[Any]:
+    """Yield the lines of a stream up to the one that says that nothing happens, or its end."""
+    while line := response.readline():
+        yield json.loads(line)
+        if b'"idle"' in line:
+            return
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def _lines(ctx: Context, found: _Read) -> Iterator[str]:
     )
     yield from _of_runs(ctx, found)
     yield from _of_each_run(found.progress if ctx.config.sharing.read == "all" else {})
-    yield from _of_devices(ctx)
+    yield from _of_devices(ctx, is_open=ctx.config.sharing.read == "all")
     yield from _of_bill(found.bill, is_open=ctx.config.sharing.read == "all")
     yield from _of_requests(ctx)
     yield from _of_process(ctx)
@@ -197,14 +197,17 @@ def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str
         )
 
 
-def _of_devices(ctx: Context) -> Iterator[str]:
+def _of_devices(ctx: Context, *, is_open: bool) -> Iterator[str]:
+    """Write who has the devices, and how pools are, by their names where everybody may see these."""
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
-    held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.holds}
+    held = {
+        ("device", device, "pool", pool.id if is_open else "*"): 1 for pool in up for device in pool.holds
+    }
     yield from _one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
     yield from _many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
     states = Counter(("state", pool.state) for pool in up)
     yield from _many("lorad_pools", "gauge", "Pools that are up, by state.", states)
-    answering = [(pool.id, pool.status) for pool in up if pool.status]
+    answering = [(pool.id, pool.status) for pool in up if pool.status and is_open]
     memory = {("pool", name): status.rss_bytes for name, status in answering}
     yield from _many("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
     for of in ("engine", "trainer"):

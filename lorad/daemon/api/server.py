@@ -14,7 +14,17 @@ from aiohttp import web
 from lorad import __version__
 from lorad.bounds import BODY_BYTES
 from lorad.client.transport import LINES, PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
-from lorad.daemon.access import Access, Subject, is_admin, must_be_admin, of_alias, of_run, refuse
+from lorad.daemon.access import (
+    Access,
+    Subject,
+    find_alias,
+    find_pool,
+    find_run,
+    must_be_admin,
+    must_own,
+    of_alias,
+    of_run,
+)
 from lorad.daemon.api.call import Call, read_body
 from lorad.daemon.api.lines import in_lines
 from lorad.daemon.api.verbs import ROUTES, SLOW
@@ -25,7 +35,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.versions import find_version
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
 from lorad.protocol.listener import user_name
-from lorad.store import aliases, runs
+from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 
@@ -86,30 +96,32 @@ def _unforeseen(error: Exception) -> LoradError:
 def _authorize(ctx: Context, call: Call, access: Access) -> None:
     """Check whether the caller has the access that a route needs to what its path names.
 
-    Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`.
+    Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `find_version`.
     """
-    if access is Access.ANY or is_admin(ctx, call.caller):
-        return
     if access is Access.ADMIN:
         must_be_admin(ctx, call.caller)
-    if (subject := _subject_of(ctx, call)) is not None:
-        refuse(ctx, call.caller, subject, access)
+    if access in (Access.READ, Access.OWN):
+        subject = _subject_of(ctx, call)
+        if access is Access.OWN and subject is not None:
+            must_own(ctx, call.caller, subject)
 
 
 def _subject_of(ctx: Context, call: Call) -> Subject | None:
-    """Find what a request is about; None when it is no single thing, or an alias or pool that does not exist.
+    """Find what a request is about; None when it is no single thing, or an alias or pool that does not exist
+    for the caller.
 
     Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises
     NotFound.
     """
-    named = call.request.match_info
+    named, caller = call.request.match_info, call.caller
     if run := named.get("run") or (None if named else call.text("run")):
-        return of_run(runs.get(ctx.store, run))
+        return of_run(ctx, caller, find_run(ctx, caller, run))
     if version := named.get("version"):
-        return of_run(runs.get(ctx.store, find_version(ctx, version).run))
-    if alias := aliases.find(ctx.store, named.get("alias", "")):
+        found = find_version(ctx, caller, version)
+        return of_run(ctx, caller, runs.get(ctx.store, found.run))
+    if alias := find_alias(ctx, caller, named.get("alias", "")):
         return of_alias(alias)
-    pool = ctx.pools.get(named.get("pool", ""))
+    pool = find_pool(ctx, caller, named.get("pool", ""))
     return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None
 
 

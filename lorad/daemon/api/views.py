@@ -87,16 +87,32 @@ def extended(kind: type[T], answer: Struct, **more: Any) -> T:
     return kind(**asdict(answer) | more)
 
 
-def run_view(row: RunSummary) -> Run:
+def run_view(ctx: Context, row: RunSummary) -> Run:
+    return _viewed(row, _waiting_of(ctx, row))
+
+
+def listed_view(ctx: Context, row: RunSummary) -> Run:
+    """Make the view of a row in a list, once for as long as the run does not change."""
+    return _kept_view(row, _waiting_of(ctx, row))
+
+
+def _waiting_of(ctx: Context, row: RunSummary) -> str:
+    return told_of(ctx, row, row.waiting if row.state in ("queued", "starting") or row.serving else "")
+
+
+def _viewed(row: RunSummary, waiting: str) -> Run:
     return of_row(
         Run,
         row,
-        waiting=told_of(row, row.waiting if row.state in ("queued", "starting") or row.serving else ""),
+        waiting=waiting,
         rates=Rates(row.rates.tokens_per_second, row.rates.step_seconds),
         signals=_SIGNALS.decode(row.signals),
         recent=_RECENT.decode(row.recent),
         group=row.queue_group or "",
     )
+
+
+_kept_view = lru_cache(maxsize=2048)(_viewed)
 
 
 def with_place(ctx: Context, run: OfRun) -> OfRun:
@@ -109,12 +125,6 @@ def with_place(ctx: Context, run: OfRun) -> OfRun:
         return run
     starts_at, after = ctx.queue.foreseen[1].get(run.name, (None, ""))
     return replace(run, queue=replace(place, starts_at=starts_at, after=after))
-
-
-@lru_cache(maxsize=2048)
-def listed_view(row: RunSummary) -> Run:
-    """Make the view of a row in a list, once for as long as the run does not change."""
-    return run_view(row)
 
 
 def history(rows: Rows, row: RunRow) -> _History:
@@ -151,7 +161,7 @@ def _sets_of(rows: Rows, row: RunRow) -> dict[str, list[SetScore]]:
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
     return extended(
         RunDetails,
-        with_place(ctx, run_view(row)),
+        with_place(ctx, run_view(ctx, row)),
         directory=row.directory,
         cwd=asked_in(row),
         reference=_reference_of(row),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from lorad.daemon.access import Reader, anybody
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import lock_notes
 from lorad.daemon.gpu.devices import Device
@@ -19,7 +20,7 @@ from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
-from lorad.daemon.queue.tenants import tenants_of, told
+from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.listener import user_name
 from lorad.store.rows import RunRow
 from lorad.text import duration
@@ -37,7 +38,7 @@ def keep_leases(ctx: Context) -> None:
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
         gpus = devices_of(ctx, pool) if pool.process.is_up else []
-        if gpus and (mine := holder_of_pool(ctx, pool)).pid is not None:
+        if gpus and (mine := holder_of_pool(ctx, pool, anybody(ctx))).pid is not None:
             kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
 
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
@@ -53,25 +54,27 @@ def keep_leases(ctx: Context) -> None:
             lock_notes.put(notes, path, kept[path]) if path in kept else lock_notes.remove(notes, path)
 
 
-def lease_of(ctx: Context, device: Device) -> Holder | None:
-    """Find who holds the device; None when nobody does, or the holder left no note."""
+def lease_of(ctx: Context, device: Device, reader: Reader) -> Holder | None:
+    """Find who holds the device, as the reader may see it; None when nobody does, or the holder left no
+    note.
+    """
     for pool in ctx.pools.values():
         if pool.process.is_up and device.name in pool.names:
-            return holder_of_pool(ctx, pool)
+            return holder_of_pool(ctx, pool, reader)
     return lock_notes.holder_of(device)
 
 
-def holder_of_pool(ctx: Context, pool: Pool) -> Holder:
-    """Describe a pool as the holder of its devices."""
+def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
+    """Describe a pool as the holder of its devices; without its name where the reader may not see it."""
     status = read_status(pool.attempt()) or {}
     tenants = tenants_of(ctx, pool)
     is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)
     since = status.get("started_at") or ctx.loop.started_at
     return Holder(
-        pool=pool.id,
+        pool=pool.id if reader.sees(pool.setup.owner) else "",
         uid=pool.setup.owner,
         user=user_name(pool.setup.owner),
-        why=_doing(pool, tenants)[:300],
+        why=_doing(pool, tenants, reader)[:300],
         since=since,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
@@ -80,14 +83,14 @@ def holder_of_pool(ctx: Context, pool: Pool) -> Holder:
     )
 
 
-def _doing(pool: Pool, tenants: Sequence[RunRow]) -> str:
+def _doing(pool: Pool, tenants: Sequence[RunRow], reader: Reader) -> str:
     """Say what a pool is up for."""
     if pool.stop_asked is not None:
         return "is stopping"
     if tenants:
-        return told(tenants)
+        return reader.name_all(tenants)
     if pool.serves:
-        return f"serves {', '.join(sorted(pool.serves))}"
+        return reader.served_by(pool)
     return "answers a request" if pool.guests else "idle"
 
 
@@ -105,7 +108,8 @@ def held_in_words(device: Device, note: Holder | None) -> str:
         pid = lock_notes.lock_pid(device)
         return f"{device.name} is in use by another process or user{_described(pid)}"
     back = f", free after {_length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
-    return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
+    pool = f"pool {note.pool}" if note.pool else "a pool"
+    return f"{device.name} held by {pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
 
 def _described(pid: int | None) -> str:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.client.check_shapes import Start
+from lorad.daemon.access import name_for, owner_of
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Shape
 from lorad.daemon.queue.limits import over_limit
@@ -41,7 +42,7 @@ def forecast(ctx: Context, run: RunRow) -> Start:
         return Start("waits", FAR_BACK, ahead=ahead)
     room = find_room(now, setups, run, _claims_before(ctx, now, run))
     if room.devices is None:
-        stops = [victim.name for victim in room.victims]
+        stops = [owner_of(ctx, run).name(victim) for victim in room.victims]
         return _waits(ctx, now, run, at, Start("waits", room.waiting, stops=stops, ahead=ahead))
     devices, key = [device.name for device in room.devices], setups[room.devices].key
     warm = next((pool.id for pool in now.pools if now.is_used(pool) and pool.setup.key == key), "")
@@ -53,7 +54,9 @@ def forecast(ctx: Context, run: RunRow) -> Start:
 def _waits(ctx: Context, now: Snapshot, run: RunRow, at: float, start: Start) -> Start:
     """Add when a run that would wait starts, where that can be known. at: the Unix time of the snapshot."""
     found = simulate(ctx, now, at).get(run.name)
-    return start if found is None else replace(start, starts_at=found.at, after=found.after)
+    return (
+        start if found is None else replace(start, starts_at=found.at, after=name_for(ctx, run, found.after))
+    )
 
 
 def _claims_before(ctx: Context, now: Snapshot, run: RunRow) -> Sequence[Claim]:

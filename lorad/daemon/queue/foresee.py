@@ -3,6 +3,7 @@
 import time
 
 from lorad.client.box_shapes import Forecasts
+from lorad.daemon.access import name_for
 from lorad.daemon.context import Context
 from lorad.daemon.queue.simulate import simulate
 from lorad.daemon.queue.snapshot import take_snapshot
@@ -29,7 +30,8 @@ def keep_forecasts(ctx: Context) -> None:
         return
     at = time.time()
     found = simulate(ctx, take_snapshot(ctx, queue), at)
-    ctx.queue.foreseen = time.monotonic(), {name: (one.at, one.after) for name, one in found.items()}
+    starts = {run.name: name_for(ctx, run, found[run.name].after) for run in queue if run.name in found}
+    ctx.queue.foreseen = time.monotonic(), {name: (found[name].at, after) for name, after in starts.items()}
     ctx.queue.looked_for = queued
     if fresh := sorted(queued & found.keys() - given):
         with ctx.store.write():

@@ -4,13 +4,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lorad.daemon.access import Reader
 from lorad.daemon.context import spec_of
 from lorad.daemon.gpu.devices import Shape, shape_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.neighbours import waits_for, yields
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot, asks_cluster
-from lorad.daemon.queue.tenants import lack_of, told
+from lorad.daemon.queue.tenants import lack_of
 from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
@@ -25,8 +26,7 @@ class Claim:
     pool: on a cluster, the key of the pool in which it waits for that; others may have other nodes.
     """
 
-    run: str
-    priority: int
+    run: RunRow
     devices: Devices
     alone: bool
     pool: str = ""
@@ -34,7 +34,7 @@ class Claim:
     def holds_up(self, run: RunRow, setup: PoolSetup, devices: Devices) -> bool:
         """Check whether `run`, which comes after it, may not have the devices before it."""
         is_same = setup.key == self.pool if setup.nodes else bool({*devices} & {*self.devices})
-        return is_same and (self.alone or self.priority > run.priority)
+        return is_same and (self.alone or self.run.priority > run.priority)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def obstacle(
     claims: the runs before it that wait.
     """
     return (
-        _passed(setup, devices, run, claims)
-        or _let_others_pass(now, devices, run)
+        _passed(now, setup, devices, run, claims)
+        or _let_others_pass(now, setup, devices, run)
         or _set_aside(now, devices, run)
         or _beside_others(now, devices, run)
         or _limited(now, setup, devices, run)
@@ -76,7 +76,7 @@ def obstacle(
 
 
 def _passed(
-    setup: PoolSetup, devices: Devices, run: RunRow | None, claims: Sequence[Claim]
+    now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None, claims: Sequence[Claim]
 ) -> Obstacle | None:
     """Find the run before this one that must not be passed."""
     first = next((claim for claim in claims if run is not None and claim.holds_up(run, setup, devices)), None)
@@ -84,18 +84,22 @@ def _passed(
         return None
     names = ", ".join(device.name for device in devices)
     when = "the others end" if first.alone else "it fits"
-    return Obstacle(f"run {first.run} is next on {names}, when {when}", claim=None, barred=True)
+    who = now.reader_of(run, setup).name_all([first.run])
+    return Obstacle(f"{who} is next on {names}, when {when}", claim=None, barred=True)
 
 
-def _let_others_pass(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
+def _let_others_pass(
+    now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None
+) -> Obstacle | None:
     """Find a run that has not waited for the cluster yet, where this one did so in vain."""
     if run is None or run.name not in now.passed or not isinstance(devices[0], Shape):
         return None
-    others = (one.name for one in now.queued if one.name not in now.passed)
-    first = next((name for name in others if asks_cluster(now.asked[name])), None)
+    others = (one for one in now.queued if one.name not in now.passed)
+    first = next((one for one in others if asks_cluster(now.asked[one.name])), None)
     if first is None:
         return None
-    words = f"{devices[0].name} were not granted in time; run {first} is tried before it"
+    who = now.reader_of(run, setup).name_all([first])
+    words = f"{devices[0].name} were not granted in time; {who} is tried before it"
     return Obstacle(words, claim=None, barred=True)
 
 
@@ -140,26 +144,25 @@ def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | No
 
 def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
     """Find the pools, or others, that use the devices."""
-    holders = now.in_the_way(setup, devices, run)
+    holders, reader = now.in_the_way(setup, devices, run), now.reader_of(run, setup)
     for pool in holders:
-        where = f"pool {pool.id} on {pool.where}"
+        where = f"{reader.name_pool(pool)} on {pool.where}"
         if pool.stop_asked is not None:
             return Obstacle(f"{where} is stopping", soon=True)
         if pool.leaves:
-            return Obstacle(f"pool {pool.id} stops: {pool.leaves}", soon=True)
+            return Obstacle(f"{reader.name_pool(pool)} stops: {pool.leaves}", soon=True)
         if pool.setup.key == setup.key:
             return None if run is None else _crowding(now, pool, run)
         if tenants := now.tenants_of(pool):
-            return _busy(pool, tenants, run)
+            return _busy(pool, tenants, run, reader)
         if pool.serves:
-            names = ", ".join(sorted(pool.serves))
-            return Obstacle(f"{where} serves {names}; `lorad serve --stop` lets it end", claim=None)
+            return Obstacle(f"{where} {reader.served_by(pool)}; `lorad serve --stop` lets it end", claim=None)
         if pool.guests:
             return Obstacle(f"{where} answers a request", soon=True)
     if in_use := by_others(now, devices):
         return in_use
     if holders:
-        names = ", ".join(f"pool {pool.id} on {pool.where}" for pool in holders)
+        names = ", ".join(f"{reader.name_pool(pool)} on {pool.where}" for pool in holders)
         return Obstacle(f"waiting for idle {names} to end", idle=holders, soon=True)
     return None
 
@@ -176,19 +179,22 @@ def by_others(now: Snapshot, devices: Devices) -> Obstacle | None:
     return Obstacle("; ".join(reasons), claim=None if is_known else True, soon=not is_known, parts=reasons)
 
 
-def _busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
+def _busy(pool: Pool, tenants: list[RunRow], run: RunRow | None, reader: Reader) -> Obstacle:
     """Describe a pool of another kind with runs in it. Runs that leave anyway need not be asked."""
     leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
     if run is not None and any(tenant.preempted == run.name for tenant in tenants):
-        return Obstacle(f"{told(tenants)} {_stops(tenants)} to make room on {pool.where}", soon=leaving)
+        names = reader.name_all(tenants)
+        return Obstacle(f"{names} {_stops(tenants)} to make room on {pool.where}", soon=leaving)
     if pool.is_waiting:
         there = "is" if len(tenants) == 1 else "are"
         return Obstacle(
-            f"{told(tenants)} {there} before it: waits for {pool.where} of the cluster", soon=leaving
+            f"{reader.name_all(tenants)} {there} before it: waits for {pool.where} of the cluster",
+            soon=leaving,
         )
     end = "it ends" if len(tenants) == 1 else "they end"
     then = "" if run is None else f"; starts when {end}"  # a request is refused, where a run waits
-    return Obstacle(f"pool {pool.id} is busy with {told(tenants)}{then}", soon=leaving)
+    busy = f"{reader.name_pool(pool)} is busy with {reader.name_all(tenants)}"
+    return Obstacle(f"{busy}{then}", soon=leaving)
 
 
 def _stops(tenants: Sequence[RunRow]) -> str:
@@ -197,24 +203,28 @@ def _stops(tenants: Sequence[RunRow]) -> str:
 
 def _crowding(now: Snapshot, pool: Pool, run: RunRow) -> Obstacle | None:
     """Find what keeps a run out of a pool of the right kind, because of the runs in it."""
-    tenants = now.tenants_of(pool)
-    found = _crowded(now, pool, tenants, run)
+    tenants, reader = now.tenants_of(pool), now.reader_of(run, pool.setup)
+    found = _crowded(now, pool, tenants, run, reader)
     going = [tenant for tenant in tenants if tenant.preempted == run.name]
     if found is None or not going:
         return found
-    return replace(found, reason=f"{told(going)} {_stops(going)} to make room in pool {pool.id}", soon=True)
+    reason = f"{reader.name_all(going)} {_stops(going)} to make room in pool {pool.id}"
+    return replace(found, reason=reason, soon=True)
 
 
-def _crowded(now: Snapshot, pool: Pool, tenants: list[RunRow], run: RunRow) -> Obstacle | None:
+def _crowded(
+    now: Snapshot, pool: Pool, tenants: list[RunRow], run: RunRow, reader: Reader
+) -> Obstacle | None:
     leaving = any(tenant.state == RunState.STOPPING for tenant in tenants)
     alone_there = next((tenant for tenant in tenants if spec_of(tenant).resources.exclusive), None)
     if alone_there is not None:
-        reason = f"{told([alone_there])} has pool {pool.id} for itself; starts when it ends"
+        reason = f"{reader.name_all([alone_there])} has pool {pool.id} for itself; starts when it ends"
         return Obstacle(reason, soon=leaving)
     there = "is" if len(tenants) == 1 else "are"
     if tenants and spec_of(run).resources.exclusive:
         reason = (
-            f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it"
+            f"it is to have pool {pool.id} for itself (resources.exclusive); {reader.name_all(tenants)} "
+            f"{there} in it"
         )
         return Obstacle(reason, soon=all(tenant.state == RunState.STOPPING for tenant in tenants))
     lack = lack_of(run, pool.setup.dtype, now.room[pool.id])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from lorad.box.runtime import Why
+from lorad.daemon.access import anybody
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Shape
 from lorad.daemon.guarded import each, of_run
@@ -107,7 +108,7 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
                 keep_runtime(ctx, run, setup.threads, why)
                 _begin_attempt(ctx, run, find_or_make(ctx, setup))
                 return now.with_runs_of(ctx)
-            make_way(ctx, now, room, f"run {run.name}")
+            make_way(ctx, now, room, anybody(ctx).name_all([run]))
             claims += [room.claim] if room.claim else []
             waiting = room.waiting
             if room.victims:
@@ -207,7 +208,7 @@ def _claim(
     for devices in [*([cleared] if cleared else []), *found]:
         if (alone := found[devices].claim) is not None:
             pool = setups[devices].key if isinstance(devices[0], Shape) else ""
-            return Claim(run.name, run.priority, devices, alone, pool)
+            return Claim(run, devices, alone, pool)
     return None
 
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from lorad.daemon.access import EVERYTHING, name_for, owner_of
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.obstacles import Obstacle, by_others
 from lorad.daemon.queue.setups import Devices
 from lorad.daemon.queue.snapshot import Snapshot
-from lorad.daemon.queue.tenants import capacity_of, lack_of, needs_of, promised, told
+from lorad.daemon.queue.tenants import capacity_of, lack_of, needs_of, promised
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import Move, RunState
 from lorad.store import runs
@@ -116,11 +117,12 @@ def _fits_without(run: RunRow, setup: PoolSetup, pool: Pool, tenants: list[RunRo
 def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
     """Ask runs to pause, so that `run` has room."""
     name = run.name
-    log.info("run %s: preempts %s", name, told(victims))
+    log.info("run %s: preempts %s", name, EVERYTHING.name_all(victims))
     with ctx.store.write():
         for victim in victims:
             wish = {"wanted": "pause", "preempted": name}
-            runs.move(ctx.store, victim.name, Move.STOP, detail=f"preempted by {name}", also=wish)
+            why = f"preempted by {owner_of(ctx, victim).name(run)}"
+            runs.move(ctx.store, victim.name, Move.STOP, detail=why, also=wish)
     ctx.loop.poke()  # runs that wait say so in the next pass
 
 
@@ -129,18 +131,19 @@ def queue_again(ctx: Context, run: RunRow) -> None:
     it resumes when there is room.
     """
     if run.preempted:
-        why = f"preempted by {run.preempted}"
+        why = f"preempted by {name_for(ctx, run, run.preempted)}"
         runs.move(ctx.store, run.name, Move.RESUME, detail=why, also={"preempted": run.preempted})
     elif run.yielded:
         runs.move(ctx.store, run.name, Move.RESUME, detail=run.yielded)
 
 
-def told_of(row: RunSummary, waiting: str) -> str:
+def told_of(ctx: Context, row: RunSummary, waiting: str) -> str:
     """Say why a run waits, and for which run it made room."""
     if row.yielded:
         return f"stops at its next step: {row.yielded}"
     if not row.preempted:
         return waiting
+    other = name_for(ctx, row, row.preempted)
     if row.state == RunState.STOPPING:
-        return f"being preempted by {row.preempted}"
-    return "; ".join(part for part in (f"preempted by {row.preempted}", waiting) if part)
+        return f"being preempted by {other}"
+    return "; ".join(part for part in (f"preempted by {other}", waiting) if part)

@@ -9,11 +9,13 @@ import logging
 from msgspec.structs import replace
 
 from lorad.box.quiet import parse, quiet_until
+from lorad.daemon.access import Reader
 from lorad.daemon.context import Context
+from lorad.daemon.gpu import lock_notes
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.gpu.state import SetAside
 from lorad.daemon.guarded import each, of_run
-from lorad.daemon.queue.device_holders import held_in_words, lease_of
+from lorad.daemon.queue.device_holders import held_in_words, holder_of_pool
 from lorad.daemon.queue.neighbours import must_yield
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.errors import SpecError
@@ -100,17 +102,16 @@ def is_free(ctx: Context, device: Device) -> bool:
     return not (_here(ctx).pools_on((device,)) or is_taken(device))
 
 
-def holder_of(ctx: Context, device: Device) -> str:
-    """Say who keeps a reservation from beginning; "" when nobody does."""
+def holder_of(ctx: Context, device: Device, reader: Reader) -> str:
+    """Say who keeps a reservation from beginning, as the reader may see it; "" when nobody does."""
     here = _here(ctx).pools_on((device,))
     if not here and not is_taken(device):
         return ""
     if starts := next((pool for pool in here if not pool.process.is_up), None):
-        return f"pool {starts.id} starts there"
-    held = lease_of(ctx, device)
-    if held is None or held.pool not in ctx.pools:
-        return held_in_words(device, held)
-    return f"pool {held.pool} is there: {held.why}"
+        return f"{reader.name_pool(starts)} starts there"
+    if pool := next((pool for pool in here if device.name in pool.names), None):
+        return f"{reader.name_pool(pool)} is there: {holder_of_pool(ctx, pool, reader).why}"
+    return held_in_words(device, lock_notes.holder_of(device))
 
 
 def _here(ctx: Context) -> Snapshot:

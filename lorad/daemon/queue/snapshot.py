@@ -6,12 +6,15 @@ end outside of it.
 """
 
 import contextlib
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from lorad.box.config import Queue
+from lorad.daemon.access import EVERYTHING, Reader, reader
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, Shape, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
@@ -19,10 +22,12 @@ from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.pools.watch_gpus import occupied
+from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.setups import Asked, Devices, asked_of
 from lorad.daemon.queue.shares import used_lately
 from lorad.daemon.queue.tenants import room_in
+from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 from lorad.states import ACTIVE
@@ -63,6 +68,7 @@ class Snapshot:
     active: the runs that work, by priority and age.
     tenants: the active runs in each pool that has any.
     room: the capacity of each pool with everything counted as taken that its runs take or will take.
+    reader: who reads what is written down about a run, or asks for a pool: they hear only of what they see.
     passed: queued runs that others pass on the cluster: it did not grant in time what they ask for.
     lacking: pools that wait for nodes of the cluster, and did not get them at once.
     """
@@ -81,6 +87,7 @@ class Snapshot:
     active: Sequence[RunRow] = ()
     tenants: Mapping[str, list[RunRow]] = field(default_factory=dict)
     room: Mapping[str, Capacity] = field(default_factory=dict)
+    reader: Callable[[Caller], Reader] = lambda _: EVERYTHING
     passed: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
 
@@ -90,6 +97,11 @@ class Snapshot:
         if isinstance(asked, Exception):
             raise asked
         return asked
+
+    def reader_of(self, run: RunRow | None, setup: PoolSetup) -> Reader:
+        """Find who reads why a run, or a request of a pool's owner, cannot have devices."""
+        owner = setup.owner if setup.owner >= 0 else os.getuid()
+        return self.reader(Caller(run.owner_uid, run.owner) if run else Caller(owner, user_name(owner)))
 
     def tenants_of(self, pool: Pool) -> list[RunRow]:
         return self.tenants.get(pool.id, [])
@@ -187,6 +199,7 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
         occupied=occupied(ctx),
         set_aside=ctx.gpus.set_aside,
         neighbours=ctx.gpus.neighbours,
+        reader=partial(reader, ctx),
         passed=ctx.queue.passed,
         lacking=ctx.queue.lacking,
     )

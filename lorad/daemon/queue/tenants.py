@@ -63,15 +63,6 @@ def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
     return runs.active_in(ctx.store, pool.id)
 
 
-def told(tenants: Sequence[RunRow]) -> str:
-    """Name the runs: `run a`, `runs a, b and c`, `runs a, b and 6 others`."""
-    names = [str(run.name) for run in tenants]
-    if len(names) < 2:
-        return f"run {', '.join(names)}"
-    last = names[-1] if len(names) <= 4 else f"{len(names) - 2} others"
-    return f"runs {', '.join(names[: len(names) - 1 if len(names) <= 4 else 2])} and {last}"
-
-
 def _need_in(run: RunRow, pool_dtype: str) -> Need:
     """Compute what a run takes of a pool. Raises StorageError where its files cannot be read."""
     facts = request_of(run).facts

@@ -104,10 +104,10 @@ def refuse_used(ctx: Context, spec: Spec) -> None:
     if str(spec.name).lower() in ctx.queue.being_made:
         raise Conflict(f"a run named {spec.name} is being made", hint="Choose another name.")
     if there := runs.name_in_use(ctx.store, str(spec.name)):
-        other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
+        like = "" if there == spec.name else " in other capitals, and capitals alone do not tell runs apart"
         raise Conflict(
-            f"there is a run named {there}{other}",
-            hint=f"Choose another name, let --suffix choose {spec.name}-2, or `lorad rm {there}`.",
+            f"there is a run named {spec.name}{like}",
+            hint=f"Choose another name, let --suffix choose {spec.name}-2, or `lorad rm` that run.",
         )
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():

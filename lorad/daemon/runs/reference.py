@@ -17,7 +17,6 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.directory import TEMPORARY, discard, write_directory
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.box.paths import RunDir
-from lorad.daemon.access import must_see
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.user_files import own_directory
@@ -118,11 +117,11 @@ def _found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> P
 async def _of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> Staged:
     """Raises as `staged` does; another's version is read as its owner, where the caller may see it."""
     try:
-        version = find_version(ctx, wanted)
+        version = find_version(ctx, caller, wanted)
     except NotFound as error:
         hint = "`lorad adapters` shows which there are."
         raise SpecError(f"there is no {wanted}: {error.message}", key=_KEY, hint=hint) from None
-    run = must_see(ctx, caller, runs.get(ctx.store, version.run))
+    run = runs.get(ctx.store, version.run)
     with in_hand(ctx, version):
         await await_files(ctx, version)
         adapter = await _read(ctx, run.owner_uid, Path(version.path), wanted)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import WEIGHTS
+from lorad.daemon.access import find_run, sees
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import refresh
+from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
 from lorad.store import aliases, runs
@@ -27,30 +29,36 @@ _WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's b
 _POLL_SECONDS = 0.05
 
 
-def find_version(ctx: Context, name: str) -> VersionRow:
+def find_version(ctx: Context, caller: Caller, name: str) -> VersionRow:
     """Find a version by `run@number`, as the one that a step made (`run@step:80`), as the best of a run
     (`run@best`), by an alias, or as a run's current one (`run`, `run@latest`); an alias goes before a run.
 
-    Raises NotFound, SpecError.
+    Raises NotFound, also for what the caller may not see, and SpecError.
     """
-    run, at, number = name.partition("@")
-    if at and number == _BEST:
-        return _best_version(ctx, run)
-    if at and (step := _OF_STEP.fullmatch(number)):
-        return of_step(ctx.store, runs.get(ctx.store, run).name, int(step[1]))
-    if at and number == _LATEST:
-        return _current_version(ctx, runs.get(ctx.store, run))
+    run_name, at, which = name.partition("@")
     if at:
-        if not re.fullmatch(r"[0-9]{1,9}", number):
+        step = _OF_STEP.fullmatch(which)
+        if which not in (_BEST, _LATEST) and not (step or re.fullmatch(r"[0-9]{1,9}", which)):
             hint = "A version is written run@number, as in sorter@12, or run@step:80, run@best, run@latest."
             raise SpecError(f"{name} is not a version", hint=hint)
-        return get_version(ctx.store, run, int(number))
-    if alias := aliases.find(ctx.store, name):
+        run = find_run(ctx, caller, run_name)
+        if which == _BEST:
+            return _best_version(ctx, run)
+        if which == _LATEST:
+            return _current_version(ctx, run)
+        return (
+            of_step(ctx.store, run.name, int(step[1]))
+            if step
+            else get_version(ctx.store, run.name, int(which))
+        )
+    alias, here = aliases.find(ctx.store, name), runs.find(ctx.store, name)
+    behind = runs.find(ctx.store, alias.run if alias else name)
+    if alias and behind and sees(ctx, caller, behind.owner_uid):
         return get_version(ctx.store, alias.run, alias.version)
-    if (there := runs.find(ctx.store, name)) is None:
+    if here is None or not sees(ctx, caller, here.owner_uid):
         hint = "`lorad aliases` and `lorad list --all` show what there is."
         raise NotFound(f"no alias and no run is named {name}", hint=hint)
-    return _current_version(ctx, there)
+    return _current_version(ctx, here)
 
 
 def _current_version(ctx: Context, run: RunRow) -> VersionRow:
@@ -61,14 +69,13 @@ def _current_version(ctx: Context, run: RunRow) -> VersionRow:
     return get_version(ctx.store, run.name, run.version)
 
 
-def _best_version(ctx: Context, run: str) -> VersionRow:
+def _best_version(ctx: Context, run: RunRow) -> VersionRow:
     """Find the version with the best evaluation, by `checkpoint.best_by`. Raises NotFound."""
-    row = runs.get(ctx.store, run)
-    _, evals = best_evals(ctx.store, run, spec_of(row).checkpoint.best_by)
+    _, evals = best_evals(ctx.store, run.name, spec_of(run).checkpoint.best_by)
     if not evals:
-        hint = f"`lorad show {run}` shows what it measured; checkpoint.best_by says what counts."
-        raise NotFound(f"run {run} has no evaluation, so that no version is its best", hint=hint)
-    return get_version(ctx.store, run, evals[0].version)
+        hint = f"`lorad show {run.name}` shows what it measured; checkpoint.best_by says what counts."
+        raise NotFound(f"run {run.name} has no evaluation, so that no version is its best", hint=hint)
+    return get_version(ctx.store, run.name, evals[0].version)
 
 
 @contextlib.contextmanager

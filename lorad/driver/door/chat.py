@@ -64,7 +64,7 @@ def read_chat(body: bytes, how: Sampling) -> Chat:
     """how: the sampling of the episode; a request cannot change it, but for fewer tokens. Raises Refusal."""
     try:
         given = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(f"The body is no JSON object: {error}") from None
     fixed = {"temperature": how.temperature, "top_p": how.top_p}
     for key, value in given.items():

@@ -17,7 +17,7 @@ from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
 from lorad.errors import PoolLost
 from lorad.gateway.access import Access
-from lorad.gateway.errors import ApiError, from_lorad, no_such_model
+from lorad.gateway.errors import ApiError, from_lorad
 from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, arrived, event, guard, send
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
@@ -78,9 +78,8 @@ def _make_app(front: _Front) -> web.Application:
 
 async def _forward(front: _Front, request: web.Request) -> web.StreamResponse:
     body = await arrived(request)
-    owner = await front.routes.find(model := _model_in(body))
-    if not front.access.viewer(request)(owner.owner_uid):
-        raise no_such_model(model)
+    asker, sees = front.access.owner(request), front.access.viewer(request)
+    owner = await front.routes.find(_model_in(body), asker, sees)
     wake, headers = partial(front.routes.ask, owner.version), _JSON | {VERSION: owner.version}
     asked = front.owners.asked(owner.owner_uid, wake, "POST", request.path, data=body, headers=headers)
     async with asked as answer:

@@ -4,6 +4,7 @@ table, or else by asking the daemon, which starts nothing for that and answers a
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ import msgspec
 
 from lorad.box.paths import Home
 from lorad.client.box_shapes import ServingOwner
-from lorad.client.requests import ModelRequest
+from lorad.client.requests import OwnerRequest
 from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table, remember
@@ -34,31 +35,42 @@ class Routes:
         self._daemon = aiohttp.ClientSession(connector=connector, timeout=timeout)
         self._others: OrderedDict[str, tuple[ServingOwner, float]] = OrderedDict()
 
-    async def find(self, model: str) -> ServingOwner:
-        """Raises ApiError (no such model), and what the daemon raises."""
+    async def find(self, model: str, asker: str, sees: Callable[[int | None], bool]) -> ServingOwner:
+        """Find a model that the client may see. Another's is looked up as one that nobody has: by asking the
+        daemon each time, so that neither the words nor the time of an answer tell them apart.
+
+        asker: the client's name. sees: says whether they may see versions of a uid.
+
+        Raises ApiError (no such model), and what the daemon raises.
+        """
         names = self.table.names()
         served = names.versions.get(names.aliases.get(model, model))
-        if served is not None and served.owner_uid is not None:
+        if served is not None and served.owner_uid is not None and sees(served.owner_uid):
             return ServingOwner(served.name, served.owner_uid)
         known, asked_at = self._others.get(model, (None, 0.0))
+        if known is not None and not sees(known.owner_uid):
+            known = None
         if known is not None and time.monotonic() - asked_at < _FRESH_SECONDS:
             return known
         try:
-            return await self.ask(model)
+            found = await self.ask(model, asker)
         except DaemonUnreachable:
             if known is not None:
                 return known
             if "@" not in model:
                 raise no_such_model(model) from None
             raise
+        if not sees(found.owner_uid):
+            raise no_such_model(model)
+        return found
 
-    async def ask(self, model: str) -> ServingOwner:
-        """Ask the daemon, which from now on keeps the gateway of the owner up.
+    async def ask(self, model: str, asker: str = "") -> ServingOwner:
+        """Ask the daemon, which from now on keeps the gateway of the owner up; asker: where they may see it.
 
         Raises ApiError and LoradError.
         """
         try:
-            body = msgspec.json.encode(ModelRequest(model))
+            body = msgspec.json.encode(OwnerRequest(model, asker))
             async with self._daemon.post("http://lorad/v1/serving/owner", data=body) as answer:
                 data = await answer.read()
         except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError

@@ -59,6 +59,7 @@ def test_every_part_of_a_body_is_bounded() -> None:
 
 async def test_body_beyond_its_own_bound_is_refused(home: Path) -> None:
     async with serving(home) as api:
+        finished(api.ctx)
         body = msgspec.json.encode({"name": "b", "else": "x" * Body.MOST_BYTES})
         status, answer = await asyncio.to_thread(raw, api.client, "POST", "/v1/runs/a/rename", body)
         assert status == 413 and f"larger than {Body.MOST_BYTES} bytes" in answer.decode()

@@ -4,7 +4,7 @@ from.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -42,7 +42,9 @@ def stepped(writer: JournalWriter, number: int, reward: float = 0.5, **metrics: 
 
 
 def told(store: Store, key: str) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(run_view(runs.get(store, "sorter"))))[key]
+    return msgspec.json.decode(msgspec.json.encode(run_view(cast("Any", None), runs.get(store, "sorter"))))[
+        key
+    ]
 
 
 def test_signals_describe_last_step_and_current_version(store: Store, path: Path) -> None:

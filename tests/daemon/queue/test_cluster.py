@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from lorad.store.rows import RunRow
 from tests.kit import daemon_world
 from tests.kit.daemon_world import behave, open_context, reconciling, submit
 from tests.kit.fakes.fake_cluster import FILE, cluster, write_cluster
-from tests.kit.fakes.gpu_kit import gpus
+from tests.kit.fakes.gpu_kit import NO_QUERY, gpus
 
 until = functools.partial(daemon_world.until, seconds=20.0)
 SGLANG = {"sglang": Backend(python=Path("/opt/sglang/bin/python"))}
@@ -338,7 +338,7 @@ async def test_the_newest_grant_has_the_last_word(home: Path) -> None:
     for pool, since in (("b-1", 1.0), ("a-1", 2.0), ("c-1", 1.5)):
         row_of = functools.partial(GrantRow, kind="static", external="", state="over", detail="")
         pools.put_grant(ctx.store, row_of(pool=pool, life=1, since=since, nodes=["h0"]))
-    (node,) = await list_nodes(ctx, cast("Any", None))
+    (node,) = await list_nodes(ctx, NO_QUERY)
     assert node.says == "over (a-1@1)"
 
 

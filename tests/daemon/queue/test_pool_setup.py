@@ -18,6 +18,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools.life import find_or_make
+from lorad.daemon.process.sharing import OneUser
 from lorad.daemon.queue.place import starting
 from lorad.errors import SpecError
 from lorad.pool.attest.canaries import PROMPT_TOKENS
@@ -67,7 +68,7 @@ def test_waiting_for_a_server_names_its_log(tmp_path: Path) -> None:
     assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
     assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
     states = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.ENDED)
-    views = [run_view(a_run(waiting="something", state=state)) for state in states]
+    views = [run_view(cast(Context, None), a_run(waiting="something", state=state)) for state in states]
     assert [view.waiting for view in views] == ["something", "something", "", ""]
 
 
@@ -256,7 +257,7 @@ def test_the_log_of_an_engine_is_its_servers(rollout: dict[str, Any], of: str, f
     for number in (1, 2):
         pool.attempt(number).root.mkdir(parents=True)
         (pool.attempt(number).root / "command.json").touch()
-    ctx = cast(Context, SimpleNamespace(pools={"p": pool}))
+    ctx = cast(Context, SimpleNamespace(pools={"p": pool}, users=OneUser()))
     assert log_of(ctx, a_run(pool="p"), of) == home / "p" / "attempts" / "0002" / file
     with pytest.raises(SpecError, match="no log of 'engine-x'"):
         log_of(ctx, a_run(pool="p"), "engine-x")
@@ -266,7 +267,7 @@ def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
     pool = Pool(setup(trainer={"backend": "fsdp"}), home / "p")
     pool.attempt(1).root.mkdir(parents=True)
     (pool.attempt(1).root / "command.json").touch()
-    ctx = cast(Context, SimpleNamespace(pools={"p": pool}))
+    ctx = cast(Context, SimpleNamespace(pools={"p": pool}, users=OneUser()))
     assert log_of(ctx, a_run(pool="p"), "trainer") == pool.attempt(1).root / "trainer.log"
 
 

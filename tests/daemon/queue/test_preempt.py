@@ -38,7 +38,7 @@ HIGH: dict[str, Any] = {"resources": {"priority": 5}}
 
 
 def told(ctx: Context, name: str) -> str:
-    return str(run_view(runs.get(ctx.store, name)).waiting)
+    return str(run_view(ctx, runs.get(ctx.store, name)).waiting)
 
 
 def states(ctx: Context, *names: str) -> list[str]:

@@ -98,7 +98,7 @@ async def test_a_rename_is_taken_back(home: Path) -> None:
         ("", "is no name for a run"),
         ("a", "run a has that name already"),
         ("other", "there is a run named other"),
-        ("OTHER", "there is a run named other"),
+        ("OTHER", "there is a run named OTHER in other capitals"),
         ("there", "runs/there is there already"),
     ],
 )

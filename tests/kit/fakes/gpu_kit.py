@@ -19,6 +19,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.devices import Device, lock_file
 from lorad.daemon.gpu.lock_notes import Holder, write_note
+from lorad.daemon.process.users import Caller
 
 
 def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -26,7 +27,9 @@ def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ctx.gpus.devices[:] = [Device(f"cuda:{n}", "a GPU", 80 << 30, f"GPU-{n}") for n in range(count)]
 
 
-NO_QUERY: Any = SimpleNamespace(number=lambda key, default: default)  # of a request
+NO_QUERY: Any = SimpleNamespace(  # of a request
+    number=lambda key, default: default, caller=Caller(os.getuid(), "me")
+)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import time
 
 from lorad.client.requests import SwapRequest
 from lorad.client.shapes import Move, RemovedAlias, ServedAlias, Swapped, Verdict
-from lorad.daemon.access import must_move, must_own, of_alias, of_run, owns, seen_aliases, seen_by_run
+from lorad.daemon.access import find_alias, must_move, must_own, of_alias, owns, seen_aliases, seen_by_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
@@ -52,10 +52,10 @@ async def list_moves(ctx: Context, call: Call) -> list[Move]:
     Raises NotFound if it never existed.
     """
     alias = call.request.match_info["alias"]
-    found = await ctx.read(aliases.moves, alias)
-    if not found:
-        aliases.get(ctx.store, alias)
-    return [of_row(Move, row) for row in seen_by_run(ctx, call.caller, found)]
+    found = seen_by_run(ctx, call.caller, await ctx.read(aliases.moves, alias))
+    if not found and find_alias(ctx, call.caller, alias) is None:
+        raise aliases.missing(alias)
+    return [of_row(Move, row) for row in found]
 
 
 async def swap(ctx: Context, call: Call) -> Swapped:
@@ -67,7 +67,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     body, alias, started = call.json(SwapRequest), call.request.match_info["alias"], time.monotonic()
     aliases.check_name(alias)
     async with ctx.serving.moving[alias]:
-        before, version = aliases.find(ctx.store, alias), _wanted(ctx, alias, body)
+        before, version = aliases.find(ctx.store, alias), _wanted(ctx, call.caller, alias, body)
         run = runs.get(ctx.store, version.run)
         must_move(ctx, call.caller, alias, before, run)  # the alias may have been made while this one waited
         with in_hand(ctx, version):
@@ -92,14 +92,16 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     )
 
 
-def _wanted(ctx: Context, alias: str, body: SwapRequest) -> VersionRow:
+def _wanted(ctx: Context, caller: Caller, alias: str, body: SwapRequest) -> VersionRow:
     """Find the version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
     if body.rollback == (body.version is not None):
         hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
         raise SpecError("give a version, or ask for a rollback", hint=hint)
     if body.version is not None:
-        return find_version(ctx, body.version)
-    return get_version(ctx.store, *aliases.before(ctx.store, alias))
+        return find_version(ctx, caller, body.version)
+    if find_alias(ctx, caller, alias) is None:
+        raise aliases.missing(alias)
+    return find_version(ctx, caller, "{}@{}".format(*aliases.before(ctx.store, alias)))
 
 
 async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestation:
@@ -144,8 +146,10 @@ async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:
     """
     alias = call.request.match_info["alias"]
     async with ctx.serving.moving[alias]:
-        row = aliases.get(ctx.store, alias)
-        if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
+        row = find_alias(ctx, call.caller, alias)
+        if row is None:
+            raise aliases.missing(alias)
+        if not owns(ctx, call.caller, runs.get(ctx.store, row.run).owner_uid):
             must_own(ctx, call.caller, of_alias(row))
         with ctx.store.write():
             aliases.remove(ctx.store, alias, by=call.caller.name)

@@ -30,7 +30,7 @@ from lorad.client.box_shapes import (
     StayingPool,
 )
 from lorad.client.requests import ReserveRequest, ShutdownRequest
-from lorad.daemon.access import Subject, admins, is_admin, must_own, of_run
+from lorad.daemon.access import Reader, Subject, admins, is_admin, must_own, of_run, reader
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.bill.answer import KEYS, bill_of
@@ -126,30 +126,39 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
     cpu = await asyncio.to_thread(sight_of_cpu, _CPU_SECONDS) if ctx.gpus.devices[0].is_cpu else None
     past = ctx.gpus.history.samples if call.number("history", 0) else {}
     return [
-        _device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid), past.get(device.name, ()))
-        for device in ctx.gpus.devices
-    ] + _on_nodes(ctx)
+        _device_view(ctx, call, device, cpu, past.get(device.name, ())) for device in ctx.gpus.devices
+    ] + _on_nodes(ctx, reader(ctx, call.caller))
 
 
-def _on_nodes(ctx: Context) -> list[Device]:
+def _on_nodes(ctx: Context, who: Reader) -> list[Device]:
     """Describe the devices of nodes that pools have; nobody measures them here."""
     found = []
     for pool in ctx.pools.values():
         if pool.nodes and pool.process.is_up:
-            held = holder_of_pool(ctx, pool)
-            lease = Lease(held.pool, held.uid, held.user, held.why, held.since, held.idle_timeout)
-            found += [Device(name, pool=pool.id, lease=lease) for name in pool.holds]
+            held = holder_of_pool(ctx, pool, who)
+            lease = Lease(held.pool or None, held.uid, held.user, held.why, held.since, held.idle_timeout)
+            found += [Device(name, pool=lease.pool, lease=lease) for name in pool.holds]
     return sorted(found, key=lambda device: device.device)
 
 
 def _device_view(
-    ctx: Context, device: devices.Device, sight: Sight | None, past: Iterable[DeviceSample] = ()
+    ctx: Context,
+    call: Call,
+    device: devices.Device,
+    cpu: Sight | None = None,
+    past: Iterable[DeviceSample] = (),
 ) -> Device:
-    here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
-    held, lease = lease_of(ctx, device), None
+    """Describe a device as the caller may see it.
+
+    cpu: what was measured just now of a machine without GPUs. past: samples of the last hour.
+    """
+    sight, who = cpu or ctx.gpus.sights.seen.get(device.uuid), reader(ctx, call.caller)
+    up = [pool for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
+    here = [pool.id for pool in up if who.sees(pool.setup.owner)]
+    held, lease = lease_of(ctx, device, who), None
     reserved, aside = _reserved(ctx, device), ctx.gpus.set_aside.get(device.name)
     if held is not None:
-        lease = Lease(held.pool, held.uid, held.user, held.why, held.since, held.idle_timeout)
+        lease = Lease(held.pool or None, held.uid, held.user, held.why, held.since, held.idle_timeout)
     return Device(
         device=device.name,
         name=device.label,
@@ -163,14 +172,14 @@ def _device_view(
             for one in (sight.processes if sight else ())
         ],
         quiet_until=aside.quiet_until if aside else None,
-        reservation=_reservation_view(ctx, device, reserved) if reserved else None,
+        reservation=_reservation_view(ctx, device, reserved, who) if reserved else None,
         power=sight.power if sight else None,
         temperature=sight.temperature if sight else None,
         history=[*past],
     )
 
 
-def _reservation_view(ctx: Context, device: devices.Device, row: ReservationRow) -> Reservation:
+def _reservation_view(ctx: Context, device: devices.Device, row: ReservationRow, who: Reader) -> Reservation:
     return Reservation(
         user=row.owner,
         why=row.why,
@@ -178,7 +187,7 @@ def _reservation_view(ctx: Context, device: devices.Device, row: ReservationRow)
         until=row.until,
         seconds=row.seconds,
         urgent=row.urgent,
-        holder=holder_of(ctx, device) if row.began_at is None else "",
+        holder=holder_of(ctx, device, who) if row.began_at is None else "",
     )
 
 
@@ -198,7 +207,7 @@ async def reserve_device(ctx: Context, call: Call) -> Device:
         hint = f"Ask {before.owner}, or wait."
         raise Conflict(f"{device.name} is reserved by {before.owner}{lasts(before)}", hint=hint)
     if body.now:
-        must_own(ctx, caller, *(of_run(run) for run in runs_on(ctx, device)))
+        must_own(ctx, caller, *(of_run(ctx, caller, run) for run in runs_on(ctx, device)))
     row = ReservationRow(
         device=device.key,
         owner=caller.name,
@@ -216,7 +225,7 @@ async def reserve_device(ctx: Context, call: Call) -> Device:
     pools.reserve(ctx.store, row, device.name)
     keep_set_aside(ctx)
     ctx.loop.poke()
-    return _device_view(ctx, device, ctx.gpus.sights.seen.get(device.uuid))
+    return _device_view(ctx, call, device)
 
 
 def _refuse_long(ctx: Context, call: Call, seconds: float | None) -> None:
@@ -239,7 +248,7 @@ async def release_device(ctx: Context, call: Call) -> Device:
     pools.release(ctx.store, row.device, device.name, by=call.caller.name)
     keep_set_aside(ctx)
     ctx.loop.poke()
-    return _device_view(ctx, device, ctx.gpus.sights.seen.get(device.uuid))
+    return _device_view(ctx, call, device)
 
 
 def _named(ctx: Context, call: Call) -> devices.Device:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from lorad.client.shapes import Removed, Run
-from lorad.daemon.access import Access, of_run, refuse
+from lorad.daemon.access import must_own_name, of_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
@@ -41,7 +41,7 @@ async def pause(ctx: Context, call: Call) -> Run:
             runs.move(ctx.store, call.run, Move.STOP, detail="pause", by=call.caller.name)
             runs.set_fields(ctx.store, call.run, wanted="pause")
     ctx.loop.poke()
-    return run_view(runs.get(ctx.store, call.run))
+    return run_view(ctx, runs.get(ctx.store, call.run))
 
 
 async def stop(ctx: Context, call: Call) -> Run:
@@ -65,7 +65,7 @@ async def stop(ctx: Context, call: Call) -> Run:
     elif run.wanted == "pause":
         runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None, yielded=None)
     ctx.loop.poke()
-    return run_view(runs.get(ctx.store, call.run))
+    return run_view(ctx, runs.get(ctx.store, call.run))
 
 
 def _refuse_ended(run: RunRow) -> None:
@@ -89,7 +89,7 @@ async def kill(ctx: Context, call: Call) -> Run:
                 runs.move(ctx.store, call.run, Move.STOP, detail="kill", by=who)
             runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None, yielded=None)
     ctx.loop.poke()
-    return run_view(runs.get(ctx.store, call.run))
+    return run_view(ctx, runs.get(ctx.store, call.run))
 
 
 log = logging.getLogger("lorad.daemon")
@@ -112,7 +112,7 @@ def replaceable(ctx: Context, caller: Caller, name: str) -> RunRow | None:
     """
     if (run := runs.find(ctx.store, name)) is None:
         return None
-    refuse(ctx, caller, of_run(run), Access.OWN)
+    must_own_name(ctx, caller, name, of_run(ctx, caller, run))
     _refuse_at_work(run)
     runs.refuse_held(ctx.store, name)
     return run

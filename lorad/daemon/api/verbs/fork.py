@@ -59,7 +59,7 @@ async def fork(ctx: Context, call: Call) -> Forked:
 
     Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError.
     """
-    body, version = call.json(ForkRequest), find_version(ctx, call.request.match_info["version"])
+    body, version = call.json(ForkRequest), find_version(ctx, call.caller, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
     # read before anything is awaited: the parent may be removed meanwhile
     asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), parent.dir.spec_text
@@ -89,7 +89,7 @@ async def fork(ctx: Context, call: Call) -> Forked:
         discard(staged)
         reference.clear(kl)
     ctx.loop.poke()
-    return extended(Forked, run_view(row), warnings=[*anew, *request.facts.warnings])
+    return extended(Forked, run_view(ctx, row), warnings=[*anew, *request.facts.warnings])
 
 
 def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:

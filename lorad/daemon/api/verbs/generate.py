@@ -8,7 +8,6 @@ import msgspec
 
 from lorad.bounds import COMPLETIONS, POOL_TOKENS
 from lorad.client.requests import GenerateRequest
-from lorad.daemon.access import must_see
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
@@ -38,8 +37,8 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
             f"Ask several times: one takes {COMPLETIONS} completions, and {POOL_TOKENS} tokens of them all."
         )
         raise SpecError(message, hint=hint)
-    version = find_version(ctx, body.version)
-    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
+    version = find_version(ctx, call.caller, body.version)
+    run = runs.get(ctx.store, version.run)
     async with ctx.users.asks.turn(call.caller.uid):
         with in_hand(ctx, version):
             async with guest(ctx, run) as pool:

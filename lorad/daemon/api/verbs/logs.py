@@ -10,6 +10,7 @@ from lorad.client.shapes import LogPart
 from lorad.daemon.access import is_admin, must_be_admin
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool
 from lorad.daemon.process.log_trim import cut_before
 from lorad.daemon.serving.gateways import gateway_of, public_gateway
 from lorad.errors import NotFound, SpecError
@@ -48,7 +49,7 @@ async def list_logs(ctx: Context, call: Call) -> list[str]:
     """List which logs a run has now: its driver's, and those of its pool, trainer and servers, each once."""
     run = runs.get(ctx.store, call.run)
     names = ["driver"]
-    if pool := ctx.pools.get(run.pool or ""):
+    if pool := _pool_of(ctx, run):
         servers = await asyncio.to_thread(lambda: sorted(pool.attempt().work.glob("engine-*.log")))
         others = [path.stem for path in servers if _SERVER.fullmatch(path.stem)]
         names += ["pool", "trainer", *others]
@@ -66,7 +67,7 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
         raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(_PROCESSES)}, engine-1.")
     if of == "driver":
         return run.attempt_dir.log
-    pool = ctx.pools.get(run.pool or "")
+    pool = _pool_of(ctx, run)
     if not pool:
         return Path(os.devnull)
     has_servers = pool.setup.server is not None and not pool.setup.server.urls
@@ -75,6 +76,12 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     if of == "trainer" and pool.setup.ranks is not None:
         return pool.attempt().work / "trainer.log"
     return pool.attempt().log
+
+
+def _pool_of(ctx: Context, run: RunRow) -> Pool | None:
+    """Find the pool of a run's newest attempt; None where another user's pool has its name by now."""
+    pool = ctx.pools.get(run.pool or "")
+    return pool if pool and ctx.users.is_believed(pool.setup.owner, run.owner_uid) else None
 
 
 def read(path: Path, offset: int, limit: int) -> LogPart:

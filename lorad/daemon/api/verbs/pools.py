@@ -1,13 +1,13 @@
 """List the pools that are up, stop one, and list the nodes of the cluster."""
 
 from lorad.client.box_shapes import Node, Pool
-from lorad.daemon.access import sees
+from lorad.daemon.access import Reader, find_pool, reader, sees
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
 from lorad.daemon.pool import devices_on
 from lorad.daemon.pools import life
-from lorad.daemon.queue.tenants import tenants_of, told
+from lorad.daemon.queue.tenants import tenants_of
 from lorad.errors import Conflict, NotFound
 from lorad.store import pools as rows
 from lorad.store.pools import GrantRow, NodeRow
@@ -27,7 +27,7 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
     serve.
     """
     name, force = call.request.match_info["pool"], bool(call.number("force", 0))
-    pool = ctx.pools.get(name)
+    pool = find_pool(ctx, call.caller, name)
     if pool is not None:
         life.look_at_process(ctx, pool)
     if pool is None or not pool.process.is_up:
@@ -38,7 +38,7 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
             f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; `lorad resume` "
             "takes them up."
         )
-        raise Conflict(f"pool {name} is busy with {told(tenants)}", hint=hint)
+        raise Conflict(f"pool {name} is busy with {reader(ctx, call.caller).name_all(tenants)}", hint=hint)
     if pool.serves:
         names = ", ".join(sorted(pool.serves))
         raise Conflict(
@@ -58,22 +58,29 @@ async def list_nodes(ctx: Context, call: Call) -> list[Node]:
     grants = sorted(rows.grants(ctx.store), key=lambda one: one.since)
     last = {name: grant for grant in grants for name in grant.nodes}
     names = sorted({*known, *hosts})
-    return [_node_view(ctx, name, known.get(name), hosts.get(name, 0), last.get(name)) for name in names]
+    who = reader(ctx, call.caller)
+    return [_node_view(ctx, who, name, known.get(name), hosts.get(name, 0), last.get(name)) for name in names]
 
 
-def _node_view(ctx: Context, name: str, row: NodeRow | None, count: int, grant: GrantRow | None) -> Node:
-    """count: devices by config.yaml. grant: the last one that has the node."""
+def _node_view(
+    ctx: Context, who: Reader, name: str, row: NodeRow | None, count: int, grant: GrantRow | None
+) -> Node:
+    """Describe a node, without the pools that `who` may not see. count: devices by config.yaml. grant: the
+    last one that has the node.
+    """
     held, agents = set[str](), list[str]()
     for pool in ctx.pools.values():
         for node in pool.nodes:
             if node.node == name:
                 held |= {*devices_on(node)}
-                agents.append(f"{pool.id}@{pool.number}")
+                agents += [f"{pool.id}@{pool.number}"] if who.sees(pool.setup.owner) else []
     if row is None:
         return Node(name, cluster="static", count=count, free=count)
     gpus = [device for device in row.devices if not device.endswith("/cpu")]
     count = max(count, len(gpus))
     says = f"{grant.state}: {grant.detail}" if grant and grant.detail else grant.state if grant else ""
+    last = ctx.pools.get(grant.pool) if grant else None
+    is_shown = who.sees_all if last is None else who.sees(last.setup.owner)
     return Node(
         node=name,
         cluster=row.cluster,
@@ -83,7 +90,7 @@ def _node_view(ctx: Context, name: str, row: NodeRow | None, count: int, grant: 
         count=count,
         free=0 if row.state == "lost" else max(0, count - len(held & {*gpus})),
         agents=agents,
-        bases=row.bases,
+        bases=row.bases if who.sees_all else [],
         seen_at=row.seen_at,
-        says=f"{says} ({grant.pool}@{grant.life})" if grant else "",
+        says=f"{says} ({grant.pool}@{grant.life})" if grant and is_shown else says,
     )

@@ -80,7 +80,7 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     again = _made_again(run, spec, chosen) if body.step is None else ""
     warnings = [*filter(None, [again]), *(request.facts.warnings if request else [])]
     row = runs.get(ctx.store, call.run)
-    return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
+    return extended(Resumed, run_view(ctx, row), warnings=warnings, changed_inputs=changed_inputs)
 
 
 def _asked(body: ResumeRequest, run: RunRow, chosen: CheckpointRow | None) -> tuple[Spec, int]:

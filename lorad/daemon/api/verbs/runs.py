@@ -66,7 +66,7 @@ async def run(ctx: Context, call: Call) -> Run:
     finally:
         clear(reference)
     ctx.loop.poke()
-    return run_view(row)
+    return run_view(ctx, row)
 
 
 async def list_runs(ctx: Context, call: Call) -> list[Run]:
@@ -76,13 +76,13 @@ async def list_runs(ctx: Context, call: Call) -> list[Run]:
     """
     if (names := call.text("names")) is not None:
         rows = await ctx.read(runs.list_named, names.split(",")[:_MOST_NAMES])
-        return [with_place(ctx, listed_view(row)) for row in seen(ctx, call.caller, rows)]
+        return [with_place(ctx, listed_view(ctx, row)) for row in seen(ctx, call.caller, rows)]
     everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
     if runs.count_listed(ctx.store, all=everything) <= _AT_ONCE:
         rows = runs.list_runs(ctx.store, all=everything, limit=limit)
     else:
         rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
-    return [with_place(ctx, listed_view(row)) for row in seen(ctx, call.caller, rows)]
+    return [with_place(ctx, listed_view(ctx, row)) for row in seen(ctx, call.caller, rows)]
 
 
 async def select_runs(ctx: Context, call: Call) -> list[Run]:
@@ -109,11 +109,11 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
     if lacking and any(one.run.step for one in found):
         # in a thread, as there may be thousands of names to compare
         await asyncio.to_thread(_refuse_unmeasured, lacking, await ctx.read(measured, owner_uid))
-    return [with_place(ctx, _with_values(one, body.keys)) for one in found]
+    return [with_place(ctx, _with_values(ctx, one, body.keys)) for one in found]
 
 
-def _with_values(one: Selected, keys: Sequence[str]) -> Run:
-    run = listed_view(one.run)
+def _with_values(ctx: Context, one: Selected, keys: Sequence[str]) -> Run:
+    run = listed_view(ctx, one.run)
     return msgspec.structs.replace(run, values={key: one.values[key] for key in keys}) if keys else run
 
 

@@ -15,7 +15,7 @@ from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
 from lorad.client.requests import ServeRequest
 from lorad.client.shapes import Alias, Served
-from lorad.daemon.access import must_own, of_alias, of_run, owns
+from lorad.daemon.access import must_own_name, of_alias, of_run, owns
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.aliases import move, publish
 from lorad.daemon.api.views import of_row
@@ -112,9 +112,9 @@ def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> N
         if count > 1:
             raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
         if runs.exists(ctx.store, name):
-            must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
+            must_own_name(ctx, caller, name, of_run(ctx, caller, runs.get(ctx.store, name)))
         if alias := aliases.find(ctx.store, name):
-            must_own(ctx, caller, of_alias(alias))
+            must_own_name(ctx, caller, name, of_alias(alias))
         import_adapter.refuse_taken(ctx, name, spec.model.path)
 
 

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from lorad.client.box_shapes import DoorOwner, ServingOwner
-from lorad.client.requests import DoorRequest, ModelRequest, RunRequest
+from lorad.client.requests import DoorRequest, ModelRequest, OwnerRequest, RunRequest
 from lorad.client.shapes import Serving, StoppedServing
-from lorad.daemon.access import must_own, must_see, of_run, owns
+from lorad.daemon.access import find_alias, must_own, of_run, owns, seen, sees
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import preflight
@@ -23,7 +24,7 @@ from lorad.daemon.storage.prune import prune
 from lorad.errors import NotFound
 from lorad.protocol.listener import uid_named
 from lorad.spec.text import load_spec
-from lorad.store import aliases, events, runs
+from lorad.store import events, runs
 from lorad.store.rows import VersionRow
 
 
@@ -33,8 +34,8 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
     Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses.
     """
     model = call.json(ModelRequest).model
-    version = _newest(ctx, model)
-    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
+    version = _newest(ctx, call.caller, model)
+    run = runs.get(ctx.store, version.run)
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
@@ -51,19 +52,19 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
     )
 
 
-def _newest(ctx: Context, model: str) -> VersionRow:
+def _newest(ctx: Context, caller: Caller, model: str) -> VersionRow:
     """Find a version, also one that its driver wrote of since the last look at the journal."""
     try:
-        return find_version(ctx, model)
+        return find_version(ctx, caller, model)
     except NotFound:
         run = runs.find(ctx.store, model.partition("@")[0])
-        if run is None or not run.state.is_active:
+        if run is None or not (run.state.is_active and sees(ctx, caller, run.owner_uid)):
             raise
     with ctx.store.write(durable=False):
         fresh = take_in_or_end(ctx, run)
     if any(record.kind == "checkpoint" for record in fresh):
         prune(ctx, run)
-    return find_version(ctx, model)
+    return find_version(ctx, caller, model)
 
 
 async def bring_up_base(ctx: Context, call: Call) -> Serving:
@@ -94,12 +95,14 @@ async def bring_up_base(ctx: Context, call: Call) -> Serving:
 async def find_owner(ctx: Context, call: Call) -> ServingOwner:
     """Find the owner of a model for the front of a shared gateway, and have the owner's gateway up.
 
-    No pool is started. Raises NotFound.
+    No pool is started. Raises NotFound, also for what the front's client may not see.
     """
-    version = find_version(ctx, call.json(ModelRequest).model)
-    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
-    want_gateway_of(ctx, run.owner_uid)
-    return ServingOwner(version.name, run.owner_uid)
+    body = call.json(OwnerRequest)
+    uid = uid_named(body.asker) if body.asker else call.caller.uid
+    asker = Caller(-1 if uid is None else uid, body.asker or call.caller.name)
+    version = find_version(ctx, asker, body.model)
+    want_gateway_of(ctx, version.owner_uid)
+    return ServingOwner(version.name, version.owner_uid)
 
 
 async def find_door(ctx: Context, call: Call) -> DoorOwner:
@@ -120,15 +123,15 @@ async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
 
     Raises NotFound, NotAllowed.
     """
-    model, serving = call.json(ModelRequest).model, runs.that_serve(ctx.store)
-    alias = aliases.find(ctx.store, model)
+    model, serving = call.json(ModelRequest).model, seen(ctx, call.caller, runs.that_serve(ctx.store))
+    alias = find_alias(ctx, call.caller, model)
     wanted = {model, alias.run} if alias else {model}
     meant = [run for run in serving if run.name in wanted or spec_of(run).model.path == model]
     names = [run.name for run in [run for run in meant if owns(ctx, call.caller, run.owner_uid)] or meant]
     if not names:
         known = ", ".join(dict.fromkeys(f"{run.name} ({spec_of(run).model.path})" for run in serving))
         raise NotFound(f"nothing named {model} is being served", hint=f"Served: {known or 'nothing'}.")
-    must_own(ctx, call.caller, *(of_run(run) for run in serving if run.name in names))
+    must_own(ctx, call.caller, *(of_run(ctx, call.caller, run) for run in serving if run.name in names))
     with ctx.store.write():
         end_serving(ctx, names)
         for name in names:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from lorad.client.requests import SweepRequest
 from lorad.client.shapes import Halving, Rung, StartedSweep, Sweep, SweepRun
-from lorad.daemon.access import Access, Subject, refuse, seen
+from lorad.daemon.access import seen
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import extended, of_row, run_view
 from lorad.daemon.context import Context, Request
@@ -226,13 +226,13 @@ def _kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
 async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:
     """List the sweep of that name, or all that the caller may see, newest first.
 
-    Raises NotFound, NotAllowed.
+    Raises NotFound.
     """
     name = call.text("sweep")
-    rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
-    if name is not None:
-        refuse(ctx, call.caller, Subject(f"sweep {name}", rows[0].owner_uid), Access.READ)
-    return [_sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
+    rows = seen(ctx, call.caller, sweeps.sweeps(ctx.store, name))
+    if name is not None and not rows:
+        raise sweeps.missing(name)
+    return [_sweep_view(ctx, row) for row in rows]
 
 
 def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
@@ -247,7 +247,7 @@ def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
 def _member_view(ctx: Context, run: RunRow, grid: list[str]) -> SweepRun:
     return extended(
         SweepRun,
-        run_view(run),
+        run_view(ctx, run),
         values=_values(run, grid),
         eval_best=best_eval(ctx.store, run.name),
         reward_mean=mean_metric(ctx.store, run.name, 0, run.step, LAST_STEPS, "reward"),

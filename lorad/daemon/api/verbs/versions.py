@@ -58,7 +58,7 @@ async def pin(ctx: Context, call: Call) -> Version:
 
     Raises NotFound, Conflict (its files are gone).
     """
-    version = find_version(ctx, call.request.match_info["version"])
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
     with in_hand(ctx, version):
         await await_files(ctx, version)
         return version_view(ctx, _change(ctx, version, pinned=True, by=call.caller.name))
@@ -80,13 +80,13 @@ def _change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> Vers
 
 async def unpin(ctx: Context, call: Call) -> Version:
     """End a pin: the version goes when nothing else needs it. Raises NotFound."""
-    version = find_version(ctx, call.request.match_info["version"])
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
     return version_view(ctx, _change(ctx, version, pinned=False, by=call.caller.name))
 
 
 async def discard_files(ctx: Context, call: Call) -> Version:
     """Delete the files of a version that nothing needs. Raises NotFound, Conflict."""
-    version = find_version(ctx, call.request.match_info["version"])
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
     await refresh(ctx)
     if has_files(version.path):
         if not may_go(ctx, runs.get(ctx.store, version.run), version.version):
@@ -100,7 +100,7 @@ async def discard_files(ctx: Context, call: Call) -> Version:
 
 async def keep_result(ctx: Context, call: Call) -> Result:
     """Keep what a version came to when it was evaluated, with an event. Raises NotFound, SpecError."""
-    version = find_version(ctx, call.request.match_info["version"])
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
     body = call.json(ResultRequest)
     if not all(map(math.isfinite, body.metrics.values())):
         raise SpecError("metrics are not finite numbers", hint="Leave some out.")
@@ -126,7 +126,7 @@ async def export(ctx: Context, call: Call) -> Exported:
 
     Raises NotFound, IntegrityError, Conflict (the directory is there and not empty), StorageError.
     """
-    version = find_version(ctx, call.request.match_info["version"])
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
     target = Path(call.json(ExportRequest).directory)
     if not target.is_absolute():
         raise SpecError(f"{target} is not an absolute path", hint="Give the whole path.")

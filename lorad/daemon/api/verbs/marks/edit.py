@@ -50,7 +50,7 @@ async def edit(ctx: Context, call: Call) -> Run:
         events.append(ctx.store, run.name, "edited", data)
         _keep(run.dir, spec, msgspec.to_builtins(request))
     ctx.loop.poke()
-    return run_view(runs.get(ctx.store, call.run))
+    return run_view(ctx, runs.get(ctx.store, call.run))
 
 
 def _refuse_begun(run: RunRow) -> None:

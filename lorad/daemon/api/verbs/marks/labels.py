@@ -23,4 +23,4 @@ async def label(ctx: Context, call: Call) -> Run:
             runs.set_labels(ctx.store, run.name, tags, note)
             data = {"tags": tags, "note": note, "by": call.caller.name}
             events.append(ctx.store, run.name, "labels", data)
-    return run_view(runs.get(ctx.store, call.run))
+    return run_view(ctx, runs.get(ctx.store, call.run))

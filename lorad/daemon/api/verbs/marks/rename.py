@@ -12,4 +12,4 @@ async def rename(ctx: Context, call: Call) -> Run:
     """Give a run that does not work another name; see `lorad/daemon/runs/rename.py` for what that refuses."""
     run = renamed(ctx, call.run, call.json(RenameRequest).name, call.caller.name)
     ctx.loop.poke()
-    return run_view(run)
+    return run_view(ctx, run)
