@@ -64,6 +64,12 @@ STATUS_BYTES = 1 * MIB  # what it says of itself; 64 versions and as many runs a
 TRIAL_SAMPLES = 256  # of one trial of a spec
 POOL_TOKENS = 1 << 20  # of all completions of one request to the daemon
 
+# Answers of checks of specs, in which user code is imported
+CHECK_BYTES = 4 * MIB  # the modules of an adapter on every expert of the largest mixtures need 3
+CHECK_NAMES = 1 << 17  # modules; those mixtures have 71,000
+CHECK_WARNINGS = 256
+LINE = 4096  # characters of a name or a path; Linux has none that is longer
+
 # Files of adapters and models
 ADAPTER_BYTES = 16 * GIB  # rank 256 on every linear of 70 billion parameters is 13 GiB in fp32
 ADAPTER_HEADER = 32 * MIB  # 14,000 tensors of a large mixture of experts need 5 MiB

@@ -4,12 +4,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from lorad.bounds import TEXT
+from lorad.bounds import CHECK_NAMES, CHECK_WARNINGS, LINE, TEXT
 from lorad.spec.lora import Lora
 from lorad.spec.notify import Notify
 from lorad.spec.numbers import Loggers
 
 _Count = Annotated[int, Meta(ge=0)]
+_Line = Annotated[str, Meta(max_length=LINE)]
+_Names = Annotated[list[_Line], Meta(max_length=CHECK_NAMES)]
+_Text = Annotated[str, Meta(max_length=TEXT)]
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -57,11 +60,11 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     routes: the engine records the routes of tokens.
     """
 
-    modules: list[str] = []
-    linears: list[str] = []
-    of_experts: list[str] = []
+    modules: _Names = []
+    linears: _Names = []
+    of_experts: _Names = []
     max_positions: _Count = 0
-    teacher_path: str = ""
+    teacher_path: _Line = ""
     routes: bool = False
 
 
@@ -69,7 +72,7 @@ class Rate(Struct, frozen=True):
     """A learning rate that fits a run, and what it fits: `grpo on qwen3 of hidden size 4096`."""
 
     lr: float
-    why: str = ""
+    why: _Text = ""
 
 
 class Lengths(Struct, frozen=True):
@@ -129,9 +132,9 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     notify: who hears of the run: by its spec, or else by config.yaml.
     """
 
-    model_path: str = ""
-    model_dtype: str = ""
-    model_type: str = ""
+    model_path: _Line = ""
+    model_dtype: _Line = ""
+    model_type: _Line = ""
     hidden_size: _Count = 0
     parameters: _Count = 0
     adapter_parameters: _Count = 0
@@ -140,14 +143,14 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     critic_parameters: _Count = 0
     memory_needed: _Count = 0
     memory_available: _Count | None = None
-    memory_parts: dict[str, _Count] = {}
+    memory_parts: Annotated[dict[_Line, _Count], Meta(max_length=CHECK_WARNINGS)] = {}
     dataset_size: _Count | None = None
     dropped: _Count = 0
-    data_format: str = ""
+    data_format: _Line = ""
     eval_size: _Count = 0
     eval_scored: bool = True
     eval_likely: bool = False
-    warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
+    warnings: Annotated[list[_Text], Meta(max_length=CHECK_WARNINGS)] = []
     rate: Rate | None = None
     loggers: Loggers = []
     look: DataLook | None = None

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -367,11 +368,27 @@ def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}]
+    "facts",
+    [
+        *({"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}),
+        {"model_path": "/" + "a" * 5000},
+        {"warnings": ["w"] * 1000},
+        {"modules": ["m"] * 200_000},
+        {"memory_parts": dict.fromkeys(map(str, range(1000)), 1)},
+        {"look": {"prompts": {"least": 1, "median": 1, "most": 1}, "prompt": "p" * (5 << 20)}},
+    ],
+    ids=lambda facts: str(facts)[:20],
 )
-def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
-    with pytest.raises(SpecError, match="fell over"):
+def test_facts_of_wrong_types_or_sizes_are_refused(facts: Any) -> None:
+    with pytest.raises(SpecError, match="fell over: its answer"):
         answer(json.dumps({"facts": facts}).encode(), b"")
+
+
+def test_facts_of_a_killed_check_are_nobodys() -> None:
+    told = json.dumps({"facts": {"model_path": str(TINY)}}).encode() + b"\n"
+    assert answer(told, b"", 0).model_path == str(TINY)
+    with pytest.raises(SpecError, match="was killed"):
+        answer(told, b"", 128 + signal.SIGKILL)
 
 
 @pytest.mark.system

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lorad.bounds import CHECK_BYTES
 from lorad.box import config
 from lorad.children import guard
 from lorad.client.requests import RunRequest, TrialRequest
@@ -32,6 +33,7 @@ from lorad.spec.text import places
 _Result = TypeVar("_Result")
 _LINE_BYTES = 1 << 16
 _PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
+_FORGED = "Does the reward module write where only lorad answers?"
 _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
@@ -259,16 +261,22 @@ async def _passed_over(stream: asyncio.StreamReader | None) -> None:
 def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
     """The facts in the last line of the output.
 
-    code: the exit code of its guard. Raises SpecError for anything else: the process runs user code.
+    code: the exit code of its guard; facts of a process that was killed are nobody's. Raises SpecError for
+    anything else: the process runs user code, which may have taken its descriptors.
     """
-    lines = output.splitlines()
+    line = output.rstrip(b"\n").rpartition(b"\n")[2]
+    if len(line) > CHECK_BYTES:
+        size = f"{CHECK_BYTES >> 20} MiB"
+        raise SpecError(f"the check of the spec fell over: its answer has over {size}", hint=_FORGED)
     try:
-        found = msgspec.json.decode(lines[-1], type=Answer)
-    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(line, type=Answer)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"the check of the spec fell over: its answer: {error}", hint=_FORGED) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         found = Answer()
     if found.error is not None:
         raise from_wire(msgspec.to_builtins(found.error))
-    if found.facts is None:
+    if found.facts is None or code:
         last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         if code == 128 + signal.SIGKILL:
             hint = "Free some memory, or name a smaller model or file of data."
