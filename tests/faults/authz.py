@@ -31,6 +31,7 @@ UIDS = {"owner": OWNER, "other": OTHER, "hidden": OTHER, "admin": ADMIN, "root":
 RUN, ALIAS, SWEEP = "mine", "front", "grid"
 THEIRS = "theirs"  # a run of the other user's
 SPEC = "{trainer: {steps: 4}, checkpoint: {every: 2}}"
+FIRST = {"overrides": ["resources.priority=1"]}  # which an admin's runs may have
 REFUSED = {"spec": SPEC, "source": "a.yaml", "cwd": "/", "overrides": ["lora.rank=13"]}  # by the preflight
 
 RESERVED = ReservationRow(device="cpu", owner="owner", owner_uid=OWNER, why="", made_at=0.0)
@@ -160,6 +161,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/gc"): [Case("/v1/gc", "200+ 200- 200- 200+ 200+", {"dry_run": True})],
     ("POST", "/v1/serve"): [
         Case("/v1/serve", "200+ 422 422 200+ 200+", {"model": "builtin:tiny", "cwd": "/"}),
+        Case("/v1/serve", "403 403 403 200+ 200+", {"model": "builtin:tiny", "cwd": "/"} | FIRST),
         Case(
             "/v1/serve",
             TAKERS,
@@ -181,7 +183,10 @@ EXPECTED: dict[Route, list[Case]] = {
     ("POST", "/v1/generate"): [
         Case("/v1/generate", "422 422 404 422 422", {"version": ALIAS, "prompt": ""})  # an empty prompt
     ],
-    ("POST", "/v1/try"): [Case("/v1/try", "422 422 422 422 422", {})],
+    ("POST", "/v1/try"): [
+        Case("/v1/try", "422 422 422 422 422", {}),
+        Case("/v1/try", "403 403 403 200 200", REFUSED | FIRST),
+    ],
     ("POST", "/v1/shutdown"): [Case("/v1/shutdown", ADMINS, {})],
 }
 

@@ -25,6 +25,7 @@ from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.process.doing import doing
 from lorad.daemon.process.users import Caller, User
+from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs import import_adapter
 from lorad.daemon.runs.create import anchored, expanded
 from lorad.daemon.runs.import_adapter import Import
@@ -57,11 +58,12 @@ class _Found(NamedTuple):
 async def serve(ctx: Context, call: Call) -> Served:
     """Serve a base, and adapters of it under aliases.
 
-    Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed,
-    PoolLost.
+    Raises SpecError, NotAllowed, Conflict (a name is taken, no device is free), AdapterRefused,
+    AttestationFailed, PoolLost.
     """
     body = call.json(ServeRequest)
     spec = await in_thread(ctx, call.caller.uid, _base_spec, body, ctx.user(call.caller.uid))
+    refuse_priority(ctx, call.caller, spec)
     if not body.adapters:
         return await _keep_warm(ctx, call.caller, spec)
     names = [adapter.name for adapter in body.adapters]

@@ -27,6 +27,7 @@ from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import Doing, begin_telling, doing
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt
+from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.queue.setups import setup_of
 from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import guarded, lines_of, preflight
@@ -50,12 +51,13 @@ _Events = asyncio.Queue[TrialEvent]
 async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     """Stream TrialEvents, one JSON line each; the last is `end`. What runs ends with the connection.
 
-    Raises SpecError.
+    Raises SpecError, NotAllowed.
     """
     body = call.json(TrialRequest)
     uid = call.caller.uid
     spec = await in_thread(ctx, uid, load_task, body.spec, source=body.source, overrides=body.overrides)
     spec = await in_thread(ctx, uid, anchored, spec, Path(body.cwd), ctx.user(uid))
+    refuse_priority(ctx, call.caller, spec)
     if spec.algorithm.kind != "rl":
         problem = f"{spec.algorithm.name} trains on completions in the data: there is nothing to try"
         raise SpecError(problem, key="algorithm.name", hint="`lorad run` checks the data before it starts.")
