@@ -72,6 +72,7 @@ LINE = 4096  # characters of a name or a path; Linux has none that is longer
 
 # Files of adapters and models
 ADAPTER_BYTES = 16 * GIB  # rank 256 on every linear of 70 billion parameters is 13 GiB in fp32
+ALPHA = 1_000_000  # larger ones, as 1e300, may be no number in float32
 ADAPTER_HEADER = 32 * MIB  # 14,000 tensors of a large mixture of experts need 5 MiB
 JSON_BYTES = 64 * MIB  # a JSON file of a tokenizer
 CONFIG_BYTES = 4 * MIB  # one of settings, of an adapter or a model

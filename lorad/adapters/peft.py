@@ -23,7 +23,7 @@ from lorad.adapters.fused import is_fused, joined, pairs_of, split, split_shapes
 from lorad.adapters.patterns import Pattern, patterns_of
 from lorad.adapters.targets import HEAD, entry_matches, experts_of, leaf
 from lorad.adapters.tensors import find_tensor, read_shapes, read_tensors, same_values
-from lorad.bounds import CONFIG_BYTES
+from lorad.bounds import ALPHA, CONFIG_BYTES
 from lorad.errors import AdapterRefused
 from lorad.files import read_file
 
@@ -244,9 +244,10 @@ def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
         raise AdapterRefused(
             f"{path}: r is {rank!r}, not a positive integer", hint="export the adapter again"
         )
-    if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+    if not isinstance(alpha, int | float) or not 0 < alpha <= ALPHA:
         raise AdapterRefused(
-            f"{path}: lora_alpha is {alpha!r}, not a positive number", hint="export the adapter again"
+            f"{path}: lora_alpha is {alpha!r}, not a positive number up to {ALPHA}",
+            hint="export the adapter again",
         )
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise AdapterRefused(

@@ -1,10 +1,11 @@
 """The section `lora`: the adapter that a run trains."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from lorad.spec.numbers import Part, Positive, PositiveFloat, Probability
+from lorad.bounds import ALPHA
+from lorad.spec.numbers import Part, Positive, Probability
 
 
 class LoraExperts(Part, frozen=True):
@@ -44,7 +45,7 @@ class Lora(Part, frozen=True):
     """
 
     rank: Positive = 16
-    alpha: PositiveFloat = 32
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=ALPHA)] = 32
     dropout: Probability = 0.0
     target_modules: str | list[str] = "all-linear"
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])

@@ -169,6 +169,7 @@ def write_half(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> None:
         ("r", True),
         ("lora_alpha", None),
         ("lora_alpha", -1),
+        ("lora_alpha", 1e300),
         ("lora_dropout", "much"),
         ("target_modules", ["q_proj", "v_proj"]),
         ("target_modules", [Q0]),

@@ -107,6 +107,7 @@ def test_inits_that_change_the_base_are_refused(init: str, is_of_base: bool) -> 
         ("seeed: 1", "spec.yaml:1: seeed: unknown key"),
         ("lora: {rank: 1}\ntrainer: {betas: [0.9, 2]}", "spec.yaml:2: trainer.betas[1]: Expected float"),
         ("trainer: {loraplus_lr_ratio: 0}", "spec.yaml:1: trainer.loraplus_lr_ratio: Expected float > 0"),
+        ("lora: {alpha: 1.0e+300}", "spec.yaml:1: lora.alpha: Expected float <= 1000000"),
         ("lora: 3", "spec.yaml:1: lora: Expected object"),
         ("- a", "spec.yaml:1: a spec is a mapping"),
         ("a: 1\nlora:\n  rank: 1\n  rank: 2\n", "spec.yaml:4: rank: the key is there twice"),
