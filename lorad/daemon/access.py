@@ -190,14 +190,20 @@ def must_move(ctx: Context, caller: Caller, alias: str, before: AliasRow | None,
     """Check whether the caller may let an alias serve a version of the run. before: what it serves now.
 
     Raises NotAllowed, and Conflict where a user of a shared daemon has as many aliases as one may have, in
-    all or of versions of others.
+    all or that serve, or would roll back to, versions of others.
     """
     if is_admin(ctx, caller):
         return
     if before:
         must_own_name(ctx, caller, alias, of_alias(before))
     mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
-    foreign = [row for row in mine if runs.get(ctx.store, row.run).owner_uid != caller.uid]
+    before_of = aliases.rollbacks(ctx.store)  # their files are kept as well
+
+    def is_foreign(row: AliasRow) -> bool:
+        held = [runs.find(ctx.store, name) for name in {row.run, before_of.get(row.alias, (row.run,))[0]}]
+        return any(run.owner_uid != caller.uid for run in held if run is not None)
+
+    foreign = [row for row in mine if is_foreign(row)]
     if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
         count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
         hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."

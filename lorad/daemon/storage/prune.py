@@ -201,14 +201,18 @@ def _needed(ctx: Context, run: RunRow) -> set[int | None]:
 
 
 def may_go(ctx: Context, run: RunRow, number: int) -> bool:
-    """Check that nothing needs a version whose owner wants it no more."""
-    return _may_be_pruned(run) and number not in _needed(ctx, run) and is_free(ctx, run, number)
+    """Check that nothing needs a version whose owner wants it no more. An alias of somebody else that would
+    roll back to it is no need.
+    """
+    needed = _needed(ctx, run)
+    return _may_be_pruned(run) and number not in needed and is_free(ctx, run, number, of=run.owner_uid)
 
 
-def is_free(ctx: Context, run: RunRow, number: int) -> bool:
+def is_free(ctx: Context, run: RunRow, number: int, *, of: int | None = None) -> bool:
     """Check that a version is not pinned, aliased, loaded or in use, and that no alias would roll back to it.
 
-    A version without a row is not free: it may not be ingested yet.
+    of: the user whose aliases alone may roll back; None: everybody's. A version without a row is not free: it
+    may not be ingested yet.
     """
     if _has_silent_pool(ctx, run):
         return False
@@ -218,7 +222,8 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
         return False
     if row.pinned or row.aliases or _is_in_use(ctx, row):
         return False
-    return (run.name, number) not in aliases.rollbacks(ctx.store).values()
+    back = [name for name, to in aliases.rollbacks(ctx.store).items() if to == (run.name, number)]
+    return not any(of is None or aliases.get(ctx.store, name).owner_uid == of for name in back)
 
 
 def _is_in_use(ctx: Context, version: VersionRow) -> bool:

@@ -288,4 +288,23 @@ async def test_foreign_aliases_are_limited_and_block_removal(home: Path) -> None
             must_move(ctx, eve, "one-more", None, runs.get(ctx.store, "a"))
         with pytest.raises(Conflict, match="aliases e0 of eve, e1 of eve"):
             runs.remove(ctx.store, "a")
+
+
+async def test_rollbacks_to_foreign_versions_are_limited_too(home: Path) -> None:
+    eve = Caller(4002, "eve")
+    async with serving(home) as api:
+        ctx = api.ctx
+        finished(ctx, "b")
+        finished(ctx, "a")
+        with ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET owner = 'eve', owner_uid = 4002 WHERE name = 'b'")
+        ctx.users = SharedBox()
+        for number in range(FOREIGN_ALIASES):
+            for version in (get_version(ctx.store, "a", 1001), get_version(ctx.store, "b", 1001)):
+                move(ctx, f"e{number}", version, by=eve)
+        with pytest.raises(Conflict, match="eve has 16 aliases, 16 of them for versions of others"):
+            must_move(ctx, eve, "one-more", None, runs.get(ctx.store, "a"))
+        must_move(ctx, eve, "one-more", None, runs.get(ctx.store, "b"))
+        await api("discard", "a@1001")  # what somebody else would roll back to goes when its owner wants it
+        assert not (home / "runs/a/versions/001001").exists()
         ctx.users = OneUser()
