@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.errors import SpecError
-from lorad.loggers.keys import read_key
+from lorad.loggers.keys import read_key, whole
 from lorad.loggers.logger import LoggedRun, Logger, Settings
 
 GROUP = "lorad.loggers"
@@ -58,8 +58,10 @@ def refuse_unfit(given: list[Any]) -> None:
             kind = _type_of(choice.name)
             settings = _settings(kind, choice)
             for field in msgspec.structs.fields(settings):
-                path = getattr(settings, field.name)
-                if field.name.endswith("key_file") and path is not None:
+                path, is_key = getattr(settings, field.name), field.name.endswith("key_file")
+                if path is not None and (is_key or field.name == "dir"):
+                    whole(path)
+                if path is not None and is_key:
                     read_key(path)
         except SpecError as error:
             key = f"loggers[{number}]"

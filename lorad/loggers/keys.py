@@ -10,6 +10,15 @@ from lorad.files import read_file
 _BYTES = 4096
 
 
+def whole(path: str) -> Path:
+    """Make the path that a setting means. Raises SpecError for a relative one: who follows runs is in no
+    directory of theirs."""
+    place = Path(path).expanduser()
+    if not place.is_absolute():
+        raise SpecError(f"{path} is a relative path", hint="Write all of it, from / or ~ on.")
+    return place
+
+
 def read_key(path: str) -> str:
     """Read a key. Raises SpecError, whose message does not contain the key."""
     place = Path(path).expanduser()

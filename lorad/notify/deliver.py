@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.errors import SpecError
-from lorad.loggers.keys import read_key
+from lorad.loggers.keys import read_key, whole
 from lorad.notify.table import Delivery
 from lorad.notify.undelivered import Undelivered
 from lorad.spec.notify import Notify, is_address
@@ -47,6 +47,8 @@ def refuse_unfit(receivers: Sequence[Notify], cwd: Path) -> None:
         try:
             if to.command is not None:
                 _program_of(to.command[0], cwd)
+            for path in filter(None, (to.token_file, to.url_file)):
+                whole(path)
             if to.token_file is not None:
                 read_key(to.token_file)
             if to.url_file is not None and not is_address(read_key(to.url_file)):

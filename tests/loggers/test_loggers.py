@@ -145,6 +145,10 @@ def test_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch
     [
         ({"tensorboard": {"folder": "x"}}, "unknown field"),
         ({"mlflow": {}}, "uri"),
+        ({"mlflow": {"uri": "sqlite:///ml.db"}}, "uri has a relative path"),
+        ({"tensorboard": {"dir": "tb"}}, "tb is a relative path"),
+        ({"wandb": {"mode": "offline", "dir": "wb"}}, "wb is a relative path"),
+        ({"wandb": {"key_file": "key"}}, "key is a relative path"),
         ({"wandb": {}}, "key_file is missing"),
         ({"wandb": {"key_file": "/nowhere/key"}}, "No such file"),
         ({"a": {}, "b": {}}, "one name with its settings"),

@@ -86,6 +86,14 @@ async def test_command_that_is_gone_is_reported(tmp_path: Path) -> None:
         await deliver(to(str(tmp_path / "hook")))
 
 
+def test_relative_file_of_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("https://example.org/secret\n")
+    (tmp_path / "key").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="key is a relative path"):
+        refuse_unfit([Notify(url_file="key")], tmp_path)
+
+
 def test_unfit_receivers_are_refused_by_their_place(tmp_path: Path) -> None:
     fit, key = script(tmp_path, ""), tmp_path / "key"
     key.write_text("https://example.org/secret\n")

@@ -37,6 +37,8 @@ class _Settings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.user is not None and self.key_file is None:
             raise ValueError("user is given, and no key_file with the password")
+        if self.uri.startswith("sqlite:///") and not self.uri.startswith("sqlite:////"):
+            raise ValueError("uri has a relative path: sqlite:////path/to/mlflow.db has all of it")
 
 
 class MLflow(Logger):

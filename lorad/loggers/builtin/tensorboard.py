@@ -23,8 +23,8 @@ class _Settings(Settings, frozen=True, kw_only=True):
     """The keys of `tensorboard`.
 
     Attributes:
-        dir: directory in which each run has one of its own; null is `tensorboard` in the home of lorad, in a
-            daemon that several users share `~/lorad/tensorboard`.
+        dir: directory in which each run has one of its own, its path from / or ~ on; null is `tensorboard` in
+            the home of lorad, in a daemon that several users share `~/lorad/tensorboard`.
         samples: samples of each step that are shown as text.
     """
 

@@ -27,8 +27,8 @@ class _Settings(Settings, frozen=True, kw_only=True):
         entity: team or user; null is the key's own.
         key_file: file that holds the API key, readable by its owner only; needed unless mode is offline.
         mode: online sends figures as they come; offline writes files, which `wandb sync` sends.
-        dir: directory of these files; null is `wandb` in the home of lorad, in a daemon that several users
-            share `~/lorad/wandb`.
+        dir: directory of these files, its path from / or ~ on; null is `wandb` in the home of lorad, in a
+            daemon that several users share `~/lorad/wandb`.
         url: a server of your own.
     """
 
