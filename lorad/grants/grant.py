@@ -44,6 +44,7 @@ from lorad.protocol.nodes import (
 log = logging.getLogger(__name__)
 _END_SECONDS = 25.0  # of the process, to end its agents
 _WORDS = 4096  # characters of what is said in a status
+_NAME = 253  # characters of a node's
 _HINT = "Resume the runs; a new pool asks for other nodes."
 
 
@@ -189,7 +190,9 @@ class Grant:
                     raise PoolLost(words, hint="`lorad doctor --cluster` tries it alone.")
 
     def _check(self, told: GrantedNode) -> None:
-        """Raises NotAllowed for the agent of another user, SpecError for a GPU that is too small."""
+        """Raises NotAllowed for the agent of another user and for what was not asked for, SpecError for a GPU
+        that is too small.
+        """
         if told.uid != os.getuid():
             raise NotAllowed(
                 f"{told.node} runs lorad as user {told.uid}, and this pool is of user {os.getuid()}",
@@ -198,6 +201,11 @@ class Grant:
         if words := too_small(told, self._setup.memory):
             self._tell("refused", words, LARGER)
             raise SpecError(words, key="resources.devices", hint=LARGER)
+        if told.node in self._nodes or not told.node.isprintable() or len(told.node) > _NAME:
+            raise NotAllowed(f"a node says that its name is {told.node[:80]!r}, which is another's or none")
+        if not len(told.devices) == len({*told.devices}) == self._setup.devices:
+            said = f"{told.node} says that it has {len(told.devices)} devices"
+            raise NotAllowed(f"{said}, and {self._setup.devices} different ones were asked for")
 
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]

@@ -56,7 +56,10 @@ class _Started:
             said = msgspec.json.decode(line)
             if said.get("kind") == "Refused":
                 return str(said.get("words"))
-            self.told = msgspec.convert(said, GrantedNode)
+            told = msgspec.convert(said, GrantedNode)
+            if (told.node, told.ip) != (self.node.name, self.node.address):
+                return f"its agent says that it is {told.node[:80]!r} at {told.ip[:80]!r}"
+            self.told = told
             return ""
         except TimeoutError:
             return f"its agent said nothing for {_START_SECONDS:.0f} s"

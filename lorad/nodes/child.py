@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Protocol
 
 from lorad.children.logs import Log
-from lorad.errors import LoradError
+from lorad.errors import LoradError, PoolLost
 from lorad.files import write_whole
 from lorad.nodes import messages
 from lorad.nodes.messages import Logged, Wrote
 
 _LINE = 1 << 16  # characters of a line in the log; what is longer is cut into several
+_PID = 10  # digits
 
 
 class _Node(Protocol):
@@ -44,7 +45,12 @@ class RemoteChild:
         self._log.path.touch(mode=0o600)
         self._log.began = self._log.size()
         try:
-            self.pid = int(await self._node.ask(self._asked))
+            told = await self._node.ask(self._asked)
+            if not (told.isascii() and told.isdecimal() and len(told) < _PID):
+                raise PoolLost(
+                    f"{self._node.name} started {self._asked.name}, and told no pid: {told[:40]!r}"
+                )
+            self.pid = int(told)
         except asyncio.CancelledError:
             await self._end_there(grace=0.0)
             raise

@@ -52,7 +52,8 @@ from lorad.protocol.nodes import GrantedNode, NodesSetup
 log = logging.getLogger(__name__)
 _RENEW_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0  # beyond the lease: the node has ended everything by itself when it is given up here
-_CONNECT_SECONDS = 30.0
+_CONNECT_SECONDS = 30.0  # for a connection, and for its first answer
+_ANSWER_SECONDS = 7200.0  # for the sha256 of a large base model
 _HINT = "Resume the runs; a new pool starts, on other nodes if need be."
 
 
@@ -219,7 +220,9 @@ class Node:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._say(request, number)
-            answered: str = await future
+            with self._as_lost():
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    answered: str = await future
             return answered
         finally:
             self._waiting.pop(number, None)
@@ -270,9 +273,10 @@ class Node:
             with self._as_lost():
                 check_peer(writer, self.told.certificate)
                 never_hangs(writer, self._lease)
-                await write(writer, hello)
-                if is_done:
-                    await answer(reader)
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    await write(writer, hello)
+                    if is_done:
+                        await answer(reader)
             yield reader, writer
         finally:
             self._open.discard(writer)

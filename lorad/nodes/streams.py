@@ -19,6 +19,7 @@ from lorad.protocol.listener import listen, remove
 
 _CHUNK = 1 << 20
 _MOST_FILES = 1024
+_SILENT_SECONDS = 60.0  # amid the bytes of a file
 _NAME = re.compile(r"[^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,200}")
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 T = TypeVar("T")
@@ -39,8 +40,10 @@ async def read(reader: asyncio.StreamReader, kind: type[T]) -> T:
     """Return the next line, decoded. Raises Broken."""
     try:
         return msgspec.json.decode(await reader.readuntil(), type=kind)
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError) as error:
-        raise Broken("the connection was closed" if isinstance(error, EOFError) else str(error)) from error
+    except EOFError as error:
+        raise Broken("the connection was closed") from error
+    except (asyncio.LimitOverrunError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Broken(str(error)) from error
 
 
 async def write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
@@ -112,6 +115,10 @@ async def receive_files(
         raise Broken(f"{len(files)} files in a directory")
     temporary = final.with_name(f".tmp-{final.name}-{secrets.token_hex(4)}")  # it may be coming twice
     try:
+        if (size := sum(file.size for file in files)) > (free := shutil.disk_usage(final.parent).free):
+            raise StorageError(
+                f"{final} would have {size} bytes, and {free} are free", hint="Free some space there."
+            )
         temporary.mkdir(mode=0o700)
         for said in files:
             await _receive(reader, inside(temporary, said.name), said, pass_on)
@@ -132,7 +139,12 @@ async def _receive(
     digest, left = hashlib.sha256(), said.size
     with path.open("xb") as file:
         while left:
-            if not (data := await reader.read(min(left, _CHUNK))):
+            try:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    data = await reader.read(min(left, _CHUNK))
+            except TimeoutError:
+                raise Broken(f"{path.name} stopped amid its bytes") from None
+            if not data:
                 raise Broken(f"{path.name} was cut off")
             digest.update(data)
             file.write(data)

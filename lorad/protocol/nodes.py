@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 NodesKind = Literal["static", "ray"]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Count = Annotated[int, Meta(ge=0)]
+_Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class StaticNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,7 +115,7 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
 
     node: str
     ip: str
-    port: int
+    port: _Port
     certificate: str
     boot_id: str
     directory: str

@@ -168,9 +168,9 @@ def test_what_ray_grants_is_large_enough(tmp_path: Path) -> None:
         node="h1", ip="", port=1, certificate="", boot_id="", directory="", devices=("GPU-1", "GPU-2"),
         pid=1, lorad="", uid=os.getuid(), memory=(80 << 30, 24 << 30),
     )  # fmt: skip
-    Grant(setup(kind="ray", memory=24 << 30), "p@1", tmp_path, tmp_path)._check(told)
+    Grant(setup(kind="ray", devices=2, memory=24 << 30), "p@1", tmp_path, tmp_path)._check(told)
     with pytest.raises(SpecError, match=r"h1: GPU GPU-2 has 24\.0 GiB, and the pool needs 32\.0 GiB"):
-        Grant(setup(kind="ray", memory=32 << 30), "p@1", tmp_path, tmp_path)._check(told)
+        Grant(setup(kind="ray", devices=2, memory=32 << 30), "p@1", tmp_path, tmp_path)._check(told)
 
 
 @pytest.mark.system
