@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.box.paths import RunDir
+from lorad.box.tables import LONGEST
 from lorad.errors import LoradError
 from lorad.loggers.choose import Choice, make
 from lorad.loggers.cursor import CursorFile
@@ -103,7 +104,8 @@ class Lane:
             seen.pause = min(2 * seen.pause or _FIRST_PAUSE, _LONGEST_PAUSE)
             seen.not_before = time.monotonic() + seen.pause
             hint = error.hint if isinstance(error, LoradError) else ""
-            before, seen.fault = seen.fault, Fault(run.run, self._choice.name, _in_words(error), hint)
+            says = _in_words(error)[:LONGEST]  # MLflow quotes the whole answer of its server
+            before, seen.fault = seen.fault, Fault(run.run, self._choice.name, says, hint)
             if before != seen.fault:
                 log.error("%s of %s: %s", self._choice.name, run.run, seen.fault.says)
             self._drop(seen)

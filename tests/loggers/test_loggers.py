@@ -2,18 +2,22 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lorad.box.paths import RunDir
+from lorad.box.tables import LONGEST
 from lorad.errors import Conflict, SpecError
+from lorad.loggers import lane
 from lorad.loggers.choose import Choice, refuse_unfit
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.export import chosen, write_all
 from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment
+from lorad.loggers.table import Followed
 from lorad.protocol.journal import JournalWriter
 from tests.kit.journals import begin, end, step
 
@@ -221,3 +225,21 @@ def test_tensorboard_shows_samples_as_text(run: RunDir, tmp_path: Path) -> None:
     assert shown.step == 2 and b"reward 0.5" in text and b"    # <b>no\n    `markup`" in text
     write_all(run, Choice("tensorboard", {"dir": str(tmp_path / "none")}), tmp_path)
     assert "samples/1" not in EventAccumulator(str(tmp_path / "none" / "r")).Reload().Tags()["tensors"]
+
+
+def test_fault_is_short_whatever_servers_say(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer one made the state of the process unreadable, and hid the faults of all others."""
+    life(run, 1, None, 1)
+
+    def answers(*_: object) -> Logger:
+        raise RuntimeError("x" * 100_000)
+
+    monkeypatch.setattr(lane, "make", answers)
+    one = lane.Lane(Choice("tensorboard", {}), run.root)
+    one.want([Followed("r", str(run.root), [], is_over=False)])
+    deadline = time.monotonic() + 30.0
+    while not (faults := one.faults) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    one.stop()
+    one.join(10.0)
+    assert [len(fault.says) for fault in faults] == [LONGEST]

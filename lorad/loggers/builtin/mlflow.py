@@ -56,6 +56,7 @@ class MLflow(Logger):
     def begin(self, segment: Segment, after: int) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # the follower tries again itself
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # seconds: a hang is told soon
         from mlflow.entities import RunTag
         from mlflow.tracking import MlflowClient
 
