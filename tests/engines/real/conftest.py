@@ -29,7 +29,8 @@ TAIL = 40  # lines of a server's log under a test that failed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An engine belongs to one event loop: its tests share the session's.
 
-    Of several workers, each has one kind of server: comes before xdist's own hook, which reads the groups.
+    Of several workers, one has all that share the server of a kind, while others have the files that start
+    their own. Comes before xdist's own hook, which reads the groups.
     """
     for item in items:
         if not item.path.is_relative_to(HERE):
@@ -37,7 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if inspect.iscoroutinefunction(getattr(item, "function", None)):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            item.add_marker(pytest.mark.xdist_group(str(item.callspec.params.get("kind"))))
+            shares = {"server", "mixture"} & {*item.fixturenames}
+            where = "" if shares else f"{item.path.stem}-"
+            item.add_marker(pytest.mark.xdist_group(f"{where}{item.callspec.params.get('kind')}"))
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -13,18 +13,18 @@ WIDTH = 30
 
 
 HERE = Path(__file__).parent
+WHOLE_RUNS = {"test_matrix", "test_whole_run", "test_episodes", "test_routes"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each worker the ranks of one class or file at a time, and begin with what is long: the tests of
-    the real servers where they run too, then whole runs. Comes before xdist's own hook, which reads the
-    groups.
+    """Give each worker the ranks of one class or file at a time, and begin with what is long: whole runs,
+    then what shares a server. Comes before xdist's own hook, which reads the groups.
     """
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.stem != "test_matrix":
             item.add_marker(pytest.mark.xdist_group(item.nodeid.rpartition("::")[0]))
-    items.sort(key=lambda item: (item.path.is_relative_to(HERE), item.path.stem != "test_matrix"))
+    items.sort(key=lambda item: (item.path.stem not in WHOLE_RUNS, item.path.is_relative_to(HERE)))
 
 
 @pytest.fixture(scope="session")
