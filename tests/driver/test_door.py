@@ -82,7 +82,7 @@ async def run(base_url, task, sampling, bonus=0.0):
 KINDS = ("grows", "forgets", "branches", "streams", "asks", "raises", "hangs", "talks")
 HOW = (
     *("data.train=rows.jsonl", "data.prompts_per_step=8", "algorithm.group_size=2", "eval.every=0"),
-    "env={name: 'agent.py:run', workers: 4, episode_timeout: 4, retry: 0, turns: 4, args: {bonus: 0.001}}",
+    "env={name: 'agent.py:run', workers: 4, episode_timeout: 12, retry: 0, turns: 4, args: {bonus: 0.001}}",
     *("trainer.steps=1", "deterministic=false", "reward.max_failures=0.5", "rollout.max_new_tokens=8"),
 )
 Played = tuple[Driven, dict[str, list[dict[str, Any]]]]
@@ -145,7 +145,8 @@ def test_requests_that_change_the_sampling_are_refused(played: Played) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"), [("raises", "KeyError: 'no such tool'"), ("hangs", "it took 4 s (env.episode_timeout)")]
+    ("kind", "says"),
+    [("raises", "KeyError: 'no such tool'"), ("hangs", "it took 12 s (env.episode_timeout)")],
 )
 def test_programs_without_an_end_have_no_reward(played: Played, kind: str, says: str) -> None:
     _, kinds = played

@@ -27,6 +27,7 @@ from lorad.daemon.process.processes import read_status
 from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.runs.create import create, make_directory
+from lorad.files import write_whole
 from lorad.protocol.journal import JournalWriter
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
@@ -106,14 +107,14 @@ async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
 
 
 def behave(home: Path, **behaviour: Any) -> None:
-    (home / "behaviour.json").write_text(json.dumps(behaviour))
+    write_whole(home / "behaviour.json", json.dumps(behaviour).encode())
 
 
 def hold(home: Path, *runs: str) -> None:
     """Have drivers begin no step until `release`, so that what is looked at stays as long as it takes: all of
     them, or those of these runs, where `run@step` is held after that step alone.
     """
-    (home / HELD).write_text(" ".join(runs))
+    write_whole(home / HELD, " ".join(runs).encode())
 
 
 def release(home: Path) -> None:

@@ -2,6 +2,7 @@
 daemon.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ async def test_rows_appear_and_change_in_place() -> None:
     world = World(a_run("first"))
     async with using(world) as user:
         await until(user, lambda: names(user) == ["first"] and line(user, "#status"))
-        world.runs = [a_run("second"), a_run("first", step=4)]
+        world.runs = [a_run("second", created_at=time.time()), a_run("first", step=4)]
         world.tell("second")
         world.tell("first", "step")
         await until(user, lambda: names(user) == ["second", "first"] and "4/10" in screen_text(user))

@@ -96,7 +96,8 @@ async def test_only_the_first_run_asks_for_nodes(home: Path) -> None:
         assert len(ctx.pools) == 1
         write_cluster(home, {"h0": None, "h1": None})
         for name in ("a", "b"):
-            assert (await until_state(ctx, name, "ended")).reason == "completed"
+            row = await until_state(ctx, name, "ended")
+            assert row.reason == "completed", row.detail
 
 
 async def test_an_idle_pool_gives_its_nodes_back(home: Path) -> None:

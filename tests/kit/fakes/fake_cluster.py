@@ -11,6 +11,7 @@ import msgspec
 import psutil
 
 from lorad.box.cluster import Cluster, ClusterNode
+from lorad.files import write_whole
 from lorad.pool.config import log_directory
 from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus
 
@@ -27,7 +28,8 @@ def cluster(home: Path, count: int, devices: int = 8, **settings: Any) -> Cluste
 
 def write_cluster(home: Path, holders: dict[str, int | None], uid: int | None = None) -> None:
     """holders: the pid that has each node; 1: somebody else. uid: whose the agents are."""
-    (home / FILE).write_text(json.dumps({"nodes": holders, "uid": os.getuid() if uid is None else uid}))
+    said = json.dumps({"nodes": holders, "uid": os.getuid() if uid is None else uid})
+    write_whole(home / FILE, said.encode())
 
 
 def grant(pool_dir: Path, setup: dict[str, Any]) -> None:
