@@ -64,7 +64,7 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pythonpath: directory that these classes are imported from.
         python: interpreter of the virtual environment in which the backend is installed.
         env: variables added to the environment of its processes; they may be secrets, so they are neither
-            logged nor kept in the database.
+            logged nor kept in the database. In a daemon that several users share all of these can read them.
     """
 
     engine: str | None = None
@@ -336,9 +336,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nothing refers, are deleted without being asked for; null never deletes. A version stays that has
             a pin or an alias, was imported, exported or forked, or is named in a spec.
         environment: variables that runs inherit from the daemon where they do not inherit all (a shared
-            daemon).
+            daemon, whose users all can read them).
         secrets: a file for each variable, readable by its owner only, that holds its value. It is read just
-            before a process starts, and written nowhere.
+            before a process starts, and written nowhere. A daemon that several users share takes none: each
+            user has files of their own, see docs/shared-box.md.
         backends: where backends are installed, by name.
         loggers: loggers of runs whose spec names none, see docs/loggers.md.
         notify: who hears of runs whose spec names nobody, see docs/notify.md.

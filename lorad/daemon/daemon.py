@@ -21,6 +21,7 @@ from lorad.daemon.gpu.devices import environment, find_devices
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store
+from lorad.daemon.process.commands import refuse_shared
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.reconcile import reconcile
@@ -42,7 +43,7 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     prepare_shared(home) if system else prepare(home)
     with lock(home):
         log_trouble = _log_to(home.daemon_log)
-        ctx = _open_context(home)
+        ctx = _open_context(home, system=system)
         ctx.users, ctx.storage.log_trouble = SharedBox() if system else OneUser(), log_trouble
         try:
             asyncio.run(_serve(ctx))
@@ -77,8 +78,11 @@ def _log_to(path: Path) -> str:
     return trouble
 
 
-def _open_context(home: Home) -> Context:
-    settings, store = config.load(home.config), open_store(home)
+def _open_context(home: Home, *, system: bool) -> Context:
+    settings = config.load(home.config)
+    if system:
+        refuse_shared(settings, home.config)
+    store = open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
     os.environ.update(environment(devices))  # for all that it starts
     ctx = Context(home, settings, store, open_journal(home), GpuState(devices))

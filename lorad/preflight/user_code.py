@@ -25,14 +25,17 @@ from lorad.spec.model import Spec
 from lorad.spec.reward import rewards_of
 
 _UNSET = (
-    "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
+    "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count. "
+    "Where several users share the daemon, it is a file of yours: ~/.config/lorad/secrets/{}, mode 0600."
 )
 
 
 def refuse_unset(names: Sequence[str], key: str) -> None:
     """Raises SpecError where a variable that user code needs is not set."""
     if unset := [name for name in names if name not in os.environ]:
-        raise SpecError(f"{', '.join(unset)} is not set where runs work", key=key, hint=_UNSET)
+        raise SpecError(
+            f"{', '.join(unset)} is not set where runs work", key=key, hint=_UNSET.format(unset[0])
+        )
 
 
 def check_functions(algorithm: Algorithm, cwd: Path) -> None:

@@ -9,7 +9,8 @@ from lorad.errors import SpecError
 
 _ADVICE = (
     "Put it into a file that only you can read, and name that: rollout.key_file for servers of your own, "
-    "`secrets: {VARIABLE: file}` in config.yaml for anything that reads its environment."
+    "`secrets: {VARIABLE: file}` in config.yaml (in a daemon that several users share: the file "
+    "~/.config/lorad/secrets/VARIABLE) for anything that reads its environment."
 )
 
 # Keys by their last words; `eos_token`, `max_new_tokens` and `key_file` are none.

@@ -112,6 +112,23 @@ def status_of(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
+def test_shared_daemon_does_not_start_with_secrets() -> None:
+    with tempfile.TemporaryDirectory(prefix="lr-") as home:
+        Path(home).chmod(0o711)
+        (Path(home) / "config.yaml").write_text("secrets: {MY_TOKEN: /root/token}\n")
+        command = [*PASSABLE, sys.executable, "-m", "lorad.daemon", "--system"]
+        env = os.environ | {"LORAD_HOME": home}
+        done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode and "all users of a shared daemon would get them" in done.stderr
+    assert "~/.config/lorad/secrets/MY_TOKEN" in done.stderr
+
+
+def test_secrets_are_left_to_processes_of_their_user(box: Box) -> None:
+    commands = [json.loads(path.read_text()) for path in box.home.glob("*/*/attempts/*/command.json")]
+    roles = {command["role"] for command in commands if command["env"].get("LORAD_OWN_SECRETS") == "1"}
+    assert roles == {"driver", "pool"} and not any(command.get("secret_files") for command in commands)
+
+
 def test_figures_are_written_as_the_owner(box: Box, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     place = Path(tempfile.mkdtemp(prefix="lr-"))

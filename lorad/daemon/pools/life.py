@@ -28,7 +28,7 @@ from lorad.daemon.pools.as_owner import connection_to
 from lorad.daemon.pools.grants import with_likely_first
 from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.commands import secret_files
+from lorad.daemon.process.commands import own_secrets, secret_files
 from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
 from lorad.daemon.process.user_files import make_attempt, make_pool
 from lorad.daemon.troubles import Item
@@ -153,6 +153,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> bool:
     make_pool(pool.root, msgspec.to_builtins(setup), user)
     make_attempt(pool.attempt(number), user)
     argv = [*ctx.processes.commands.pool, str(pool.work)]
+    env |= own_secrets(user)
     about = {
         "role": "pool",
         "run": pool.id,

@@ -2,17 +2,21 @@
 environment.
 
 Secrets are stored nowhere else: `secrets` in config.yaml names a file for each variable, and the command of a
-process (`command.json`) names the files again; the shim reads them just before it starts the program.
+process (`command.json`) names the files again; the shim reads them just before it starts the program. In a
+daemon that several users share each process has the secrets of its user, who alone reads them (`enter.py`).
 """
 
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from lorad.box.config import Config
 from lorad.box.paths import Home, python_path
 from lorad.box.runtime import Runtime
+from lorad.daemon.process.enter import OWN_SECRETS, PLACE
 from lorad.daemon.process.shim import read_secret
+from lorad.daemon.process.users import User
 from lorad.errors import SpecError
 
 _LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
@@ -65,11 +69,28 @@ def secret_files(config: Config) -> dict[str, str]:
     return {name: str(path) for name, path in config.secrets.items()}
 
 
-def secrets_of(config: Config) -> dict[str, str]:
-    """Read the configured secrets: variable -> value, for a process that needs no shim.
+def own_secrets(user: User | None) -> dict[str, str]:
+    """Return what is added to the environment of a user's process that is to have that user's own secrets."""
+    return {} if user is None else {OWN_SECRETS: "1"}
+
+
+def refuse_shared(config: Config, path: Path) -> None:
+    """Raise SpecError for secrets that every user of a daemon could read in processes of theirs."""
+    if config.secrets:
+        hint = (
+            f"Remove them. Each user has a file for each variable, mode 0600: ~/{PLACE}/{min(config.secrets)}"
+        )
+        raise SpecError(f"{path}: secrets: all users of a shared daemon would get them", hint=hint)
+
+
+def secrets_of(config: Config, user: User | None) -> dict[str, str]:
+    """Read the configured secrets: variable -> value, for a process that needs no shim; that of a user reads
+    their own.
 
     Raises SpecError, whose message does not contain the secret.
     """
+    if user is not None:
+        return own_secrets(user)
     found = {}
     for name, path in config.secrets.items():
         try:

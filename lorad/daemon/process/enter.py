@@ -3,22 +3,37 @@ library only; GROUPS are numbers with commas between them.
 
 It begins with the powers of the daemon and ends without any: no capability, no setuid program that could give
 one back (no_new_privs), no other group. CWD is entered as that user; what they may not enter becomes `/`.
+Where OWN_SECRETS is in the environment, the program gets the secrets of that user, who reads them here: in
+PLACE is a file for each variable.
 """
+
+from __future__ import annotations
 
 import ctypes
 import os
 import sys
 
+_TYPE_CHECKING = False
+if _TYPE_CHECKING:  # typing itself would double the start-up
+    from collections.abc import Callable
+
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITIES_V3 = 0x20080522
 _UMASK = 0o077
+OWN_SECRETS = "LORAD_OWN_SECRETS"
+PLACE = ".config/lorad/secrets"  # in the user's home
+SAID = "lorad: a secret cannot be read: "  # begins what is said where one is not as it should be
+_MOST = 256  # files that are looked at
 
 
 def main() -> None:
     uid, gid, groups, cwd, *argv = sys.argv[1:]
+    read = _reader() if os.environ.pop(OWN_SECRETS, "") else None  # before: the user may have no way to lorad
     _drop(int(uid), int(gid), [int(group) for group in groups.split(",") if group])
     os.umask(_UMASK)
+    if read is not None:
+        os.environ.update(_secrets_in(os.path.join(os.environ.get("HOME", "/"), PLACE), read))
     try:
         os.chdir(cwd)
     except OSError:
@@ -27,6 +42,28 @@ def main() -> None:
         os.execvpe(argv[0], argv, os.environ)
     except OSError as error:
         sys.exit(f"lorad: cannot start {argv} as user {uid}: {error}")
+
+
+def _reader() -> Callable[[str], str]:
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
+    from lorad.daemon.process.shim import read_secret
+
+    return read_secret
+
+
+def _secrets_in(directory: str, read: Callable[[str], str]) -> dict[str, str]:
+    """Read the files that have names of variables. Ends the process where one cannot be used."""
+    path, found = directory, {}
+    try:
+        names = sorted(os.listdir(directory))[:_MOST]
+        for name in (name for name in names if name.isidentifier() and not name.startswith("LORAD_")):
+            path = os.path.join(directory, name)
+            found[name] = read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    except OSError as error:
+        sys.exit(f"{SAID}{path}: {error.strerror}")
+    return found
 
 
 def _drop(uid: int, gid: int, groups: list[int]) -> None:

@@ -130,9 +130,7 @@ def read_secret(path: str) -> str:
         if there.st_mode & 0o170000 != 0o100000:
             raise OSError(errno.EINVAL, "not a file", path)
         if there.st_mode & 0o077 or there.st_uid != os.getuid():
-            raise OSError(
-                errno.EACCES, "others than its owner may read it, or it is not the daemon's user's", path
-            )
+            raise OSError(errno.EACCES, "others than its owner may read it, or it is another user's", path)
         data = os.read(fd, _SECRET_BYTES + 1).strip()
     finally:
         os.close(fd)

@@ -11,7 +11,7 @@ from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.life import start_pool
 from lorad.daemon.pools.threads import why_threads
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.commands import secret_files
+from lorad.daemon.process.commands import own_secrets, secret_files
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt, make_inbox, make_run
 from lorad.protocol.driver_params import FILE as PARAMS
@@ -72,7 +72,7 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
     about |= {"joins": joins, "secret_files": secret_files(ctx.config), "ends_all": True}
     commands = ctx.processes.commands
     argv = commands.lane if spec_of(run).algorithm.kind == "tinker" else commands.driver
-    env = commands.environment(ctx.home)
+    env = commands.environment(ctx.home) | own_secrets(user)
     ctx.processes.start(attempt, [*argv, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
 

@@ -25,6 +25,7 @@ from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import doing
+from lorad.daemon.process.enter import SAID
 from lorad.errors import PoolLost, SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
@@ -100,7 +101,7 @@ async def _checked(
         **(os.environ if user is None else user.environment),
         **ctx.processes.commands.environment(ctx.home),
     }
-    env |= secrets_of(box)
+    env |= secrets_of(box, user)
     argv = argv if user is None else user.command(argv, Path("/"))
     try:
         async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight):
@@ -282,6 +283,10 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
             hint = "Free some memory, or name a smaller model or file of data."
             raise SpecError(
                 "the check of the spec was killed: the machine may have no memory left", hint=hint
+            )
+        if last.startswith(SAID):
+            raise SpecError(
+                last.removeprefix("lorad: "), hint="It holds the value alone, and is yours: chmod 600."
             )
         if cause := in_words_of(errors.decode(errors="replace")):
             raise SpecError(f"the check of the spec fell over: {cause.what}: {last}", hint=cause.advice)

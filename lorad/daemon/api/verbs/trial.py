@@ -167,7 +167,7 @@ async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncIt
     """Yield what the process prints. Raises PoolLost when it ends too early."""
     user, argv = ctx.user(uid), [*ctx.processes.commands.trial, str(attempt.work), str(n)]
     inherited = os.environ if user is None else user.environment
-    env = {**inherited, **ctx.processes.commands.environment(ctx.home), **secrets_of(ctx.config)}
+    env = {**inherited, **ctx.processes.commands.environment(ctx.home), **secrets_of(ctx.config, user)}
     argv = argv if user is None else user.command(argv, Path("/"))
     async with (
         guarded(argv, env, limit=_LINE_BYTES) as process,
