@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from lorad.bounds import PATH_CHARACTERS
 from lorad.errors import SpecError
 from lorad.gateway.errors import ApiError, refused
 from lorad.protocol.batch import Sampling
@@ -46,6 +47,9 @@ _MOST_STOPS = 16
 NEUTRAL_TOKENIZE: Mapping[str, tuple[Any, ...]] = {"continue_final_message": (False,)}
 
 
+ModelName = Annotated[str, msgspec.Meta(max_length=PATH_CHARACTERS)]  # as long as the daemon takes
+
+
 class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
@@ -57,7 +61,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     does.
     """
 
-    model: str
+    model: ModelName
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
@@ -184,7 +188,7 @@ class ChatWish(Wish, frozen=True, kw_only=True):
 class TokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
     """A text or a chat whose tokens are wanted, as vLLM takes it."""
 
-    model: str
+    model: ModelName
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
@@ -197,7 +201,7 @@ class TokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose text is wanted, as vLLM takes them."""
 
-    model: str
+    model: ModelName
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 

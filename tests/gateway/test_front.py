@@ -122,6 +122,7 @@ async def test_front_alone_answers_503(home: Path) -> None:
 
 async def test_only_the_model_of_a_request_is_read(home: Path) -> None:
     bodies = [b"{", b"[]", b'{"model": 1}', b"{}", b'{"model": "bot", "x": ' + b"[" * 99999]
+    bodies.append(b'{"model": "' + b"a" * 5000 + b'"}')
     async with front(Home(home)) as client:
         answers = [await told(client, body) for body in bodies]
         missing = await told(client, b'{"model": "nobody"}')

@@ -34,6 +34,7 @@ pytest_plugins = ["tests.kit.gateway_fixtures"]
         ({"max_tokens": 5000}, "prompt"),
         ({"prompt": [1, 99999]}, "prompt"),
         ({"stop": ""}, "stop"),
+        ({"model": "a" * 5000}, "model"),
         ({"extra_body": {"min_p": 0.1}}, "min_p"),
     ],
 )

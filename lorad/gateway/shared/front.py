@@ -21,7 +21,7 @@ from lorad.gateway.errors import ApiError, from_lorad
 from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, arrived, event, guard, send
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
-from lorad.gateway.params import unfit
+from lorad.gateway.params import ModelName, unfit
 from lorad.gateway.server import listening
 from lorad.gateway.shared.owners import AGAIN, Owners, raise_file_limit
 from lorad.gateway.shared.routes import Routes
@@ -37,7 +37,7 @@ _MOST_REQUESTS = 1 << 12  # of all users
 class _Named(msgspec.Struct):
     """All that is read of a request."""
 
-    model: str
+    model: ModelName
 
 
 @dataclass
