@@ -38,6 +38,7 @@
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
 # make bench-tui           the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU, memory, bytes; ARGS='--minutes 60'
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
+# make siege               the largest and strangest bodies on every route, as a user of a shared daemon, while another lists (needs root)
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
 # make snapshots           pictures of every screen of the TUI and tables of commands that tests compare with, taken again: look at them
@@ -61,7 +62,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -238,7 +239,7 @@ headline: $(VENV)/.ready-dev
 kill9-nodes: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9_nodes $(ARGS)
 
-slowloris fuzz: $(VENV)/.ready-dev
+slowloris siege fuzz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
 
 snapshots: $(VENV)/.ready-dev

@@ -1,26 +1,34 @@
 """Steps and evaluations that count: those of the surviving lineage."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 from msgspec import Struct
 
 from lorad.protocol.evals import best_first, chosen
 from lorad.states import ACTIVE, RunState
-from lorad.store.db import Rows
+from lorad.store.db import Row, Rows
 from lorad.store.rows import EvalRow, StepRow, eval_row, step_row
 
 _LARGEST = 2**63 - 1  # what SQLite takes
+_PAGE_BYTES = 16 << 20  # of metrics in one answer: 10,000 steps of 80 metrics
 
 
 def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
-    """List the first `limit` steps after `after`, in order."""
+    """List the first `limit` steps after `after`, in order: as many as fit into an answer."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
         "WHERE run = ? AND lineage = 1 AND step > ? ORDER BY step, attempt LIMIT ?"
     )
-    return [step_row(row) for row in store.rows(sql, (run, after, limit))]
+    return _fitting(store.rows(sql, (run, after, limit)))
+
+
+def _fitting(rows: Sequence[Row]) -> list[StepRow]:
+    """Return the first steps whose metrics fit into an answer."""
+    sizes = accumulate(len(row["metrics"]) for row in rows)
+    return [step_row(row) for row, size in zip(rows, sizes, strict=True) if size <= _PAGE_BYTES]
 
 
 def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
@@ -41,7 +49,7 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
     )
     first = min((after // every + 1) * every, _LARGEST)
     found = store.rows(sql, {"run": run, "every": every, "after": after, "first": first, "limit": limit})
-    return [step_row(row) for row in found]
+    return _fitting(found)
 
 
 def evals(store: Rows, run: str) -> list[EvalRow]:

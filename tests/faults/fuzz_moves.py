@@ -157,7 +157,7 @@ class Lives(RuleBasedStateMachine):
         Lives.count += 1
         request: Any = SimpleNamespace(match_info={"run": name}, query={})
         try:
-            self.loop.run_until_complete(VERBS[verb](self.ctx, Call(request, ME, None)))
+            self.loop.run_until_complete(VERBS[verb](self.ctx, Call(request, ME, b"")))
         except (Conflict, NotFound):
             return False
         return True

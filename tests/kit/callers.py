@@ -58,12 +58,16 @@ class CallerOf:
         self.close()
 
 
-def main() -> None:
-    uid = int(sys.argv[1])
+def become(uid: int) -> None:
+    """Make this process one of another user's."""
     if uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+
+
+def main() -> None:
+    become(int(sys.argv[1]))
     socket = Home(default_home()).socket
     for line in sys.stdin:
         print(json.dumps(asked(socket, *json.loads(line))), flush=True)

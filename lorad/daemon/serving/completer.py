@@ -34,6 +34,8 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.data import Data
 
+_CHARACTERS = 128  # of the longest tokens
+
 
 def main() -> int:
     with os.fdopen(os.dup(1), "wb") as lines:
@@ -61,6 +63,10 @@ def _completed(question: Question, tell: Tell) -> Generated:
     """
     body, model = question.body, Path(question.model_path)
     wish, facts, tokenizer = body.sampling, read_facts(model), Tokenizer(model)
+    if len(body.prompt) > _CHARACTERS * facts.max_positions:
+        size = len(body.prompt)
+        message = f"a prompt of {size} characters exceeds the {facts.max_positions} positions of the model"
+        raise SpecError(message, hint="Shorten the prompt.")
     asked = body.prompts or [_tokenize(tokenizer, body.prompt, question.chat)]
     for tokens in asked:
         _refuse_unfit(tokens, wish.max_new_tokens, facts)

@@ -37,11 +37,12 @@ def said(model: Path, **body: Any) -> Said:
     [
         ({"prompts": [[2**31 - 1]]}, "token 2147483647, which the model does not know"),
         ({"prompts": [[]]}, "the prompt is empty"),
-        ({"prompt": "1" * 100_000}, "exceed the 2048 positions"),
+        ({"prompt": "1" * 10_000}, "exceed the 2048 positions"),
+        ({"prompt": "1" * 3_000_000}, "of 3000000 characters exceeds"),
         ({"prompts": [[5]], "seeds": [[2**64]]}, "more than 64 bits"),
         ({"prompts": [[5]], "seeds": [[1], [2]]}, "are not 1 of each prompt"),
     ],
-    ids=["token", "empty", "long", "seed", "seeds"],
+    ids=["token", "empty", "long", "longest", "seed", "seeds"],
 )
 def test_what_no_pool_can_take_is_refused(body: dict[str, Any], says: str) -> None:
     error = said(TINY, **body).error

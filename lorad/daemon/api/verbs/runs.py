@@ -29,6 +29,7 @@ from lorad.store import metrics, runs
 from lorad.store.select import COLUMNS, Selected, is_of_spec, measured, select
 
 _MOST_NAMES = 100  # that one request may ask for
+_MOST_STEPS = 10000
 _AT_ONCE = 1000  # runs; 635 are read in 2.3 ms; beside a thread that works, each row waits for its turn
 
 
@@ -147,7 +148,8 @@ async def show_run(ctx: Context, call: Call) -> RunDetails:
 async def list_steps(ctx: Context, call: Call) -> list[Step]:
     """List the steps of the surviving lineage."""
     runs.get(ctx.store, call.run)
-    after, limit, every = call.number("after", 0), call.number("limit", 10000), call.number("every", 1)
+    after, every = call.number("after", 0), call.number("every", 1)
+    limit = min(max(call.number("limit", _MOST_STEPS), 0), _MOST_STEPS)
     if every > 1:
         found = await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
     else:
