@@ -4,19 +4,24 @@ import asyncio
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from lorad.client.requests import TrialRequest
+from lorad.client.shapes import TrialEvent
+from lorad.daemon.api.verbs.trial import _played
 from lorad.daemon.api.verbs.verify import attest_again
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.user_threads import Hands
 from lorad.daemon.runs.draws import axes_of
 from lorad.daemon.runs.preflight import answer, exchanged, guarded
 from lorad.errors import Conflict, SpecError
+from lorad.spec.model import convert
 from lorad.store import runs
-from tests.kit.daemon_world import finished, serving
+from tests.kit.daemon_world import finished, serving, until
 
 ALICE, BOB = 4001, 4002
 
@@ -36,7 +41,7 @@ async def test_user_with_hanging_calls_delays_no_other(monkeypatch: pytest.Monke
 
 def test_enormous_grid_is_refused_at_once() -> None:
     with pytest.raises(SpecError, match="more than 256 values"):
-        axes_of([f"seed={','.join(map(str, range(10_000)))}"])
+        axes_of([f"seed={','.join(map(str, range(5_000)))}"])
 
 
 async def test_endlessly_printing_check_is_refused() -> None:
@@ -52,6 +57,28 @@ async def test_check_that_is_killed_says_so() -> None:
         said = await exchanged(process, b"{}")
     with pytest.raises(SpecError, match="was killed: the machine may have no memory left"):
         answer(*said, process.returncode or 0)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [('while True: print(\'{"kind":"phase","text":"x"}\')', ""), ("print([])", "something else")],
+    ids=["endless", "no event"],
+)
+async def test_trial_waits_for_its_reader(home: Path, program: str, says: str) -> None:
+    async with serving(home) as api:
+        trial = (sys.executable, "-c", program)
+        api.ctx.processes.commands = replace(api.ctx.processes.commands, trial=trial)
+        events, spec = asyncio.Queue[TrialEvent](3), convert({"trainer": {"steps": 2}})
+        body = TrialRequest("", "a.yaml", "/")
+        work = asyncio.create_task(_played(api.ctx, os.getuid(), spec, body, events))
+        heard = [await events.get() for _ in range(3)]
+        if says:
+            assert heard[-1].error is not None and says in heard[-1].error.message
+        else:
+            await until(events.full)
+            assert not work.done() and heard[-1] == TrialEvent("phase", "x")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 async def test_strange_file_names_do_not_stop_gc(home: Path) -> None:

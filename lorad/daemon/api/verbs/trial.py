@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import guarded, lines_of, preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.serving.borrow_pool import guest, staged
-from lorad.errors import Conflict, LoradError, SpecError, to_wire
+from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.preflight import ErrorSaid
@@ -45,6 +45,7 @@ log = logging.getLogger("lorad.daemon")
 
 _IDLE_SECONDS = 2.0  # after which a reader that went is noticed
 _LINE_BYTES = 8 << 20  # an episode in full
+_AHEAD = 4  # lines that are read before the client has the first of them; then the trial waits
 _Events = asyncio.Queue[TrialEvent]
 
 
@@ -62,7 +63,7 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
         problem = f"{spec.algorithm.name} trains on completions in the data: there is nothing to try"
         raise SpecError(problem, key="algorithm.name", hint="`lorad run` checks the data before it starts.")
     response = web.StreamResponse(headers={"Content-Type": LINES})
-    events, present = _Events(), begin_telling()
+    events, present = _Events(_AHEAD), begin_telling()
     work = asyncio.create_task(_played(ctx, uid, spec, body, events))
     try:
         await response.prepare(call.request)
@@ -100,22 +101,31 @@ def _light(spec: Spec) -> Spec:
 async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
     """Put the events of a trial into the queue; the last is `end`."""
     try:
-        events.put_nowait(TrialEvent("phase", "the spec is being checked"))
+        await events.put(TrialEvent("phase", "the spec is being checked"))
         facts = await preflight(ctx, spec, body.cwd, uid, body=body)
         spec, facts = rated(_light(spec), facts)
         model = facts.model_path, facts.model_dtype, facts.parameters
         request = Request(body.cwd, body.source, body.overrides, *model, facts)
         with staged(ctx, uid, "try", spec, request) as row:
-            events.put_nowait(TrialEvent("phase", _pool_in_words(ctx, row)))
+            await events.put(TrialEvent("phase", _pool_in_words(ctx, row)))
             async with _guest(ctx, row) as pool:
                 doing().tell("sampling")
                 attempt = _attempt(ctx, row, spec, request, pool)
-                async for line in _lines(ctx, uid, attempt, body.n):
-                    events.put_nowait(msgspec.json.decode(line, type=TrialEvent))
+                async with contextlib.aclosing(_lines(ctx, uid, attempt, body.n)) as lines:
+                    async for line in lines:
+                        await events.put(_event_of(line))
     except Exception as error:
         if not isinstance(error, LoradError):
             log.exception("a trial")
-        events.put_nowait(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
+        await events.put(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
+
+
+def _event_of(line: bytes) -> TrialEvent:
+    """Decode a line of a trial. Raises PoolLost: user code may have written it."""
+    try:
+        return msgspec.json.decode(line, type=TrialEvent)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PoolLost(f"the trial printed something else: {error}", hint="Try again.") from None
 
 
 def _pool_in_words(ctx: Context, run: RunRow) -> str:
@@ -163,7 +173,7 @@ def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool
     return attempt
 
 
-async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncIterator[bytes]:
+async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncGenerator[bytes, None]:
     """Yield what the process prints. Raises PoolLost when it ends too early."""
     user, argv = ctx.user(uid), [*ctx.processes.commands.trial, str(attempt.work), str(n)]
     inherited = os.environ if user is None else user.environment
