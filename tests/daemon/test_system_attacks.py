@@ -41,7 +41,7 @@ async def test_user_with_hanging_calls_delays_no_other(monkeypatch: pytest.Monke
 
 def test_enormous_grid_is_refused_at_once() -> None:
     with pytest.raises(SpecError, match="more than 256 values"):
-        axes_of([f"seed={','.join(map(str, range(5_000)))}"])
+        axes_of([f"seed={','.join(map(str, range(1_000)))}"])
 
 
 async def test_endlessly_printing_check_is_refused() -> None:
