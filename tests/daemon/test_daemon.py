@@ -228,7 +228,7 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
 def test_stopped_daemon_names_pools_and_they_end() -> None:
     with world() as made:
         made.home.root.mkdir(parents=True)
-        made.home.config.write_text("idle_timeout: 1.5")
+        made.home.config.write_text("idle_timeout: 10")
         made.lorad("run", made.spec(), "trainer.steps=1", "--name", "a", "--wait")
         pool = made.client.pools()[0].pid
         stopped = made.lorad("daemon", "stop").stderr

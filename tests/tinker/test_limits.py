@@ -125,14 +125,18 @@ async def test_what_was_sent_is_not_told_back_whole(world: World) -> None:
     assert len((await world.alice.result(request))["error"]) < 2500
 
 
+def numbered(request: int) -> dict[str, Any]:
+    """Return the headers with which a client that retries says which of its requests this is."""
+    return {"X-Idempotency-Key": str(request)}
+
+
 async def test_sessions_without_models_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_EMPTY", 2)
     home = home_with_keys(tmp_path / "home")
     body = {"sdk_version": "0.38.0"}
     async with running_door(home) as world:
         made = [
-            (await world.alice.ask("create_session", body, **{"X-Idempotency-Key": str(n)}))["session_id"]
-            for n in range(5)
+            (await world.alice.ask("create_session", body, **numbered(n)))["session_id"] for n in range(5)
         ]
         await world.alice.model(made[0])
         for session in made[:4]:
@@ -141,7 +145,7 @@ async def test_sessions_without_models_are_forgotten(tmp_path: Path, monkeypatch
         world.door.state.forget_empty()
         kept = [*world.door.state.sessions]
         assert kept == [made[0], made[2], made[3], made[4]]
-        await world.alice.ask("create_session", body, **{"X-Idempotency-Key": "5"})
+        await world.alice.ask("create_session", body, **numbered(5))
         assert [key for _, key in world.door.idempotent] == ["4", "5"]
     async with running_door(home, world.daemon) as world:
         assert [*world.door.state.sessions][:4] == kept
