@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from lorad.daemon import read_threads
 from lorad.daemon.read_threads import Readers
-from lorad.store import runs
+from lorad.store import runs, sweeps
 from lorad.store.db import Rows, Store
 from tests.kit.daemon_world import finished, serving
 from tests.kit.journals import new_run
@@ -103,6 +104,23 @@ async def test_loop_runs_during_a_long_read(home: Path) -> None:
         assert (await api("status")).pid and (await api("show", "a")).state == "ended"
         slow.may_end.set()
         assert await asked == 1
+
+
+async def test_runs_of_sweeps_are_read_beside_the_loop(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def best(rows: Rows, run: str) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr("lorad.daemon.api.verbs.sweeps.best_eval", best)
+    async with serving(home) as api:
+        store = api.ctx.store
+        finished(api.ctx)
+        sweeps.create(store, "g", owner="me", owner_uid=os.getuid(), grid={"seed": ["0"]}, halving=None)
+        runs.set_fields(store, "a", sweep="g")
+        (shown,) = (await api("sweeps"))[0].runs
+        assert (shown.name, shown.values) == ("a", {"seed": 0}) and shown.reward_mean is not None
+    assert threads and threading.main_thread() not in threads
 
 
 def test_list_has_newest_ended_and_all_active_runs(tmp_path: Path) -> None:

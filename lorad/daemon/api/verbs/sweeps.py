@@ -37,6 +37,7 @@ from lorad.spec.model import Attest, Resources, Spec, to_json
 from lorad.spec.text import load_task, overridden
 from lorad.spec.trainer import Trainer
 from lorad.store import runs, sweeps
+from lorad.store.db import Rows
 from lorad.store.metrics import best_eval, mean_metric
 from lorad.store.rows import RunRow, SweepRow
 
@@ -96,7 +97,8 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
             clear(reference)
     ctx.loop.poke()
     warnings = dict.fromkeys([*split, *(warning for fact in facts for warning in fact.warnings)])
-    return extended(StartedSweep, _sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
+    view = await _sweep_view(ctx, sweeps.get(ctx.store, name))
+    return extended(StartedSweep, view, warnings=[*warnings])
 
 
 def _planned(body: SweepRequest) -> tuple[Axes, list[list[str]]]:
@@ -232,27 +234,41 @@ async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:
     rows = seen(ctx, call.caller, sweeps.sweeps(ctx.store, name))
     if name is not None and not rows:
         raise sweeps.missing(name)
-    return [_sweep_view(ctx, row) for row in rows]
+    return [await _sweep_view(ctx, row) for row in rows]
 
 
-def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
-    members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row.sweep)]
-    grid = [*row.grid]
-    shown = [_member_view(ctx, run, grid) for run in members]
+class _Member(NamedTuple):
+    """A run of a sweep, its values of the grid, and its figures."""
+
+    run: RunRow
+    values: dict[str, Any]
+    best: float | None
+    reward: float | None
+    loss: float | None
+
+
+async def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
+    members = await ctx.read(_members_of, row.sweep, [*row.grid])
     halving = convert(row.halving, Halving | None, from_attributes=True)
     rungs = convert(row.rungs, list[Rung], from_attributes=True)
-    return of_row(Sweep, row, halving=halving, rungs=rungs, runs=shown)
+    return of_row(Sweep, row, halving=halving, rungs=rungs, runs=[_member_view(ctx, one) for one in members])
 
 
-def _member_view(ctx: Context, run: RunRow, grid: list[str]) -> SweepRun:
-    return extended(
-        SweepRun,
-        run_view(ctx, run),
-        values=_values(run, grid),
-        eval_best=best_eval(ctx.store, run.name),
-        reward_mean=mean_metric(ctx.store, run.name, 0, run.step, LAST_STEPS, "reward"),
-        loss_mean=mean_metric(ctx.store, run.name, 0, run.step, LAST_STEPS, "loss"),
-    )
+def _members_of(rows: Rows, sweep: str, grid: list[str]) -> list[_Member]:
+    """Read the runs of a sweep, up to 256, with several questions each."""
+
+    def mean(run: RunRow, metric: str) -> float | None:
+        return mean_metric(rows, run.name, 0, run.step, LAST_STEPS, metric)
+
+    return [
+        _Member(run, _values(run, grid), best_eval(rows, run.name), mean(run, "reward"), mean(run, "loss"))
+        for run in (runs.get(rows, name) for name in sweeps.members(rows, sweep))
+    ]
+
+
+def _member_view(ctx: Context, member: _Member) -> SweepRun:
+    figures = {"eval_best": member.best, "reward_mean": member.reward, "loss_mean": member.loss}
+    return extended(SweepRun, run_view(ctx, member.run), values=member.values, **figures)
 
 
 def _values(run: RunRow, keys: Iterable[str]) -> dict[str, Any]:
