@@ -188,7 +188,7 @@ def test_user_without_secrets_has_none(theirs: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "root's", "a link to root's"])
-def test_secret_that_is_not_the_users_alone_is_refused(theirs: Path, kind: str) -> None:
+def test_secret_that_others_may_read_is_refused(theirs: Path, kind: str) -> None:
     secret(
         theirs,
         "MY_TOKEN",
@@ -207,6 +207,6 @@ def test_secret_that_is_not_the_users_alone_is_refused(theirs: Path, kind: str) 
     assert "chmod 600" in error.value.hint
 
 
-def test_process_of_a_user_gets_none_of_the_daemons(tmp_path: Path) -> None:
+def test_users_processes_get_no_secret_of_roots(tmp_path: Path) -> None:
     config = Config(secrets={"MY_TOKEN": tmp_path / "none"})
     assert secrets_of(config, User(USER, USER, (), "eve", "/")) == {OWN_SECRETS: "1"}
