@@ -9,6 +9,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _SECONDS = 60.0  # between two words
+_AGAIN = "._start_serving("  # asyncio's callback for the next try
 
 
 class RanOut:
@@ -16,7 +17,7 @@ class RanOut:
     again.
 
     As the handler of an asyncio loop's exceptions it says so in place of asyncio, which has a traceback for
-    each try, hundreds a second.
+    each try, hundreds a second, and for each that was still to come when the listener was closed.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class RanOut:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if context["message"] == "socket.accept() out of system resource":
             self.say(context["exception"])
-        else:
+        elif not (isinstance(context.get("exception"), ValueError) and _AGAIN in context["message"]):
             loop.default_exception_handler(context)
 
     def say(self, error: BaseException) -> None:

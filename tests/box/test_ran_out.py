@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 
 import pytest
 
@@ -15,6 +16,15 @@ async def test_refused_connections_are_said_once(caplog: pytest.LogCaptureFixtur
     for _ in range(100):
         loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})
     assert [record.name for record in caplog.records] == ["lorad.box.ran_out"]
+
+
+async def test_tries_after_the_end_are_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    loop, listener = asyncio.get_running_loop(), socket.socket()
+    loop.set_exception_handler(RanOut())
+    listener.close()
+    loop.call_soon(loop._start_serving, asyncio.Protocol, listener)  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert not caplog.records
 
 
 async def test_other_exceptions_of_a_loop_are_logged(caplog: pytest.LogCaptureFixture) -> None:
