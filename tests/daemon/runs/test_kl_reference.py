@@ -17,7 +17,7 @@ from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.reference import chosen, staged
-from lorad.errors import NotAllowed, SpecError
+from lorad.errors import SpecError
 from lorad.protocol.journal import lineage, read
 from lorad.spec.model import convert
 from lorad.store import runs
@@ -130,7 +130,7 @@ async def test_hidden_version_cannot_be_a_reference(home: Path) -> None:
     finished(ctx, "a")
     ctx.users = SharedBox()
     spec = convert({"name": "b", "algorithm": {"kl": {"coef": 0.1, "reference": "a@1006"}}})
-    with pytest.raises(NotAllowed, match="run a belongs to"):
+    with pytest.raises(SpecError, match="there is no a@1006: no run named a"):
         await staged(ctx, Caller(4002, "eve"), spec, "/")
     ctx.store.close()
     ctx.journal.close()
