@@ -101,6 +101,7 @@ class _Guarded(RequestHandler):
         self._refusal = self._door.let_in(self, uid)
         super().connection_made(transport)
         if self._refusal and self._door.is_flooded(uid):
+            self._door.let_go(self)  # now, or a flood of strangers would take the room of the next user
             self._drop()
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -1,6 +1,7 @@
 """The port that a gateway chooses on 127.0.0.1, and the key of its owner."""
 
 import contextlib
+import os
 import resource
 import socket
 from pathlib import Path
@@ -101,7 +102,8 @@ def test_a_damaged_record_of_the_port_is_replaced(own: Home, written: str) -> No
 
 
 def test_strangers_leave_the_socket_room(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (40, 40))
+    limit = len(os.listdir("/proc/self/fd")) + 40
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, limit))
     with running_gateway(own), contextlib.ExitStack() as stack:
         for _ in range(60):
             stack.enter_context(socket.create_connection(("127.0.0.1", port_of(own))))
