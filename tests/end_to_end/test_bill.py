@@ -95,9 +95,11 @@ def with_a_slot(made: World) -> float:
 
 def test_bill_adds_up_to_what_the_pool_used(billed: World) -> None:
     assert len(list(billed.home.pools.glob("*/attempts/*"))) == 2
-    bill, used = billed.client.bill(), used_by_pools(billed)
-    assert sum(line.held for line in bill.rows) == pytest.approx(used, rel=0.01)
-    assert bill.total.held == pytest.approx(billed.client.bill("pool").total.held, rel=0.01)
+    before = used_by_pools(billed)
+    bill, of_pools = billed.client.bill(), billed.client.bill("pool")
+    used = used_by_pools(billed)  # the pool in its second life is idle, and uses more meanwhile
+    assert 0.99 * before <= sum(line.held for line in bill.rows) <= 1.01 * used
+    assert 0.99 * bill.total.held <= of_pools.total.held <= 1.01 * used
     assert set(lines(bill)) == {*RUNS, ""} and all(lines(bill)[run].busy > 0 for run in RUNS)
     assert lines(bill)[""].held <= 1.01 * used - with_a_slot(billed)
 
