@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 RUNS = [f"run-{number}" for number in range(8)]
 SPEC = SMALL.replace("steps: 6", "steps: 4") + "resources: {restart: on-failure}\n"
 # those that are killed, before they can end, and stopped later: the first one has no checkpoint when it is
-LONGER = {RUNS[0]: ["trainer.steps=60", "checkpoint.every=60"], RUNS[1]: ["trainer.steps=60"]}
+LONGER = {RUNS[0]: ["trainer.steps=6000", "checkpoint.every=6000"], RUNS[1]: ["trainer.steps=6000"]}
 PRICES = "prices: {cpu_hour: 3600, currency: CHF}\n"
 
 
