@@ -5,6 +5,7 @@ import pytest
 from tests.conformance.engine_suite import EngineSuite
 
 
+@pytest.mark.usefixtures("server")
 def test_a_kind_of_server_has_one_worker(request: pytest.FixtureRequest, kind: str) -> None:
     """Each worker would start every server else."""
     if not request.config.getoption("loadgroup", False):
