@@ -82,7 +82,9 @@ def watch_versions() -> None:
 
 
 def tell_of_starts(words: Collection[str]) -> None:
-    """Have the start of a daemon told on the terminal while it is waited for. words: of the command line."""
+    """Show on the terminal that a daemon is being started, unless the words of the command line ask for
+    silence or JSON.
+    """
     from lorad.client.transport import Transport
 
     if sys.stderr.isatty() and not {"--json", "--quiet", "-q"} & {*words}:

@@ -35,12 +35,13 @@ class Tokens:
 
     def owner(self, token: str) -> str | None:
         """Return whose token it is; None for nobody's. A header may have any bytes in it."""
-        digest, found = hashlib.sha256(token.encode(errors="surrogateescape")).digest(), None
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+        holder = None
         for owner, digests in self._known().items():
             for known in digests:
                 if hmac.compare_digest(digest, known):
-                    found = owner  # all are compared, whichever fits
-        return found
+                    holder = owner  # all are compared, whichever fits
+        return holder
 
     def _known(self) -> _Digests:
         if self._path is None:

@@ -80,17 +80,18 @@ def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bo
 
     Each second is told to whoever waits.
     """
-    begun, told = time.monotonic(), 0
+    begun = time.monotonic()
+    second = 0
     try:
         while (waited := time.monotonic() - begun) < _START_SECONDS:
-            if int(waited) > told and Transport.on_wait is not None:
-                told = int(waited)
-                Transport.on_wait(f"starting the daemon, {duration(told)}")
+            if int(waited) > second and Transport.on_wait is not None:
+                second = int(waited)
+                Transport.on_wait(f"starting the daemon, {duration(second)}")
             if (answers := _answers(client, process)) is not None:
                 return answers
             time.sleep(0.02)
     finally:
-        if told and Transport.on_wait is not None:
+        if second and Transport.on_wait is not None:
             Transport.on_wait("")
     return False
 

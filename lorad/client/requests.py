@@ -48,9 +48,9 @@ _Settings = Annotated[
 
 
 class Body(Struct, frozen=True):
-    """The body of a request. Each text, list and table in it has a bound, and so has the whole.
+    """This is the body of a request, of which each text, list and table has a bound, and so has the whole.
 
-    MOST_BYTES: of its JSON.
+    MOST_BYTES: how large its JSON may be.
     """
 
     MOST_BYTES: ClassVar[int] = SMALL_BODY_BYTES
@@ -217,7 +217,7 @@ _Seeds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1024)]
 
 
 class GenerateRequest(Body, frozen=True):
-    """A prompt to complete, or several of them as tokens.
+    """Ask for completions of one prompt, or of several that are given as tokens.
 
     seeds: of the completions of each of `prompts`; none: they follow from `sampling.seed`.
     """

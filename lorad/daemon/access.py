@@ -118,7 +118,10 @@ def owner_of(ctx: Context, run: _Named) -> Reader:
 
 
 def name_for(ctx: Context, run: _Named, name: str) -> str:
-    """Name another run in what is written down about `run`. name: of one that there is, or was, or ""."""
+    """Return what another run is called in a text about `run`, which the owner of `run` may read.
+
+    name: of a run that exists or existed; "" for none.
+    """
     other, who = runs.find(ctx.store, name) if name else None, owner_of(ctx, run)
     if other is None:
         return name if who.sees_all or not name else "another run"

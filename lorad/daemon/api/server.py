@@ -85,7 +85,7 @@ def _endpoint(
 
 
 def _unforeseen(error: Exception) -> LoradError:
-    """Say what nobody foresaw: that the machine has run out of something, else that it is a defect."""
+    """Turn an unforeseen error into words: the machine ran out of something, or lorad has a defect."""
     said = f"{type(error).__name__}: {error}"
     cause = in_words_of(said)
     if cause is None:

@@ -68,20 +68,25 @@ class Peak:
     hwm: dict[int, int] = field(default_factory=dict)
 
     def look(self, pid: int) -> None:
-        kinds = Counter[str]()
+        kinds, files = Counter[str](), dict[str, int]()
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)
             for process in (root, *root.children(recursive=True)):
                 with contextlib.suppress(psutil.Error, OSError):
-                    kinds[kind_of(process)] += pss(process.pid)
+                    kind, sizes = kind_of(process), rollup(process.pid)
+                    kinds[kind] += sizes["Pss_Anon"]
+                    files[kind] = max(files.get(kind, 0), sizes["Rss"] - sizes["Anonymous"])
+        kinds.update(files)
         if kinds.total() > self.total:
             self.total, self.kinds = kinds.total(), dict(kinds)
 
 
-def pss(pid: int) -> int:
-    """Return the bytes of a process, of which shared pages count in part."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+def rollup(pid: int) -> dict[str, int]:
+    """Return the bytes of a process by the kernel's names. Pss counts shared pages in part, so that what it
+    says of mapped files depends on the neighbours; Rss counts them whole.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name.rstrip(":"): int(size) << 10 for name, size, *_ in map(str.split, lines)}
 
 
 def kind_of(process: psutil.Process) -> str:
