@@ -15,6 +15,7 @@ from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.base import Base
 from lorad.models.compute import Compute
+from lorad.models.decoder import logits
 from lorad.models.directory import linear_shapes, resolve
 from lorad.models.loading import load_base
 from lorad.models.merge import Merger
@@ -81,6 +82,15 @@ def test_captured_steps_give_what_a_cpu_gives(gpu_base: Base) -> None:
         batch = DecodeBatch(models, 64, 1 << 28)
         made.append(finish(batch, *(call(version(models.base, seed, rank=seed), [3, 2]) for seed in (2, 3))))
     assert same(*made)
+
+
+def test_scores_of_words_are_not_rounded() -> None:
+    """A GPU adds products of bfloat16 up in float32: so they are served. A CPU rounds them."""
+    base = load_base(TINY, torch.bfloat16, GPU)
+    states = torch.randn(5, base.config.hidden_size, device=GPU).to(torch.bfloat16)
+    wanted = states.double() @ base.head.double().T
+    error = (logits(base, states).double() - wanted).abs().max()
+    assert error < (1e-5 if GPU.type == "cuda" else 0.1)
 
 
 async def test_bfloat16_on_the_device_stays_near_float32(compute: Compute) -> None:

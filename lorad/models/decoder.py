@@ -17,7 +17,7 @@ from lorad.models.attention import Attention, Beside
 from lorad.models.base import Base, Experts, Layer, Weight
 from lorad.models.experts import Routing, mixture
 from lorad.models.lora import LoraApply
-from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
+from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu, unrounded
 
 LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""
@@ -103,12 +103,16 @@ def hidden(
 
 
 def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> torch.Tensor:
-    """[..., hidden] -> [..., vocab].
+    """[..., hidden] -> [..., vocab], see `unrounded`; in the dtype of the base where an adapter adds to it.
 
     Select the positions first: a non-contiguous slice is copied before the matmul.
     """
-    rows = states.reshape(-1, states.shape[-1]).contiguous()
-    return _linear(rows, base.head, None, len(base.layers), "lm_head", lora).view(*states.shape[:-1], -1)
+    rows, place = states.reshape(-1, states.shape[-1]).contiguous(), (len(base.layers), "lm_head")
+    if lora is None or not lora.reaches(*place):
+        scores = unrounded(rows, base.head)
+    else:
+        scores = _linear(rows, base.head, None, *place, lora)
+    return scores.view(*states.shape[:-1], -1)
 
 
 def _project(

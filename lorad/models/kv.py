@@ -14,10 +14,18 @@ _Seen = tuple[torch.Tensor, torch.Tensor]
 """What rows see, in the shape of their queries, and the logsumexp of the scores, float32 [..., 1]."""
 
 
+_EVEN = 16
+
+
 def bytes_per_token(base: Base) -> int:
     """Keys and values of one token in all layers."""
     config = base.config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * base.dtype.itemsize
+
+
+def even(length: int) -> int:
+    """Round a length up, so that kernels of a GPU take rows of so many scores without copying them first."""
+    return -(-length // _EVEN) * _EVEN
 
 
 class KVCache:

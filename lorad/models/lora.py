@@ -45,6 +45,10 @@ class LoraApply(Protocol):
         """
         ...
 
+    def reaches(self, layer: int, group: str) -> bool:
+        """Return whether the adapter has something there; see `apply`."""
+        ...
+
     def has_experts(self, layer: int) -> bool:
         """Return whether the adapter has something at any expert of a layer."""
         ...
@@ -174,6 +178,9 @@ class FrozenLora:
             y.mul_(gain[0]).add_(gain[1])
         return y.addmm_(F.linear(x, pair[0]), pair[1].t())
 
+    def reaches(self, layer: int, group: str) -> bool:
+        return (layer, group) in self.pairs
+
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts
 
@@ -289,6 +296,9 @@ class MixedLora:
         if self.gather is None:
             return stack.repeat_interleave(tokens // self.count, 0)
         return stack.index_select(0, self.place[:tokens] // (len(self.gather) // self.count))
+
+    def reaches(self, layer: int, group: str) -> bool:
+        return (layer, group) in self.stacks
 
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts

@@ -7,7 +7,7 @@ same bits.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.backends.activations import ADAPTERS, LEAST, MOST, MOST_SQUARED, kept, on_cpu
+from lorad.backends.activations import ADAPTERS, LEAST, MOST, MOST_SQUARED, PLENTY, kept, on_cpu
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
@@ -24,6 +24,8 @@ class Room(Struct, frozen=True):
     recomputed: bytes that a token keeps with activation checkpointing, one layer's included. most: tokens of
         a micro-batch at most. is_mixed: micro-batches that fit keep their activations beside others that
         recompute them; ranks would have to agree on it.
+    plenty: tokens of a micro-batch that keep the device busy. Where fewer fit, larger ones that recompute
+        activations are quicker.
     """
 
     bytes: int = 0
@@ -32,6 +34,7 @@ class Room(Struct, frozen=True):
     recomputed: int = 0
     most: int = MOST
     is_mixed: bool = False
+    plenty: int = 0
 
 
 def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
@@ -39,7 +42,8 @@ def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     parts = 1 if ranks is None else ranks.tp * ranks.pp * ranks.cp
     each = kept(facts, BYTES[dtype_of(config, facts)], parts)
     most = MOST_SQUARED if _is_squared(config, facts) else MOST
-    return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most, ranks is None)
+    plenty = 0 if config.device == "cpu" else PLENTY
+    return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most, ranks is None, plenty)
 
 
 def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
@@ -63,10 +67,11 @@ def chosen(args: Open, room: Room) -> Open:
         )
     fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or LEAST)
     checkpointing, kept = args.activation_checkpointing, 0
+    is_idle = checkpointing is None and not args.tokens_per_microbatch and fits < room.plenty
     if checkpointing is None:
-        checkpointing = fits < wanted
+        checkpointing = fits < wanted or is_idle
         kept = fits if checkpointing and room.is_mixed and fits >= LEAST else 0
-    if checkpointing and not kept:
+    if checkpointing and (is_idle or not kept):
         fits = room.bytes // max(1, room.recomputed)
     tokens = args.tokens_per_microbatch or max(LEAST, min(room.most, 1 << max(0, fits.bit_length() - 1)))
     return replace(

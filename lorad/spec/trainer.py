@@ -29,7 +29,7 @@ class Trainer(Part, frozen=True):
         tokens_per_microbatch: tokens of one forward and backward pass; `auto` is 16384, or what the device's
             memory allows.
         activation_checkpointing: recompute activations in the backward pass, for less memory and more time;
-            `auto` does it where samples would not fit without.
+            `auto` does it where samples would not fit without, and on a GPU where few tokens would.
         tp: tensor-parallel ranks (megatron).
         pp: pipeline-parallel ranks (megatron).
         dp: data-parallel ranks (fsdp, megatron).

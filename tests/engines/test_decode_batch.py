@@ -84,6 +84,14 @@ def test_preempted_samples_come_out_the_same(models: Merger) -> None:
     assert same(made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[6, 6], new=300)))
 
 
+def test_lengths_of_caches_are_even(models: Merger) -> None:
+    """A GPU's kernels copy scores of other lengths before they read them."""
+    batch = DecodeBatch(models, 64, ENOUGH)
+    own, shared = watch(batch, lambda: batch.cache.length), watch(batch, lambda: batch.prompts.cache.length)
+    finish(batch, call(counts=[2], new=7), call(counts=[2], start=[9] * 300, new=33))
+    assert {length % 16 for length in own + shared} == {0} and max(shared) == 304
+
+
 def test_the_youngest_samples_give_way(models: Merger) -> None:
     small = DecodeBatch(models, 64, 500 * bytes_per_token(models.base))
 

@@ -181,6 +181,9 @@ def test_gradients_reach_only_what_the_adapter_adds(tmp_path: Path) -> None:
         def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return y + delta if group == "down" else y
 
+        def reaches(self, layer: int, group: str) -> bool:
+            return group == "down"
+
         def has_experts(self, layer: int) -> bool:
             return False
 

@@ -71,6 +71,30 @@ def test_only_what_does_not_fit_is_recomputed(asked: dict[str, Any], tokens: int
     assert found.activation_checkpointing or not kept
 
 
+@pytest.mark.parametrize(
+    ("asked", "tokens", "kept"),
+    [
+        ({}, 16384, 8000),
+        ({"dropout": 0.1}, 16384, 5333),
+        ({"tokens_per_microbatch": 6000}, 6000, 0),
+        ({"activation_checkpointing": False}, 4096, 0),
+    ],
+)
+def test_small_ones_on_a_gpu_are_recomputed(asked: dict[str, Any], tokens: int, kept: int) -> None:
+    """Unless the spec says how large they are, or that they keep what they need."""
+    found = chosen(with_(OPEN, **asked), with_(ROOM, is_mixed=True, plenty=8001))
+    assert (found.tokens_per_microbatch, found.kept_tokens) == (tokens, kept)
+    assert found.activation_checkpointing is bool(kept)
+
+
+def test_8b_on_h100_trains_many_tokens_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_total", lambda _: 80 * GIB)
+    config = config_of(model, model_path=str(model), device="cuda:0")
+    assert room(config).plenty == 4096 and not room(with_(config, device="cpu")).plenty
+    left = chosen(OPEN, Room(13 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
+    assert (left.tokens_per_microbatch, left.kept_tokens) == (16384, 1827)
+
+
 def test_little_memory_still_makes_micro_batches() -> None:
     found = chosen(OPEN, with_(ROOM, bytes=1))
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (1024, True)

@@ -19,7 +19,7 @@ from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
 from lorad.engines.builtin.steps import Memory, Rows, Shape, Stepper, seeds_of, stepper
 from lorad.models.experts import Recording, route_shape
-from lorad.models.kv import KVCache, bytes_per_token
+from lorad.models.kv import KVCache, bytes_per_token, even
 from lorad.models.merge import Merger
 from lorad.models.turns import FIRST_SHARE
 from lorad.protocol.batch import Chunk
@@ -326,6 +326,8 @@ class DecodeBatch:
             wanted = min(longest, max(length + _ROOM, 4 * length))
             length = max(length, min(wanted, max(0, most) // slots))
         length = max(length, min(self.cache.length, max(0, most) // slots))
+        if slots * even(length) <= most:
+            length = even(length)
         slots = max(slots, min(self.cache.slots, max(0, most) // length))
         self.cache.resize(slots, length, len(self.samples))
         if slots > self.memory.rows.capacity:

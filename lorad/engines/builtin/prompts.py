@@ -10,7 +10,7 @@ import torch
 
 from lorad.models.attention import Beside
 from lorad.models.base import Base
-from lorad.models.kv import KVCache, attend
+from lorad.models.kv import KVCache, attend, even
 from lorad.models.lora import moves
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -56,13 +56,13 @@ class SharedPrompts:
     def tokens(self, more: int = 0, longest: int = 0) -> int:
         """Return the tokens of the memory, once it has `more` prompts of up to `longest` tokens."""
         slots = max(self.cache.slots, len(self._slots) + more)
-        return slots * max(self.cache.length, longest if more else 0)
+        return slots * max(self.cache.length, even(longest) if more else 0)
 
     def reserve(self, more: int, longest: int) -> None:
         """Have room for so many more prompts; for none, and none that there are, give the memory back."""
         slots = max(self.cache.slots, len(self._slots) + more)
         if more:
-            self.cache.resize(slots, max(self.cache.length, longest), self.cache.slots)
+            self.cache.resize(slots, max(self.cache.length, even(longest)), self.cache.slots)
             self.lengths = np.pad(self.lengths, (0, slots - len(self.lengths)))
         elif not self._slots:
             self.cache.resize(0, 0, 0)

@@ -80,6 +80,9 @@ class SlotLora:
         merged = SlotLora(self.slots, self.ranges, self.train, self.amplify, is_merged=True)
         return with_weights(base, add), merged
 
+    def reaches(self, layer: int, group: str) -> bool:
+        return any((layer, group) in slot.sites for slot in self.slots)
+
     def has_experts(self, layer: int) -> bool:
         return any(layer in slot.with_experts for slot in self.slots)
 

@@ -23,6 +23,9 @@ class _Noted:
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         return y
 
+    def reaches(self, layer: int, group: str) -> bool:
+        return True
+
     def has_experts(self, layer: int) -> bool:
         return True
 

@@ -3,7 +3,7 @@ not know.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class _FsdpBody(Body):
         self._shard(self._layers)
         rounding = weights.Rounding(settings.quantize, frozenset(self._room.shapes) - {HEAD})
         weights.fill(self._model, self._mixtures, directory, self.device, rounding)
+        self._on_host: list[Tensor] = []  # the base, in the order in which modules are asked for it
         self._ulysses: Ulysses | None = None
         self._has_positions = architecture.takes(self._model, "position_ids")
         with self._room.reached():
@@ -267,10 +268,19 @@ class _FsdpBody(Body):
         return scores
 
     def offload(self) -> None:
-        self._move(torch.device("cpu"))
+        """Let the device go. The host keeps the base from the first time on: nothing of it ever changes."""
+        is_first, kept = not self._on_host, iter(self._on_host)
+
+        def on_host(tensor: Tensor) -> Tensor:
+            if not is_first:
+                return next(kept)
+            self._on_host.append(tensor.to("cpu"))
+            return self._on_host[-1]
+
+        self._move(on_host)
 
     def onload(self) -> None:
-        self._move(self.device)
+        self._move(lambda tensor: tensor.to(self.device))
 
     def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         """[tokens, vocab]."""
@@ -278,8 +288,8 @@ class _FsdpBody(Body):
         found: Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0]
         return found
 
-    def _move(self, device: torch.device) -> None:
-        """Shards and buffers of the base; adapters stay, since others hold views of their memory."""
+    def _move(self, where: Callable[[Tensor], Tensor]) -> None:
+        """Move shards and buffers of the base; adapters stay, since others hold views of their memory."""
         stays = [tensor for parameter in self._room.parameters() for tensor in (parameter, parameter.grad)]
         known = {id(tensor) for tensor in stays}
-        self._model._apply(lambda tensor: tensor if id(tensor) in known else tensor.to(device))
+        self._model._apply(lambda tensor: tensor if id(tensor) in known else where(tensor))

@@ -33,6 +33,7 @@ _FLOPS = 4  # of a parameter and token: two forward, two for the gradient of wha
 _RAGGED = 3  # batches of ragged samples: each has lengths that none had before, and the first does not count
 _ROOM = 1.6  # times what a micro-batch takes: one of twice its tokens finds no memory
 _NOISE = 0.02  # of a gradient's norm, by other micro-batches
+_LEAST = GIB  # that a micro-batch takes: a small one does not fill the blocks in which torch has memory
 
 
 async def measured(place: Place) -> None:
@@ -128,7 +129,8 @@ async def _without_memory(place: Place, held: Lorad) -> None:
     await trainer.close("slot")
     await trainer.relax()
     await trainer.open("slot", slot_spec(modules, rank, 2 * tokens))
-    with little_memory(place, trainer, before + _ROOM * taken, tokens):
+    most = before + _ROOM * taken if place.has_gpu and taken > _LEAST else None
+    with little_memory(place, trainer, most, tokens):
         _, found = await gradient(trainer, "slot", work)
     halved = (await trainer.optim_step("slot", 1e-5, 1.0)).grad_norm
     await trainer.close("slot")
@@ -141,11 +143,11 @@ async def _without_memory(place: Place, held: Lorad) -> None:
 
 
 @contextlib.contextmanager
-def little_memory(place: Place, trainer: BuiltinTrainer, most: float, tokens: int) -> Iterator[None]:
-    """Let torch have so many bytes of the GPU. A CPU without memory ends the process: there, a micro-batch of
-    more than `tokens` fails by itself.
+def little_memory(place: Place, trainer: BuiltinTrainer, most: float | None, tokens: int) -> Iterator[None]:
+    """Let torch have so many bytes of the GPU. None: let a micro-batch of more than `tokens` fail by itself,
+    as on a CPU, where a process without memory is ended.
     """
-    if place.has_gpu:
+    if most is not None:
         total = torch.cuda.get_device_properties(place.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), place.device)
         try:

@@ -131,8 +131,9 @@ def about_the_base(rank: Rank) -> dict[str, Any]:
     body, base = rank.body, rank.logits(rank.samples, adapter=False)
     shards = [p.to_local().numel() for p in body._model.parameters() if isinstance(p, DTensor)]
     before = body.checksum()
-    body.offload()
-    body.onload()
+    for _ in range(2):  # the second time the host has it
+        body.offload()
+        body.onload()
     return {
         "shapes": body.shapes,
         "packs": body.packs,
