@@ -144,21 +144,22 @@ def of_alias(alias: AliasRow) -> Subject:
 
 # -- what a caller names ---------------------------------------------------------------------------------
 def find_run(ctx: Context, caller: Caller, name: str) -> RunRow:
-    """Raises NotFound, with the name that the run has now where it was renamed."""
-    run = runs.find(ctx.store, name)
-    if run and sees(ctx, caller, run.owner_uid):
+    """Raises NotFound, with the name that the run has now where it was renamed. What is hidden takes as long
+    as what is missing: the database leaves it out."""
+    owner = None if sees_all(ctx, caller) else caller.uid
+    run = runs.find(ctx.store, name, owner)
+    if run:
         return run
     now = events.present_name(ctx.store, name)
-    renamed = runs.find(ctx.store, now) if now else None
-    if renamed and sees(ctx, caller, renamed.owner_uid):
+    renamed = runs.find(ctx.store, now, owner) if now else None
+    if renamed:
         raise runs.missing(name, hint=f"It was renamed to {renamed.name}.")
     raise runs.missing(name)
 
 
 def find_alias(ctx: Context, caller: Caller, name: str) -> AliasRow | None:
     """Find an alias of the caller's, or of a version that they may see; None where there is none."""
-    row = aliases.find(ctx.store, name)
-    return next(iter(seen_of(ctx, caller, [row] if row else [])), None)
+    return aliases.find(ctx.store, name, None if sees_all(ctx, caller) else caller.uid)
 
 
 def find_pool(ctx: Context, caller: Caller, name: str) -> Pool | None:

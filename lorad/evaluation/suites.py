@@ -13,7 +13,6 @@ from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.evaluation.door import Door, opened
 from lorad.protocol.evals import Evaluated, Suite, Wanted
-from lorad.protocol.listener import answers
 
 _AT_ONCE = 8  # requests of a suite
 _SECONDS = 600.0  # for a pool to start
@@ -51,9 +50,9 @@ def run_suite(wanted: Wanted, suite: Suite) -> Evaluated:
     version = _version_of(suite.python, kind.package)
     task, cwd = _place(suite, wanted.cwd)
     client = Client(timeout=_SECONDS)
-    serving, socket = client.serving(wanted.version), client.home.gateway_socket
+    serving, socket = client.serving(wanted.version), client.status().gateway
     name = f"{serving.run}@{serving.version}"
-    if not answers(socket):
+    if socket is None:
         raise Conflict(
             "no gateway is up", hint=f"`lorad pin {name}` starts one, and keeps the version loaded."
         )
@@ -65,7 +64,7 @@ def run_suite(wanted: Wanted, suite: Suite) -> Evaluated:
         def asked(door: Door) -> _Asked:
             return _Asked(task, name, serving.model_path, door, out, wanted.settings)
 
-        code = asyncio.run(_done(kind, str(socket), suite, asked, cwd))
+        code = asyncio.run(_done(kind, socket, suite, asked, cwd))
         made = [path for path in out.rglob("*.json") if path not in before]
         if code or not made:
             raise LoradError(

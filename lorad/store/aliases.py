@@ -37,8 +37,12 @@ def aliases(store: Rows) -> list[AliasRow]:
     return _select(store, "ORDER BY a.alias")
 
 
-def find(store: Rows, alias: str) -> AliasRow | None:
-    return next(iter(_select(store, "WHERE a.alias = ?", (alias,))), None)
+def find(store: Rows, alias: str, reader_uid: int | None = None) -> AliasRow | None:
+    """Find an alias; with a reader, one that is theirs or serves a version of a run of theirs."""
+    if reader_uid is None:
+        return next(iter(_select(store, "WHERE a.alias = ?", (alias,))), None)
+    which = "WHERE a.alias = ? AND ? IN (a.owner_uid, (SELECT owner_uid FROM runs WHERE name = a.run))"
+    return next(iter(_select(store, which, (alias, reader_uid))), None)
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[AliasRow]:

@@ -8,21 +8,24 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.box.config import Sharing
-from lorad.daemon.access import Reader, anybody, name_for
+from lorad.daemon.access import Reader, anybody, find_alias, find_run, name_for
 from lorad.daemon.api.verbs.logs import log_of
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
 from lorad.daemon.process.sharing import SharedBox
+from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import holder_of_pool
 from lorad.daemon.queue.foresee import keep_forecasts
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.preempt import queue_again
+from lorad.daemon.serving import gateways
+from lorad.errors import NotFound
 from lorad.states import Move
-from lorad.store import events, runs
+from lorad.store import aliases, events, runs
 from lorad.store.rows import QueuedRow, RunRow
 from tests.daemon.queue.test_limits import owned
 from tests.daemon.queue.test_simulate import works
-from tests.kit.daemon_world import open_context
+from tests.kit.daemon_world import finished, open_context
 
 ANN, EVE = 4001, 4002  # whose names are their numbers: they are in no /etc/passwd
 BUSY = "a pool of 4002's is busy with a run of 4002's; starts when it ends"
@@ -39,6 +42,27 @@ def submit_as(ctx: Context, uid: int, name: str, **sections: Any) -> RunRow:
     owned(ctx, str(uid), uid, name, model=f"/models/{name}", **sections)
     place_runs(ctx)
     return runs.get(ctx.store, name)
+
+
+def test_hidden_is_looked_up_as_missing(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row of it is read: who waits for the answer cannot tell the two from the time that it takes."""
+    finished(ctx, "zq")
+    with ctx.store.write() as connection:
+        connection.execute("UPDATE runs SET owner_uid = ?", (ANN,))
+    aliases.move(ctx.store, "bot", "zq", 1001, by="ann", uid=ANN)
+    assert find_run(ctx, Caller(ANN, "ann"), "zq") and find_alias(ctx, Caller(ANN, "ann"), "bot")
+    monkeypatch.setattr(runs, "run_row", None)
+    monkeypatch.setattr(aliases, "AliasRow", None)
+    with pytest.raises(NotFound):
+        find_run(ctx, Caller(EVE, "eve"), "zq")
+    assert find_alias(ctx, Caller(EVE, "eve"), "bot") is None
+
+
+def test_gateway_of_hidden_runs_is_the_callers(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody but root can connect to the one for tokens."""
+    monkeypatch.setattr(gateways, "answers", lambda socket: True)
+    found = [gateways.gateway_address(ctx, Caller(uid, "x"))["gateway"] for uid in (ANN, os.geteuid())]
+    assert found == [str(ctx.home.gateway_socket_of(ANN)), str(ctx.home.gateway_socket)]
 
 
 @pytest.mark.parametrize(

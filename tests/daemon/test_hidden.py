@@ -185,6 +185,8 @@ async def tell_tales() -> list[str]:
             await _make_others(ctx, ann, eve)
             for method, asked in walk():
                 wrong += await _tried(eve, method, asked)
+            status, _ = await asyncio.to_thread(eve.ask, "GET", "/v1/metrics")
+            wrong += [] if status == 403 else ["GET /v1/metrics answers with sums over all users"]
     return wrong
 
 

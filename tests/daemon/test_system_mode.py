@@ -262,8 +262,14 @@ def test_run_files_are_closed_to_other_users(box: Box) -> None:
     assert len(theirs) > 20
     for path in (*theirs, run / "attempts" / "0001" / "work" / "params.json"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o777 in CLOSED) == (ALICE, True), path
-    for path in (run, run / "attempts", run / "attempts/0001", box.home / "runs", box.home / "pools"):
+    for path in (run / "attempts", run / "attempts/0001", box.home / "runs", box.home / "pools"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o711), path
+    for closed in (run, *(box.home / "pools").iterdir(), *(box.home / "gateway/owners").glob("*")):
+        assert (closed.stat().st_uid, closed.stat().st_mode & 0o777) == (0, 0o710), closed
+        inside = next(path for path in closed.iterdir() if path.stat().st_uid)
+        for uid in (ALICE, BOB):
+            is_denied = "denied" in as_user(uid, "stat", str(inside)).stderr
+            assert is_denied is (uid != inside.stat().st_uid), inside
     for name in (
         "lorad.db",
         "journal.jsonl",
@@ -355,6 +361,9 @@ def test_linked_samples_are_not_shown(box: Box) -> None:
     as_user(ALICE, "ln", "-sf", str(root_only), str(samples))
     answer = box.ask(ALICE, "GET", "runs/a/samples?step=3", expect=404)
     assert "of root" not in str(answer)
+    checks = box.ask(ALICE, "POST", "runs/a/verify", {})["checks"]
+    problems = {check["check"]: check["problems"] for check in checks}
+    assert problems["samples"] == [f"{samples}: Permission denied"] and not problems["versions"]
     # where the kernel lets users link what is not theirs
     as_user(ALICE, "ln", "-f", str(root_only), str(samples))
     if samples.stat().st_uid == 0:

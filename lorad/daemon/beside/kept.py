@@ -16,7 +16,7 @@ from typing import Literal
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under, read_object, read_status
-from lorad.daemon.process.user_files import make_attempt, own_directory, passable
+from lorad.daemon.process.user_files import make_attempt, own_directory, passable, passable_for
 from lorad.daemon.process.users import User
 from lorad.errors import StorageError
 
@@ -85,7 +85,8 @@ def make_root(kept: Kept) -> None:
     if kept.user is None:
         kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     else:
-        passable(kept.root.parent.parent, kept.root.parent, kept.root)
+        passable(kept.root.parent.parent, kept.root.parent)
+        passable_for(kept.user.uid, kept.root)
         own_directory(kept.work, kept.user)
 
 
@@ -120,7 +121,8 @@ def _look_after(ctx: Context, kept: Kept, attempt: AttemptDir) -> None:
 def _start(ctx: Context, kept: Kept, attempt: AttemptDir) -> None:
     """Raises OSError."""
     if kept.user is not None:
-        passable(kept.root.parent, kept.root)
+        passable(kept.root.parent)
+        passable_for(kept.user.uid, kept.root)
         own_directory(kept.work, kept.user)
     make_attempt(attempt, kept.user)
     argv = [*getattr(ctx.processes.commands, kept.role), *kept.arguments]

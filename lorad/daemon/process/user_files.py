@@ -1,21 +1,23 @@
 """What of a shared daemon's home belongs to users: directories in directories of the daemon's, so that nobody
 can put something else in their place.
 
-    runs/NAME/            0711, the daemon's: spec, request, runtime
+    runs/NAME/            0711, the daemon's: spec, request, runtime; only its owner gets through
         journal.jsonl     0600, the owner's, as all of versions/ checkpoints/ samples/ loggers/ origin/
                           tinker/ (0700)
         attempts/NNNN/    0711, the daemon's: lock, command, status, log
             work/         0700, the owner's: params, spec, heartbeat, logs of servers
-    pools/ID/             0711, the daemon's: pool.json, attempts/ as above
+    pools/ID/             0711, the daemon's: pool.json, attempts/ as above; only its owner gets through
         work/             0700, the owner's: a copy of pool.json, the socket
 
 Without users (`user` None) all belongs to the daemon, and nothing here does anything.
 """
 
+import errno
 import json
 import os
 import shutil
 import stat
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
@@ -28,6 +30,8 @@ from lorad.errors import IntegrityError
 from lorad.files import fsync, write_whole
 
 _PASSABLE = 0o711  # others may go through, and see nothing
+_LIST = "system.posix_acl_access"
+_EVERYBODY = 0xFFFFFFFF  # where an entry of such a list names nobody
 _OWN_DIRECTORY, _OWN_FILE = 0o700, 0o600
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -39,11 +43,34 @@ def passable(*directories: Path) -> None:
         directory.chmod(_PASSABLE)
 
 
+def passable_for(uid: int, directory: Path) -> None:
+    """Make a directory of the daemon's, if need be, through which nobody but this user gets. Others cannot
+    ask for names inside, and so learn neither sizes nor times. Where the file system has no access lists,
+    everybody gets through.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(_PASSABLE)
+    everything, through, nothing = 7, 1, 0
+    entries = (
+        (1, everything, _EVERYBODY),  # the directory's owner, as <sys/acl.h> numbers kinds of entries
+        (2, through, uid),
+        (4, nothing, _EVERYBODY),  # its group
+        (16, through, _EVERYBODY),  # the most that the two before this one get
+        (32, nothing, _EVERYBODY),  # others
+    )
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(directory, _LIST, packed)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
 def make_run(run: RunDir, user: User | None) -> None:
     """Make the directories that the driver and the pool of a run write into. Repeating it changes nothing."""
     if user is None:
         return
-    passable(run.root)
+    passable_for(user.uid, run.root)
     for directory in run.written:
         own_directory(directory, user)
     own_file(run.journal, user)
@@ -68,7 +95,7 @@ def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
 def make_pool(root: Path, setup: Any, user: User | None) -> None:
     """Copy `pool.json` for the pool's process; the daemon itself uses `root/pool.json`."""
     if user is not None:
-        passable(root)
+        passable_for(user.uid, root)
         _put_json(own_directory(root / "work", user) / "pool.json", setup, user)
 
 

@@ -6,6 +6,7 @@ users; behind it each owner of what is served has a gateway, which runs as that 
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from lorad.daemon.beside.kept import Kept, keep, put_away, state_of, stop
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded
 from lorad.daemon.process.doing import doing
+from lorad.daemon.process.users import Caller
 from lorad.daemon.troubles import Item
 from lorad.protocol.listener import FOR_ALL, answers
 from lorad.store.runs import owners_served
@@ -118,17 +120,21 @@ async def stop_gateway(ctx: Context) -> bool:
     return public
 
 
-def gateway_socket(ctx: Context) -> str | None:
-    """Find the socket on which the gateway answers now; None while it does not."""
-    socket = ctx.home.gateway_socket
+def gateway_socket(ctx: Context, caller: Caller) -> str | None:
+    """Find the socket on which the gateway answers a caller now; None while it does not. Where users see what
+    is theirs alone, they cannot open the front's without a token: theirs is that of their own gateway.
+    """
+    socket, is_private = ctx.home.gateway_socket, ctx.users.shared and ctx.config.sharing.read != "all"
+    if is_private and caller.uid != os.geteuid():
+        socket = ctx.home.gateway_socket_of(caller.uid)
     return str(socket) if answers(socket) else None
 
 
-def gateway_address(ctx: Context) -> dict[str, str | None]:
-    """Find where the gateway answers now, as answers of the daemon have it: its socket, the base URL of its
-    port on 127.0.0.1, and the file of the key for that; None for what there is not.
+def gateway_address(ctx: Context, caller: Caller) -> dict[str, str | None]:
+    """Find where the gateway answers a caller now, as answers of the daemon have it: its socket, the base URL
+    of its port on 127.0.0.1, and the file of the key for that; None for what there is not.
     """
-    socket, settings = gateway_socket(ctx), ctx.config.gateway
+    socket, settings = gateway_socket(ctx, caller), ctx.config.gateway
     port = str(settings.fixed_port) if settings.fixed_port else None
     if port is None and socket and settings.port == "auto" and not ctx.users.shared:
         with contextlib.suppress(FileNotFoundError):  # the machine gave it no port
@@ -138,13 +144,13 @@ def gateway_address(ctx: Context) -> dict[str, str | None]:
     return {"gateway": socket, "url": url, "key_file": str(ctx.home.gateway_key) if has_key else None}
 
 
-async def gateway_up(ctx: Context) -> dict[str, str | None]:
+async def gateway_up(ctx: Context, caller: Caller) -> dict[str, str | None]:
     """Wait until the gateway answers, or for as long as that should take. Returns its address.
 
     The loop starts it: whoever made it wanted has poked the loop.
     """
     doing().tell("waiting for the gateway")
     deadline = time.monotonic() + UP_SECONDS
-    while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110
+    while gateway_socket(ctx, caller) is None and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    return gateway_address(ctx)
+    return gateway_address(ctx, caller)

@@ -9,7 +9,7 @@ In a shared daemon the front uses this table; each owner's gateway has a table o
 import msgspec
 
 from lorad.daemon.context import Context, request_of
-from lorad.daemon.process.user_files import passable
+from lorad.daemon.process.user_files import passable, passable_for
 from lorad.daemon.queue.setups import base_of
 from lorad.daemon.serving.gateways import gateway_owners
 from lorad.errors import LoradError, StorageError
@@ -80,6 +80,7 @@ def _write_for_owner(ctx: Context, uid: int, table: Names) -> None:
     if ctx.serving.tables.get(uid) == data:
         return
     directory = ctx.home.gateway_of(uid)
-    passable(directory.parent, directory)
+    passable(directory.parent)
+    passable_for(uid, directory)
     write_whole(directory / FILE, data, mode=0o400, uid=uid, durable=False)
     ctx.serving.tables[uid] = data

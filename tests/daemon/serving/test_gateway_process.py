@@ -15,12 +15,15 @@ from lorad.daemon import health, reconcile
 from lorad.daemon.beside.kept import KEPT, not_before, put_away
 from lorad.daemon.process.processes import attempts_under, read_status, write_json
 from lorad.daemon.process.sharing import SharedBox
+from lorad.daemon.process.users import Caller
 from lorad.daemon.serving import gateways
 from lorad.daemon.serving.gateways import gateway_socket
 from lorad.store import runs
 from tests.kit.daemon_world import open_context, reconciling, serving, submit, until
 from tests.kit.gateway_kit import openai
 from tests.kit.world import world
+
+ME = Caller(os.getuid(), "me")
 
 
 def pid_of_gateway(home: Path) -> int | None:
@@ -50,42 +53,42 @@ async def test_a_served_base_wants_a_gateway(home: Path) -> None:
 
 async def test_gateway_outlives_daemon_unless_asked_to_end(home: Path, wanted: None) -> None:
     async with serving(home) as api:
-        await until(lambda: gateway_socket(api.ctx))
+        await until(lambda: gateway_socket(api.ctx, ME))
         assert (await api("status")).gateway == str(Home(home).gateway_socket)
         pid = pid_of_gateway(home) or 0
     async with serving(home) as api:
-        assert gateway_socket(api.ctx) and pid_of_gateway(home) == pid
+        assert gateway_socket(api.ctx, ME) and pid_of_gateway(home) == pid
         await api("shutdown", gateway=True)
         await until(lambda: not is_alive(pid))
 
 
 async def test_the_port_is_told_while_it_serves(home: Path, wanted: None) -> None:
     async with serving(home) as api:
-        await until(lambda: gateway_socket(api.ctx))
+        await until(lambda: gateway_socket(api.ctx, ME))
         Home(home).gateway_port.write_text("8123")  # as the real one does
         told = await api("status")
         assert (told.url, told.key_file) == ("http://127.0.0.1:8123/v1", str(Home(home).gateway_key))
         assert (await api("shutdown", gateway=True)).gateway
-        await until(lambda: gateway_socket(api.ctx) is None)
+        await until(lambda: gateway_socket(api.ctx, ME) is None)
         assert (await api("status")).url is None
 
 
 async def test_a_shared_daemon_chooses_no_port(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = open_context(home)
     ctx.users = SharedBox()
-    monkeypatch.setattr(gateways, "gateway_socket", lambda ctx: "/gateway.sock")
+    monkeypatch.setattr(gateways, "gateway_socket", lambda ctx, caller: "/gateway.sock")
     Home(home).gateway.mkdir()
     Home(home).gateway_port.write_text("8080")  # of a time before it was shared
-    assert gateways.gateway_address(ctx) == {"gateway": "/gateway.sock", "url": None, "key_file": None}
+    assert gateways.gateway_address(ctx, ME) == {"gateway": "/gateway.sock", "url": None, "key_file": None}
     ctx.config = msgspec.structs.replace(ctx.config, gateway=GatewaySettings(8000, home / "tokens"))
-    assert gateways.gateway_address(ctx)["url"] == "http://127.0.0.1:8000/v1"
+    assert gateways.gateway_address(ctx, ME)["url"] == "http://127.0.0.1:8000/v1"
     ctx.store.close()
     ctx.journal.close()
 
 
 async def test_gateway_ends_with_the_last_pool(home: Path, wanted: None) -> None:
     async with serving(home) as api:
-        await until(lambda: gateway_socket(api.ctx))
+        await until(lambda: gateway_socket(api.ctx, ME))
         pid = pid_of_gateway(home) or 0
         assert (await api("shutdown", pools=True)).gateway
         await until(lambda: not is_alive(pid))
@@ -114,10 +117,10 @@ async def test_closing_daemon_starts_nothing_more(home: Path, monkeypatch: pytes
 
 async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) -> None:
     async with reconciling(home) as ctx:
-        await until(lambda: gateway_socket(ctx))
+        await until(lambda: gateway_socket(ctx, ME))
         pid = pid_of_gateway(home) or 0
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
+        await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx, ME))
 
 
 async def test_a_gateway_that_is_stopped_is_replaced(
@@ -125,17 +128,19 @@ async def test_a_gateway_that_is_stopped_is_replaced(
 ) -> None:
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
     async with serving(home, supervision=Supervision(hang=2.0)) as api:
-        await until(lambda: gateway_socket(api.ctx) and api.ctx.processes.pulses)
+        await until(lambda: gateway_socket(api.ctx, ME) and api.ctx.processes.pulses)
         pid = pid_of_gateway(home) or 0
         os.kill(pid, signal.SIGSTOP)
         await until(
-            lambda: not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx)
+            lambda: (
+                not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx, ME)
+            )
         )
 
 
 async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: None) -> None:
     async with reconciling(home) as ctx:
-        await until(lambda: gateway_socket(ctx))
+        await until(lambda: gateway_socket(ctx, ME))
         pid = pid_of_gateway(home) or 0
         put_away(ctx, gateways.public_gateway(ctx))
         await until(lambda: not is_alive(pid))
@@ -155,10 +160,10 @@ async def test_owner_gateway_lives_while_asked_for(home: Path, monkeypatch: pyte
 
 async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted: None) -> None:
     async with reconciling(home) as ctx:
-        await until(lambda: gateway_socket(ctx))
+        await until(lambda: gateway_socket(ctx, ME))
         pid = pid_of_gateway(home)
     async with reconciling(home, gateway=GatewaySettings(8080, tmp_path / "tokens")) as ctx:
-        await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
+        await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx, ME))
 
 
 def life(root: Path, number: int, began: float, seconds: float) -> AttemptDir:

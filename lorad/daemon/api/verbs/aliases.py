@@ -88,7 +88,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
         attestation=Verdict(attestation.verdict, attestation.detail),
         seconds=seconds,
         chat=await is_chat(ctx, run),
-        **await gateway_up(ctx),
+        **await gateway_up(ctx, call.caller),
     )
 
 

@@ -30,7 +30,17 @@ from lorad.client.box_shapes import (
     StayingPool,
 )
 from lorad.client.requests import ReserveRequest, ShutdownRequest
-from lorad.daemon.access import Reader, Subject, admins, is_admin, must_own, of_run, reader
+from lorad.daemon.access import (
+    Reader,
+    Subject,
+    admins,
+    is_admin,
+    must_be_admin,
+    must_own,
+    of_run,
+    reader,
+    sees_all,
+)
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.bill.answer import KEYS, bill_of
@@ -69,7 +79,7 @@ async def show_status(ctx: Context, call: Call) -> Status:
         caller=Caller(call.caller.name, is_admin(ctx, call.caller)),
         shared=ctx.users.shared,
         started_at=ctx.loop.started_at,
-        **gateway_address(ctx),
+        **gateway_address(ctx, call.caller),
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
         troubles=ctx.loop.troubles.lines(owner)[:_TROUBLES],
@@ -96,7 +106,7 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
     body = call.json(ShutdownRequest)
     async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
-        serves = gateway_socket(ctx) is not None and not body.gateway
+        serves = gateway_socket(ctx, call.caller) is not None and not body.gateway
         stopped = body.gateway and await stop_gateway(ctx)
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
@@ -280,7 +290,11 @@ async def list_orphans(ctx: Context, call: Call) -> list[Orphan]:
 
 
 async def show_metrics(ctx: Context, call: Call) -> web.Response:
-    """Answer what Prometheus reads: see `lorad/daemon/api/metrics.py`."""
+    """Answer what Prometheus reads: see `lorad/daemon/api/metrics.py`. Raises NotAllowed for users who do not
+    see what belongs to others: the figures are sums over all.
+    """
+    if not sees_all(ctx, call.caller):
+        must_be_admin(ctx, call.caller)
     return web.Response(text=await exposition(ctx), headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -78,7 +78,7 @@ async def serve(ctx: Context, call: Call) -> Served:
         loaded = [await _shown(ctx, call, one, stack) for one in made]
         _refuse(ctx, call.caller, names, spec)
         rows = [_served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
-    return await _answer(ctx, loaded[0][0], rows)
+    return await _answer(ctx, call.caller, loaded[0][0], rows)
 
 
 def _base_spec(body: ServeRequest, user: User | None) -> Spec:
@@ -106,7 +106,7 @@ async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
         )
     async with guest(ctx, of_base[0][1]) as pool:
         set_serving(ctx, [run.name for _, run in of_base], pool)
-    return await _answer(ctx, pool, [row for row, _ in of_base])
+    return await _answer(ctx, caller, pool, [row for row, _ in of_base])
 
 
 def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
@@ -207,7 +207,7 @@ def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Atte
     return row
 
 
-async def _answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
+async def _answer(ctx: Context, caller: Caller, pool: Pool, rows: list[AliasRow]) -> Served:
     """Answer once the gateway serves."""
     chat = await is_chat(ctx, runs.get(ctx.store, rows[0].run))
-    return Served(pool.id, [of_row(Alias, row) for row in rows], chat=chat, **await gateway_up(ctx))
+    return Served(pool.id, [of_row(Alias, row) for row in rows], chat=chat, **await gateway_up(ctx, caller))
