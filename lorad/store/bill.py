@@ -33,6 +33,10 @@ _PUT = (
     f"VALUES ({', '.join('?' * (6 + len(_COLUMNS)))}) ON CONFLICT DO UPDATE SET {_GREATER}, "
     "joules = coalesce(max(joules, excluded.joules), joules, excluded.joules)"
 )
+_BEGIN = (
+    "INSERT INTO lives (life, pool, owner, owner_uid, device, devices, started_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET device = excluded.device WHERE device = ''"
+)
 _CLOSING = 0  # the entry of what the pool had no time to report
 _THROWN_AWAY = (  # a later attempt began at or before the checkpoint that this use came after
     "(u.attempt > 0 AND EXISTS (SELECT 1 FROM uses v WHERE v.run = u.run AND v.gone = 0 "
@@ -81,11 +85,7 @@ def take_in(store: Store, report: Uses, owner: Person, *, strange: bool = False)
     strange: the report is that user's own, and is believed about runs of that user alone.
     """
     with store.write() as connection:
-        connection.execute(
-            "INSERT OR IGNORE INTO lives (life, pool, owner, owner_uid, device, devices, started_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (report.life, report.pool, owner.name, owner.uid, report.device, report.devices, report.since),
-        )
+        _begin(connection, report, owner)
         for use in report.uses:
             _put(store, connection, report.life, use, owner, strange=strange)
 
@@ -105,13 +105,45 @@ def close(store: Store, life: str, ended_at: float | None) -> None:
         row = store.row("SELECT * FROM lives WHERE life = ?", (life,))
         if row is None:
             raise ValueError(f"no life {life}")
-        (sums,) = store.rows("SELECT total(held) AS held FROM uses WHERE life = ?", (life,))
-        seconds = sums["held"] / row["devices"]
+        seconds = _reported(store, life) / row["devices"]
         ended = max(row["started_at"] + seconds, ended_at or 0.0)
-        left = (ended - row["started_at"] - seconds) * row["devices"]
-        use = Use(_CLOSING, int(ended) // HOUR * HOUR, held=max(0.0, left))
-        _put(store, connection, life, use, Person(row["owner"], row["owner_uid"]))
+        _put_rest(store, connection, life, ended)
         connection.execute("UPDATE lives SET ended_at = ? WHERE life = ?", (ended, life))
+
+
+def keep_silence(store: Store, silent: Uses, owner: Person, until: float) -> None:
+    """Note what a life of a pool should have reported until then, and did not, as time that nobody used; as
+    `close` does of what it had no time for.
+
+    silent: a report of it without uses, of what is known without asking the pool.
+    """
+    with store.write() as connection:
+        _begin(connection, silent, owner)
+        has_rest = store.row("SELECT 1 FROM uses WHERE life = ? AND entry = ?", (silent.life, _CLOSING))
+        if has_rest or (until - silent.since) * silent.devices > _reported(store, silent.life):
+            _put_rest(store, connection, silent.life, until)
+
+
+def _begin(connection: sqlite3.Connection, report: Uses, owner: Person) -> None:
+    life = report.life, report.pool, owner.name, owner.uid, report.device, report.devices, report.since
+    connection.execute(_BEGIN, life)
+
+
+def _reported(store: Rows, life: str) -> float:
+    """Add up the device-seconds that a life reported."""
+    sql = f"SELECT total(held) AS held FROM uses WHERE life = ? AND entry <> {_CLOSING}"
+    (sums,) = store.rows(sql, (life,))
+    return float(sums["held"])
+
+
+def _put_rest(store: Store, connection: sqlite3.Connection, life: str, until: float) -> None:
+    """Put what of the time of a life was not reported in the place of what stood there."""
+    row = store.row("SELECT * FROM lives WHERE life = ?", (life,))
+    assert row is not None
+    left = (until - row["started_at"]) * row["devices"] - _reported(store, life)
+    connection.execute("DELETE FROM uses WHERE life = ? AND entry = ?", (life, _CLOSING))
+    use = Use(_CLOSING, int(until) // HOUR * HOUR, held=max(0.0, left))
+    _put(store, connection, life, use, Person(row["owner"], row["owner_uid"]))
 
 
 def keep_removed(store: Rows, connection: sqlite3.Connection, run: str) -> None:
@@ -155,14 +187,19 @@ def bill(
     source, sampled, trained = _BY_POOLS if by in ("alias", "pool") else _BY_STEPS
     sql = (
         f"SELECT {key} AS key, {owner} AS owner, x.device, total(x.held) AS held, total(x.busy) AS busy, "
-        "total(x.held * x.wasted) AS wasted, sum(x.generated) AS generated, "
-        f"sum({sampled}) AS sampled, sum({trained}) AS trained, sum(x.served) AS served, "
-        f"sum({sampled} * x.wasted) AS wasted_tokens, "
-        "sum(x.prompts) AS prompts, sum(x.cached) AS cached, sum(x.joules) AS joules, "
+        f"total(x.held * x.wasted) AS wasted, {_sum('x.generated')} AS generated, "
+        f"{_sum(sampled)} AS sampled, {_sum(trained)} AS trained, {_sum('x.served')} AS served, "
+        f"{_sum(f'{sampled} * x.wasted')} AS wasted_tokens, {_sum('x.prompts')} AS prompts, "
+        f"{_sum('x.cached')} AS cached, sum(x.joules) AS joules, "
         f"max(x.memory) AS memory FROM ({source}) x WHERE {' AND '.join(where)} "
         "GROUP BY 1, x.device ORDER BY held DESC, key"
     )
     return [BillRow(**row) for row in store.rows(sql, values)]
+
+
+def _sum(counts: str) -> str:
+    """Add up counts, exactly up to 2 ** 53, as far as whole numbers go: SQLite's own sum fails beyond."""
+    return f"CAST(min(total({counts}), 9e18) AS INTEGER)"
 
 
 def decayed(hours: Hours, half_life: float, now: float) -> float:
@@ -176,10 +213,14 @@ def decayed(hours: Hours, half_life: float, now: float) -> float:
     return sum(held * math.pow(0.5, max(0.0, now - hour) / half_life) for hour, held in recent)
 
 
-def hours_of_users(store: Rows, since: float) -> dict[int, Hours]:
-    """Find the hours in which each user's runs held devices, from the hour of `since` on, by uid."""
+def hours_of_users(store: Rows, since: float, *, strange: bool = False) -> dict[int, Hours]:
+    """Find the hours in which each user's runs held devices, from the hour of `since` on, by uid.
+
+    strange: pools are their users' own, and not believed about what nobody used: all that they held counts.
+    """
+    whose = "" if strange else "AND run <> '' "
     sql = (
-        "SELECT owner_uid, hour, total(held) FROM uses WHERE hour >= ? AND run <> '' "
+        f"SELECT owner_uid, hour, total(held) FROM uses WHERE hour >= ? {whose}"
         "GROUP BY owner_uid, hour ORDER BY owner_uid, hour"
     )
     found: dict[int, Hours] = {}

@@ -102,10 +102,9 @@ def name_in_use(store: Rows, name: str) -> str | None:
 
 def find(store: Rows, name: str, owner_uid: int | None = None) -> RunRow | None:
     """Find a run, of a certain owner where one is named."""
-    which = ("WHERE name = ?", (name,))
-    if owner_uid is not None:
-        which = ("WHERE name = ? AND owner_uid = ?", (name, owner_uid))
-    return next(iter(_select(store, *which)), None)
+    if owner_uid is None:
+        return next(iter(_select(store, "WHERE name = ?", (name,))), None)
+    return next(iter(_select(store, "WHERE name = ? AND owner_uid = ?", (name, owner_uid))), None)
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[RunRow]:

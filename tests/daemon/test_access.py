@@ -50,7 +50,8 @@ def test_hidden_is_looked_up_as_missing(ctx: Context, monkeypatch: pytest.Monkey
     with ctx.store.write() as connection:
         connection.execute("UPDATE runs SET owner_uid = ?", (ANN,))
     aliases.move(ctx.store, "bot", "zq", 1001, by="ann", uid=ANN)
-    assert find_run(ctx, Caller(ANN, "ann"), "zq") and find_alias(ctx, Caller(ANN, "ann"), "bot")
+    assert find_run(ctx, Caller(ANN, "ann"), "zq").owner_uid == ANN
+    assert find_alias(ctx, Caller(ANN, "ann"), "bot")
     monkeypatch.setattr(runs, "run_row", None)
     monkeypatch.setattr(aliases, "AliasRow", None)
     with pytest.raises(NotFound):

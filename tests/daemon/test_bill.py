@@ -1,12 +1,15 @@
 """What pools write about their use is taken in, counts once, and is passed over where it is not sound."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from lorad.daemon.bill import take_in
 from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
@@ -14,7 +17,7 @@ from lorad.daemon.process.processes import ProcessState
 from lorad.pool.usage_file import line
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Use, Uses
-from lorad.store.bill import bill
+from lorad.store.bill import HOUR, bill, hours_of_users
 from tests.kit.daemon_world import open_context
 
 HEAD = Uses("life", "tiny-1", "cpu", 1, 100.0, 100.0, [])
@@ -108,3 +111,50 @@ def test_end_of_a_pool_closes_its_bill(ctx: Context, end: dict[str, float]) -> N
     path_of(ctx).unlink()
     ctx.bill.closed.clear()
     assert held(ctx) == 10.0
+
+
+@pytest.fixture
+def strange(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """The pool is another user's, and began a thousand seconds ago."""
+    monkeypatch.setattr(take_in, "_is_strange", lambda ctx, pool: True)
+    lives = dict.fromkeys(
+        ("shim_pid", "shim_start_time", "pid", "start_time", "signal", "ended_at", "exit_code")
+    )
+    status = {**lives, "boot_id": "", "started_at": time.time() - 1000.0}
+    (path_of(ctx).parent / "status.json").write_bytes(msgspec.json.encode(status))
+    return ctx
+
+
+def counted(ctx: Context) -> float:
+    """What counts of the user's, in the queue."""
+    held(ctx)
+    hours = hours_of_users(ctx.store, 0.0, strange=True)
+    return sum(seconds for of_user in hours.values() for _, seconds in of_user)
+
+
+def test_users_who_hide_the_file_gain_nothing(strange: Context) -> None:
+    assert 800 < counted(strange) < 1000
+    now = int(time.time()) // HOUR * HOUR
+    forged = msgspec.structs.replace(HEAD, since=1.0, uses=[Use(1, now, "a", 1, held=5.0)])
+    path_of(strange).write_bytes(line(forged))
+    assert 800 < counted(strange) < 1000
+    honest = msgspec.structs.replace(forged, uses=[Use(1, now, "a", 1, held=960.0), Use(2, now, held=20.0)])
+    with path_of(strange).open("ab") as file:
+        file.write(line(honest))
+    assert counted(strange) == pytest.approx(980.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"held": 1e9}, {"run": "", "served": 5}, {"served": 2**61}, {"hour": 3 * 10**9}, {"busy": 1e9}]
+)
+def test_uses_that_cannot_be_are_passed_over(strange: Context, wrong: dict[str, Any]) -> None:
+    use = msgspec.structs.replace(Use(1, HOUR, "a", 1, held=2.0, served=7), **wrong)
+    path_of(strange).write_bytes(of(use, Use(2, HOUR, "a", 1, held=3.0)))
+    held(strange)
+    assert sum(row.held for row in bill(strange.store, until=2 * HOUR)) == 3.0
+
+
+def test_sums_of_what_was_forged_before_are_readable(ctx: Context) -> None:
+    path_of(ctx).write_bytes(of(*(Use(n, 0, "a", 1, served=2**61) for n in range(1, 9))))
+    held(ctx)
+    assert bill(ctx.store)[0].served == 9 * 10**18

@@ -31,10 +31,12 @@ from lorad.protocol.calls import Nothing
 from lorad.protocol.listener import user_name
 from lorad.protocol.status import USES, Use, Uses
 from lorad.store import bill
-from lorad.store.bill import Person
+from lorad.store.bill import HOUR, Person
 
 log = logging.getLogger("lorad.daemon")
 
+_MOST_TOKENS = 1 << 36  # of a device within an hour: twenty million a second
+_SILENCE = 120.0  # seconds that a pool may be behind with what it reports
 _EVERY = 30.0  # seconds; whoever asks for the bill gets what was written up to now
 _LARGEST = 256 << 20  # bytes of a file: pools keep theirs far below
 _PORTION = 16 << 20  # bytes of a file that are read at once
@@ -88,6 +90,8 @@ def _take_in(ctx: Context, pool: Pool) -> None:
     for life in lives:
         with contextlib.suppress(FileNotFoundError):
             _read(ctx, pool, life)
+        if _is_strange(ctx, pool):
+            _keep_silence(ctx, pool, life)
         if pool.process.is_over or life is not lives[-1]:
             _close(ctx, life)
 
@@ -100,21 +104,64 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
         lines = _new_lines(path, place)
     if not (reports := [report for line in lines if (report := _decoded(line)) is not None]):
         return
-    place.life = place.life or reports[0].life
-    if bill.is_closed(ctx.store, place.life):
+    told, is_strange = reports[0].life, _is_strange(ctx, pool)
+    place.life = place.life or (_name_of(life) if is_strange else told)
+    if bill.is_closed(ctx.store, place.life) or bill.is_closed(ctx.store, told):
         ctx.bill.closed.add(life.root)
         return
     newest: dict[int, Use] = {}
     for report in reports:
-        newest |= {use.entry: use for use in report.uses if use.entry} if report.life == place.life else {}
-    owner = Person(user_name(pool.setup.owner), pool.setup.owner)
-    merged = msgspec.structs.replace(reports[-1], life=place.life, pool=pool.id, uses=[*newest.values()])
+        newest |= {use.entry: use for use in report.uses if use.entry} if report.life == told else {}
+    owner, report = Person(user_name(pool.setup.owner), pool.setup.owner), reports[-1]
+    merged = msgspec.structs.replace(report, life=place.life, pool=pool.id, uses=[*newest.values()])
+    if is_strange:
+        merged = _as_seen(pool, life, merged)
     try:
-        bill.take_in(ctx.store, merged, owner, strange=ctx.users.shared and owner.uid != os.getuid())
+        bill.take_in(ctx.store, merged, owner, strange=is_strange)
     except BaseException:
         place.offset = 0
         raise
     ctx.bill.taken += 1
+
+
+def _is_strange(ctx: Context, pool: Pool) -> bool:
+    """Check whether a pool is another user's, who may write what they like into its file."""
+    return ctx.users.shared and pool.setup.owner != os.getuid()
+
+
+def _as_seen(pool: Pool, life: AttemptDir, report: Uses) -> Uses:
+    """Correct a report by what the daemon knows of the life itself, and leave out what cannot be."""
+    began = (read_status(life) or {}).get("started_at") or report.since
+    devices = len(pool.names) or report.devices
+    uses = [use for use in report.uses if _is_possible(use, devices)]
+    return msgspec.structs.replace(report, since=began, devices=devices, uses=uses)
+
+
+def _is_possible(use: Use, devices: int) -> bool:
+    """Check whether devices can have done so much within an hour; for no run they make no tokens."""
+    counts = use.generated, use.trained, use.served, use.prompts, use.cached
+    most = _MOST_TOKENS * devices if use.run else 0
+    return max(use.held, use.busy) <= 2 * HOUR * devices and max(counts) <= most and use.hour <= time.time()
+
+
+def _name_of(life: AttemptDir) -> str:
+    """Name a life of a pool by what the daemon knows of it."""
+    began = (read_status(life) or {}).get("started_at") or 0.0
+    return f"{life.root.parent.parent.name}/{life.root.name}/{began:.3f}"
+
+
+def _keep_silence(ctx: Context, pool: Pool, life: AttemptDir) -> None:
+    """Hold a user to have used what their pool was seen to hold, also where its file says less."""
+    status = read_status(life) or {}
+    if (began := status.get("started_at")) is None:
+        return
+    place = ctx.bill.files.setdefault(life.root, UsesFile())
+    place.life = place.life or _name_of(life)
+    if pool.names and not bill.is_closed(ctx.store, place.life):  # one on nodes may wait for them
+        silent = Uses(place.life, pool.id, "", len(pool.names), began, began, [])
+        until = _end_of(life) or time.time() - _SILENCE
+        bill.keep_silence(ctx.store, silent, Person(user_name(pool.setup.owner), pool.setup.owner), until)
+        ctx.bill.taken += 1
 
 
 def _new_lines(path: Path, place: UsesFile) -> Iterable[bytes]:

@@ -33,7 +33,7 @@ def hours_of(ctx: Context) -> Mapping[int, Hours]:
         quotas = [limit.device_hours for limit in (queue.limits, *queue.users.values())]
         spans = [quota.seconds for quota in quotas if quota is not None]
         back = max([HALF_LIVES * (queue.half_life or 0.0), *spans])
-        ctx.queue.hours = state, hours_of_users(ctx.store, now - back)
+        ctx.queue.hours = state, hours_of_users(ctx.store, now - back, strange=ctx.users.shared)
     return ctx.queue.hours[1]
 
 
