@@ -11,6 +11,7 @@ import contextlib
 import copy
 import json
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -28,6 +29,8 @@ RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
 PROTOCOL_HEADER, VERSION_HEADER = "X-Lorad-Protocol", "X-Lorad-Version"
 LINES = "application/x-ndjson"  # an answer in lines of JSON
+_QUEUED = 10  # seconds for a connection
+_TIMEVAL = struct.Struct("ll")  # struct timeval
 _LINE = 1 << 16  # bytes of a header
 
 
@@ -151,8 +154,8 @@ class Transport:
             "",
         ]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self.timeout)
             self._connect(connection)
+            connection.settimeout(self.timeout)
             with contextlib.suppress(BrokenPipeError):  # refused before it was read: the answer says why
                 connection.sendall("\r\n".join(lines).encode("ascii") + data)
             file = connection.makefile("rb")  # which keeps the connection
@@ -163,8 +166,17 @@ class Transport:
             raise
 
     def _connect(self, connection: socket.socket) -> None:
+        """Wait in the kernel's queue where others connect as well: a socket with a timeout of Python's would
+        be turned away there. Raises what is in _CUT_OFF.
+        """
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_QUEUED, 0))
         try:
             connection.connect(str(self.socket))
+        except BlockingIOError as error:
+            raise DaemonUnreachable(
+                f"the daemon took no connection for {_QUEUED} seconds: too many wait, or it hangs",
+                hint="Try again in a moment.",
+            ) from error
         except ConnectionRefusedError:
             start, Transport.on_dead = Transport.on_dead, None  # it sends requests itself
             if start is None:

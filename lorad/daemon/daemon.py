@@ -25,7 +25,7 @@ from lorad.daemon.process.commands import refuse_shared
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.reconcile import reconcile
-from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.protocol.bounded import Doorkeeper, Entrance, bounded
 from lorad.protocol.listener import listen
 from lorad.protocol.structs import learn_structs
 
@@ -33,7 +33,6 @@ log = logging.getLogger("lorad.daemon")
 
 _LOG_BYTES, _LOG_FILES = 8 << 20, 3
 _THREADS = 64
-_BACKLOG = 256  # connections that wait to be taken
 
 
 def run_daemon(home: Home, *, system: bool = False) -> None:
@@ -115,12 +114,12 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
     path = ctx.home.socket
     door = Doorkeeper(runner.server, ctx.requests.bounds)
     named = listen(path, ctx.users.socket_mode, advice="`lorad daemon stop` ends it.")
-    listener = await asyncio.get_running_loop().create_unix_server(door, sock=named, backlog=_BACKLOG)
+    entrance = Entrance(door, named)
     try:
         async with scraped(ctx):
             yield
     finally:
-        listener.close()
+        entrance.close()
         await runner.cleanup()
         path.unlink(missing_ok=True)
         await rest(ctx)

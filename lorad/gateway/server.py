@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from lorad.bounds import Bounds
-from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.protocol.bounded import Doorkeeper, Entrance, bounded
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import listen, remove
 
@@ -52,13 +52,13 @@ async def listening(
     runner = bounded(app, handler_cancellation=True, shutdown_timeout=_GOODBYE_SECONDS)
     await runner.setup()
     door = Doorkeeper(runner.server, bounds)
-    server = await asyncio.get_running_loop().create_unix_server(door, sock=listen(path, mode))
+    entrance = Entrance(door, listen(path, mode))
     log.info("the gateway answers on %s", path)
     on_port = asyncio.create_task(_listen_on_port(door, port)) if port else None
     try:
         yield
     finally:
-        server.close()
+        entrance.close()
         remove(path)
         if on_port is not None:
             on_port.cancel()

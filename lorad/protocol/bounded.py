@@ -9,7 +9,7 @@ import asyncio
 import os
 import resource
 import socket
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -22,6 +22,9 @@ from lorad.errors import Conflict, LoradError, SpecError, to_wire
 from lorad.protocol.listener import uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
+_QUEUE = 1024  # connections that the kernel keeps until they are accepted
+_AT_ONCE = 256  # that are accepted before anything else is done
+_A_SECOND = 128  # that a user may open, where several share the process; as many more may wait
 _LINGER = 0.5  # seconds for which what a refused request still sends is read
 _REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
 _EVERYBODY = 0.75  # share of the file descriptors that the process has left at its start
@@ -81,6 +84,73 @@ class Doorkeeper:
             loop.call_later(LOOK, self._look)
         for guarded in list(self.there):
             guarded.look(loop.time())
+
+
+class Entrance:
+    """Accepts the connections of a Unix socket, `_A_SECOND` a second of each user; those beyond wait for the
+    next one, and are closed where too many wait. asyncio's own entrance makes a transport first: there, one
+    process that connects in a loop fills the queue in which everybody waits.
+    """
+
+    def __init__(self, door: Doorkeeper, listener: socket.socket) -> None:
+        self._door, self._listener, self._loop = door, listener, asyncio.get_running_loop()
+        self._opened: Counter[int] = Counter()  # within this second, by uid
+        self._waiting: dict[int, deque[socket.socket]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        listener.listen(_QUEUE)
+        listener.setblocking(False)
+        self._open()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for peers in self._waiting.values():
+            for peer in peers:
+                peer.close()
+        self._waiting.clear()
+
+    def _open(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                peer, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptor is left: later
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(LOOK, self._open)
+                message = "socket.accept() out of system resource"
+                self._loop.call_exception_handler({"message": message, "exception": error})
+                return
+            self._receive(peer, uid_of(peer))
+
+    def _receive(self, peer: socket.socket, uid: int) -> None:
+        if not self._opened and uid != os.getuid():
+            self._loop.call_later(1.0, self._begin_second)
+        if uid == os.getuid() or self._opened[uid] < _A_SECOND:
+            self._let_in(peer, uid)
+        elif len(peers := self._waiting.setdefault(uid, deque())) < _A_SECOND:
+            peers.append(peer)
+        else:
+            peer.close()
+
+    def _begin_second(self) -> None:
+        self._opened.clear()
+        waiting, self._waiting = self._waiting, {}
+        for uid, peers in waiting.items():
+            for peer in peers:
+                self._receive(peer, uid)
+
+    def _let_in(self, peer: socket.socket, uid: int) -> None:
+        if uid != os.getuid():
+            self._opened[uid] += 1
+        peer.setblocking(False)
+        task = self._loop.create_task(self._loop.connect_accepted_socket(self._door, peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class _Guarded(RequestHandler):

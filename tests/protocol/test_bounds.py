@@ -15,12 +15,14 @@ import pytest
 
 from lorad.bounds import BODY_BYTES, Bounds
 from lorad.client.shapes import Run
+from lorad.client.transport import Transport
 from lorad.daemon.api.verbs import events as handler
 from lorad.daemon.context import Context
 from lorad.errors import LoradError
 from lorad.protocol import bounded as http
+from lorad.protocol.listener import listen
 from lorad.store import events
-from tests.kit.daemon_world import Api, serving
+from tests.kit.daemon_world import Api, serving, until
 
 QUICK = Bounds(head=0.5, body=0.5, idle=1.0, write=1.0, of_one=8, of_own=80)
 GET = b"GET /v1/runs HTTP/1.1\r\nHost: lorad\r\n"
@@ -229,3 +231,46 @@ def all_gone(followers: list[socket.socket]) -> bool:
         if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
             return False
     return True
+
+
+async def test_who_connects_in_a_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a second a user gets in so many times; as many wait for the next one, and others are closed."""
+    begin_second, let_in = http.Entrance._begin_second, list[asyncio.Protocol]()
+    monkeypatch.setattr(http, "uid_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr(http, "_A_SECOND", 8)
+    monkeypatch.setattr(http.Entrance, "_begin_second", lambda entrance: None)
+
+    def door() -> asyncio.Protocol:
+        let_in.append(asyncio.Protocol())
+        return let_in[-1]
+
+    entrance = http.Entrance(door, listen(tmp_path / "s"))  # type: ignore[arg-type]
+    peers = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(20)]
+    assert [await reader.read(1) for reader, _ in peers[16:]] == [b""] * 4
+    await until(lambda: len(let_in) == 8)
+    begin_second(entrance)
+    await until(lambda: len(let_in) == 16)
+    for _, writer in peers:
+        writer.close()
+    entrance.close()
+
+
+async def test_client_waits_where_many_connect(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen(0)
+    before = []
+    with pytest.raises(BlockingIOError):
+        while True:
+            before.append(socket.socket(socket.AF_UNIX))
+            before[-1].setblocking(False)
+            before[-1].connect(str(tmp_path / "s"))
+    asked = asyncio.create_task(asyncio.to_thread(Transport(tmp_path / "s", 60).get, "/v1/status"))
+    assert not (await asyncio.wait([asked], timeout=0.5))[0]
+    peers = [(await asyncio.to_thread(listener.accept))[0] for _ in before]  # the last is the client's
+    peer = peers[-1]
+    assert peer.recv(1 << 16).startswith(b"GET /v1/status")
+    peer.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    assert await asked == {}
+    for one in (listener, *peers, *before):
+        one.close()
