@@ -10,7 +10,7 @@ from lorad.gateway.errors import ApiError
 BODY_BYTES = 8 << 20
 BODY_SECONDS = 9.0  # for a body to arrive
 READ_SECONDS = 60.0  # for a client to take what was sent to it
-CONNECTIONS = Bounds(idle=75.0, write=READ_SECONDS, of_own=1024)
+CONNECTIONS = Bounds(idle=75.0, write=READ_SECONDS, of_one=320, of_own=1024)
 BEHIND_FRONT = Bounds(idle=75.0, write=READ_SECONDS, of_one=1024, of_own=1024)  # of an owner's gateway
 POOL_SECONDS = 600.0  # for a pool to say anything more
 MOST_REQUESTS = 512  # at once

@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 from lorad.bounds import Bounds
 from lorad.box.ran_out import RanOut
 from lorad.errors import Conflict, LoradError, SpecError, to_wire
-from lorad.protocol.listener import uid_of
+from lorad.protocol.listener import uid_behind, uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
 _QUEUE = 1024  # connections that the kernel keeps until they are accepted
@@ -61,8 +61,8 @@ class Doorkeeper:
     def most(self, uid: int | None) -> int:
         """Limit the connections of a user.
 
-        uid: None for TCP, where no user is known before a request is read: strangers there leave room for
-        those on the socket.
+        uid: None where the kernel does not know who is there, as of other machines: strangers leave room for
+        those whom it knows.
         """
         if uid is None:
             return min(self.bounds.of_own, self._most // 3)
@@ -167,7 +167,9 @@ class _Guarded(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._silent_since = self._loop.time()
         peer = transport.get_extra_info("socket")
-        uid = uid_of(peer) if peer is not None and peer.family == socket.AF_UNIX else None
+        uid = None
+        if peer is not None:
+            uid = uid_of(peer) if peer.family == socket.AF_UNIX else uid_behind(peer)
         self._refusal = self._door.let_in(self, uid)
         super().connection_made(transport)
         if self._refusal and self._door.is_flooded(uid):

@@ -20,7 +20,7 @@ from lorad.daemon.api.verbs import events as handler
 from lorad.daemon.context import Context
 from lorad.errors import LoradError
 from lorad.protocol import bounded as http
-from lorad.protocol.listener import listen
+from lorad.protocol.listener import listen, uid_behind
 from lorad.store import events
 from tests.kit.daemon_world import Api, serving, until
 
@@ -231,6 +231,27 @@ def all_gone(followers: list[socket.socket]) -> bool:
         if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
             return False
     return True
+
+
+def test_user_behind_a_port_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accepted(uid: int) -> socket.socket:
+            if uid:
+                libc_setresuid(uid)
+            try:
+                clients.append(socket.create_connection(server.getsockname()))
+            finally:
+                if uid:
+                    libc_setresuid(0)
+            return server.accept()[0]
+
+        clients = list[socket.socket]()
+        for uid in [os.getuid(), *([54321] if os.getuid() == 0 else [])]:
+            with accepted(uid) as peer, clients.pop() as client:
+                assert uid_behind(peer) == uid
+                client.close()
+                assert uid_behind(peer) is None
 
 
 async def test_who_connects_in_a_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

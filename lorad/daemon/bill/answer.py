@@ -44,7 +44,7 @@ async def bill_of(
     rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=mine)
     lines = list(_lines(rows, ctx.config.prices))
     if by in _OF_RUNS:
-        disk = await _disk(ctx, by, {line.key for line in lines if line.key})
+        disk = await _disk(ctx, by, {line.key for line in lines if line.key}, mine)
         lines = [replace(line, disk=disk.get(line.key)) for line in lines]
     total = _sum("", lines)
     first = None if since is None else float(since // HOUR * HOUR)
@@ -79,9 +79,14 @@ def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:
     )
 
 
-async def _disk(ctx: Context, by: By, keys: set[str]) -> Mapping[str, int]:
-    """Measure the runs of each key, those that are there."""
-    found = [(_key_of(run, by), run.directory) for run in await ctx.read(runs.every)]
+async def _disk(ctx: Context, by: By, keys: set[str], owner_uid: int | None) -> Mapping[str, int]:
+    """Measure the runs of each key that are there. owner_uid: of this user's alone; a name of theirs may be
+    another user's run now.
+    """
+    every = await ctx.read(runs.every)
+    found = [
+        (_key_of(run, by), run.directory) for run in every if owner_uid is None or run.owner_uid == owner_uid
+    ]
     wanted = [(key, directory) for key, directory in found if key in keys]
     return await asyncio.to_thread(_measured, ctx.bill.sizes, wanted)
 

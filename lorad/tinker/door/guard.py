@@ -15,7 +15,7 @@ from lorad.tinker.door.errors import BadRequest, HttpError
 log = logging.getLogger(__name__)
 
 BODY_BYTES = 64 << 20  # the client cuts its requests at about 5 MB, and a long datum is not cut
-CONNECTIONS = Bounds(idle=75.0, write=60.0, of_own=4096)
+CONNECTIONS = Bounds(idle=75.0, write=60.0, of_one=1024, of_own=4096)
 BEHIND_FRONT = Bounds(idle=75.0, write=60.0, of_one=4096, of_own=4096)  # of an owner's door
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

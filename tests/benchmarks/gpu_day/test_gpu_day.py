@@ -82,7 +82,7 @@ async def test_halved_micro_batch_has_no_speed(tmp_path: Path) -> None:
     write_model(place.dense, "Qwen3", place.size.model, place.device)
     async with opened(place, place.dense) as held:
         work = work_of(place, held.base.config.vocab_size, 2)
-        with little_memory(place, held.trainer, 0, 128):
+        with little_memory(place, held.trainer, None, 128):
             await measure(place, held, (256, False), work, 1.0)
     figures = read_figures(place.figures)
     assert figures.pop("dense.load_s") > 0

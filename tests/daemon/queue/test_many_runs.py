@@ -93,11 +93,12 @@ async def test_runs_with_different_settings_share_a_pool(home: Path) -> None:
 
 @pytest.mark.system
 async def test_lost_pool_restarts_once_for_all_runs(home: Path) -> None:
-    behave(home, driver=SLOW)
+    behave(home, driver={"seconds": 60.0})  # of a step: none ends before the kill
     async with reconciling(home) as ctx:
         for name in "abc":
             submit(ctx, name, resources={"restart": "on-failure"})
-        await until(lambda: all(runs.get(ctx.store, name).step >= 1 for name in "abc"))
+        await until(lambda: {runs.get(ctx.store, name).state for name in "abc"} == {"running"})
+        behave(home)
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         for name in "abc":
             row = await until(functools.partial(completed, ctx, name))
