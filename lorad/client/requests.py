@@ -24,7 +24,7 @@ from lorad.bounds import (
     TRIAL_SAMPLES,
 )
 from lorad.selection import Selection
-from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Seed
+from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, Seed
 
 Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
 _Path = Annotated[str, Meta(max_length=PATH_CHARACTERS)]
@@ -73,11 +73,14 @@ class RunRequest(Body, frozen=True):
     replace: bool = False  # remove the run of that name first, which has to be over
 
 
+_Moment = Annotated[float, Meta(gt=0, le=1e11)]  # seconds, of which calendars know a date
+
+
 class ReserveRequest(Body, frozen=True):
     """Keep a device from lorad; with neither `seconds` nor `until` that lasts until it is released."""
 
-    seconds: PositiveFloat | None = None  # from when it is free
-    until: PositiveFloat | None = None  # Unix time
+    seconds: _Moment | None = None  # from when it is free
+    until: _Moment | None = None  # Unix time
     why: Annotated[str, Meta(max_length=200)] = ""
     now: bool = False  # runs there stop at their next step
 
