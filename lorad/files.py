@@ -109,8 +109,10 @@ def write_whole(
 
 
 def fsync(path: Path) -> None:
-    """Have a file, or what changed in a directory, survive a power cut. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Have a file, or what changed in a directory, survive a power cut. Raises OSError, also for a pipe, for
+    which it does not wait.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

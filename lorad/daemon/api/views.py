@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from lorad.bounds import SPEC_BODY_BYTES
 from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
 from lorad.client.check_shapes import Files
@@ -34,6 +35,7 @@ from lorad.daemon.queue.preempt import told_of
 from lorad.daemon.runs.versions import has_files, is_loaded
 from lorad.daemon.storage.footprint import files_of
 from lorad.errors import LoradError
+from lorad.files import read_file
 from lorad.protocol.evals import SetScore
 from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
@@ -228,7 +230,7 @@ def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
 def spec_at(attempt: AttemptDir) -> Spec | None:
     """Read the spec of the attempt; None where it was not kept, or cannot be read."""
     try:
-        return from_json(attempt.spec.read_bytes())
+        return from_json(read_file(attempt.spec, SPEC_BODY_BYTES))
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -16,7 +16,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from lorad.bounds import SAMPLES_BYTES, SPEC_BODY_BYTES
 from lorad.box.paths import RunDir
+from lorad.files import read_file
 from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
 from lorad.spec.text import from_json
 
@@ -125,7 +127,7 @@ def _audit_step(
         if not (spared or _is_pruned(directory, record.attempt)):
             yield f"{fact.samples} is missing"
         return
-    data = path.read_bytes()
+    data = read_file(path, SAMPLES_BYTES, links=False)
     if (digest := hashlib.sha256(data).hexdigest()) != fact.samples_sha256:
         yield f"{fact.samples} has sha256 {digest}, the journal says {fact.samples_sha256}"
     yield from _audit_samples(data, record.step, name, Counter(fact.prompts))
@@ -175,11 +177,11 @@ def _spec_file(directory: RunDir, attempt: int) -> Path:
 def _staleness(directory: RunDir, attempt: int) -> int:
     """Read the `rollout.max_staleness` that the spec of an attempt allows."""
     path = _spec_file(directory, attempt)
-    return from_json(path.read_bytes()).rollout.max_staleness
+    return from_json(read_file(path, SPEC_BODY_BYTES)).rollout.max_staleness
 
 
 def _is_pruned(directory: RunDir, attempt: int) -> bool:
     """Check whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
     path = _spec_file(directory, attempt)
-    keep = from_json(path.read_bytes()).checkpoint.keep_samples
+    keep = from_json(read_file(path, SPEC_BODY_BYTES)).checkpoint.keep_samples
     return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))

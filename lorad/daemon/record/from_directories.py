@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from lorad.bounds import SPEC_BODY_BYTES
 from lorad.box.paths import RunDir
 from lorad.daemon.process.processes import attempts_under, is_locked, read_status
 from lorad.daemon.runs.take_in import end_of, last_facts
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import IntegrityError
+from lorad.files import read_file
 from lorad.protocol.journal import read
 from lorad.states import EndReason, RunState
 from lorad.store.db import Row
@@ -67,13 +69,8 @@ def of_directory(directory: Path) -> Row:
     """Make a run's row as it was when the run was made, with its newest attempt."""
     numbers = [int(attempt.root.name) for attempt in attempts_under(directory)]
     newest = RunDir(directory).attempt(max(numbers, default=0)).spec
-    text = (
-        newest.read_text()
-        if newest.exists()
-        else RunDir(directory).spec.read_text()
-        if directory.is_dir()
-        else "{}"
-    )
+    written = newest if newest.exists() else RunDir(directory).spec
+    text = read_file(written, SPEC_BODY_BYTES) if directory.is_dir() else b"{}"
     spec, about = _own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
     began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
     journal = RunDir(directory).journal
@@ -139,7 +136,7 @@ def _origin_of(directory: Path) -> str | None:
     None for a run that is no fork.
     """
     try:
-        made = json.loads((RunDir(directory).origin / "manifest.json").read_bytes())
+        made = json.loads(read_file(RunDir(directory).origin / "manifest.json", SPEC_BODY_BYTES))
         return f"{made['run']}@{made['version']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import read_peft
+from lorad.bounds import SAMPLES_BYTES
 from lorad.box.paths import RunDir
 from lorad.client.box_shapes import Check
 from lorad.daemon.record.audit import audit
 from lorad.daemon.storage.prune import age
 from lorad.errors import LoradError
+from lorad.files import read_file
 from lorad.models.facts import weights_sha256
 from lorad.protocol.journal import Record, decode
 from lorad.protocol.pool_setup import Quantize
@@ -179,7 +181,7 @@ def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) ->
     problems, gone = [], 0
     for path, sha256 in paths.items():
         try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            found = hashlib.sha256(read_file(path, SAMPLES_BYTES, links=False)).hexdigest()
         except FileNotFoundError:
             gone += 1
             if not keep or oldest is None or (age(path) > oldest and not run.works):

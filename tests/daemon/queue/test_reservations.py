@@ -140,7 +140,7 @@ async def test_requests_for_devices_are_checked(home: Path) -> None:
         with pytest.raises(SpecError, match="cannot be reserved until"):
             await api("reserve", "cpu", ReserveRequest(until=5.0))
         for beyond in (ReserveRequest(until=2.0**63), ReserveRequest(seconds=1e308)):
-            with pytest.raises(SpecError, match="1e\\+11|100000000000"):
+            with pytest.raises(SpecError, match=r"1e\+11|100000000000"):
                 await api("reserve", "cpu", beyond)
         with pytest.raises(SpecError, match="seconds"):
             await api("reserve", "cpu", ReserveRequest(seconds=-1.0))

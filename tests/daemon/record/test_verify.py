@@ -2,6 +2,8 @@
 or pruned is no problem.
 """
 
+import contextlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,8 +14,10 @@ import msgspec
 import pytest
 
 from lorad.client.box_shapes import Check
+from lorad.client.client import Client
 from lorad.daemon.record.audit import audit
 from lorad.daemon.storage.prune import prune
+from lorad.errors import IntegrityError, NotFound, SpecError, StorageError
 from lorad.protocol.journal import decode, encode, read
 from lorad.states import Move
 from lorad.store import runs
@@ -121,6 +125,27 @@ def test_another_base_is_found(made: World) -> None:
         assert "attempt 1 trained on 0000" in problems(made)["base"][0]
     finally:
         run.journal.write_bytes(whole)
+
+
+@pytest.mark.system
+def test_pipes_in_place_of_files_hold_up_nobody(made: World) -> None:
+    """Opening one waits for somebody who writes into it: the daemon opens none, for no request."""
+    run = made.home.run("a")
+    places = [run.version(2), run.checkpoint(2, 1), run.samples, run.attempt(1).work / "spec.json"]
+    files = [file for place in places for file in ([place] if place.is_file() else sorted(place.iterdir()))]
+    assert len(files) > 8
+    client = Client(made.home, timeout=60)
+    for number, file in enumerate(path for path in files if path.is_file()):
+        aside = file.rename(made.root / "aside")
+        os.mkfifo(file)
+        try:
+            assert client.verify("a").problems or file.name in ("spec.json", "rng.safetensors")
+            for fresh in (True, False):
+                with contextlib.suppress(IntegrityError, StorageError, SpecError, NotFound):
+                    client.fork("a@2", name=f"f{number}-{fresh}", overrides=[], steps=3, fresh=fresh)
+            assert client.show("a").state == "ended"
+        finally:
+            aside.rename(file)
 
 
 async def checks(api: Api) -> dict[str, Check]:
