@@ -47,6 +47,7 @@ FOREIGN_ALIASES = 16  # those that serve versions of others: each keeps a versio
 
 # Journals: what a driver, or code that it runs, can feed
 RECORD_BYTES = 8 * MIB  # one record; a step of 100,000 prompts fits
+JOURNAL_BYTES = 256 * MIB  # of a journal that is verified, whose records are all in memory then
 METRICS = 256  # of one step: the first by name stay
 METRIC_NAME = 128  # characters
 EVENT_BYTES = 256 * _KIB  # part of a record that an event holds beside the ids of its prompts

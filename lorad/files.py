@@ -4,9 +4,13 @@ Reading never blocks on a pipe or device and never takes more than it should. Wr
 whole. Everything raises OSError, whose `strerror` says what it is instead.
 """
 
+import contextlib
 import errno
 import os
+import shutil
 import stat
+import subprocess
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -63,6 +67,27 @@ def read_file(path: Path, limit: int, *, links: bool = True) -> bytes:
         if size > limit or len(data) > limit:
             raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
         return data
+
+
+@contextlib.contextmanager
+def opened_whole(path: Path, limit: int) -> Iterator[BufferedReader]:
+    """Open a regular file of at most `limit` bytes, all of which are on disk, to be read piece by piece."""
+    with open_file(path, links=False) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
+        refuse_sparse(file, path)
+        yield file
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory, as deep as it may be, as far as that is possible."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # a user made it for that: `rm` goes down by descriptors
+        command = ["rm", "-rf", "--one-file-system", "--", os.path.abspath(path)]
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 def refuse_sparse(file: BufferedReader, path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgspec
 
 from lorad import __version__
-from lorad.errors import DaemonUnreachable, from_wire
+from lorad.errors import DaemonUnreachable, SpecError, from_wire
 
 Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct of it
 _Items = list[Json]
@@ -128,7 +128,11 @@ class Transport:
 
     def request(self, method: str, path: str, body: msgspec.Struct | None) -> _Answer:
         try:
-            answer = self._asked(method, path, b"" if body is None else msgspec.json.encode(body))
+            data = b"" if body is None else msgspec.json.encode(body)
+        except UnicodeEncodeError as error:
+            raise SpecError(f"{error.object!r} is no text in UTF-8", hint="Type it anew.") from error
+        try:
+            answer = self._asked(method, path, data)
         except _CUT_OFF as error:
             raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:

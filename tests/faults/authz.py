@@ -59,7 +59,7 @@ ADMINS = "403 403 403 200 200"
 
 EXPECTED: dict[Route, list[Case]] = {
     ("GET", "/v1/status"): [Case("/v1/status", EVERYBODY)],
-    ("GET", "/v1/metrics"): [Case("/v1/metrics", EVERYBODY)],
+    ("GET", "/v1/metrics"): [Case("/v1/metrics", "200 200 403 200 200")],
     ("GET", "/v1/database"): [Case("/v1/database", ADMINS)],
     ("GET", "/v1/orphans"): [Case("/v1/orphans", ADMINS)],
     ("GET", "/v1/logs"): [

@@ -233,6 +233,13 @@ def all_gone(followers: list[socket.socket]) -> bool:
     return True
 
 
+async def test_header_that_is_no_text_is_answered(home: Path) -> None:
+    odd = GET + b"X-Lorad-Protocol: \xe9\r\nConnection: close\r\n\r\n"
+    async with bounded(home) as api, peer(api.ctx, odd) as one:
+        status, error = error_of(await one.end())
+    assert status == 409 and "this command protocol \\udce9" in error["message"]
+
+
 def test_user_behind_a_port_is_known() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 

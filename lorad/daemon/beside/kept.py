@@ -5,7 +5,6 @@ All state is read from its attempt directories, so that a new daemon knows what 
 """
 
 import logging
-import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under
 from lorad.daemon.process.user_files import make_attempt, own_directory, passable, passable_for
 from lorad.daemon.process.users import User
 from lorad.errors import StorageError
+from lorad.files import remove_tree
 
 log = logging.getLogger("lorad.daemon")
 
@@ -75,7 +75,7 @@ def keep(ctx: Context, kept: Kept, *, wanted: bool) -> None:
         number = int(newest.root.name) + (state.phase != "absent") if newest else 1
         _start(ctx, kept, AttemptDir(kept.root / "attempts" / f"{number:04d}"))
         for old in lives[:-KEPT]:
-            shutil.rmtree(old.root, ignore_errors=True)
+            remove_tree(old.root)
     if state.trouble:
         raise StorageError(state.trouble, hint=DAMAGED)
 

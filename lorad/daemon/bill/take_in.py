@@ -88,8 +88,14 @@ def _open(ctx: Context, pool: Pool) -> list[AttemptDir]:
 def _take_in(ctx: Context, pool: Pool) -> None:
     lives = _open(ctx, pool)
     for life in lives:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             _read(ctx, pool, life)
+        except FileNotFoundError:
+            pass
+        except (OSError, StorageError) as error:  # of another user's pool it is as if it had said nothing
+            if not _is_strange(ctx, pool):
+                raise
+            log.debug("pool %s: %s", pool.id, error)
         if _is_strange(ctx, pool):
             _keep_silence(ctx, pool, life)
         if pool.process.is_over or life is not lives[-1]:

@@ -10,15 +10,16 @@ the attempt allows.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from lorad.bounds import SAMPLES_BYTES, SPEC_BODY_BYTES
+from lorad.bounds import JOURNAL_BYTES, ROW_BYTES, SAMPLES_BYTES, SPEC_BODY_BYTES
 from lorad.box.paths import RunDir
-from lorad.files import read_file
+from lorad.files import opened_whole, read_file
 from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
 from lorad.spec.text import from_json
 
@@ -53,7 +54,8 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
     """
     directory = RunDir(run_dir)
     # before the records: a run that works adds some meanwhile
-    whole = directory.journal.read_bytes().count(b"\n")
+    with opened_whole(directory.journal, JOURNAL_BYTES) as file:
+        whole = sum(line.endswith(b"\n") for line in file)
     records = [record for record, _ in read(directory.journal)]
     return [*_audit_journal(whole, records), *_audit_steps(directory, records, spared=spared)]
 
@@ -127,10 +129,12 @@ def _audit_step(
         if not (spared or _is_pruned(directory, record.attempt)):
             yield f"{fact.samples} is missing"
         return
-    data = read_file(path, SAMPLES_BYTES, links=False)
-    if (digest := hashlib.sha256(data).hexdigest()) != fact.samples_sha256:
-        yield f"{fact.samples} has sha256 {digest}, the journal says {fact.samples_sha256}"
-    yield from _audit_samples(data, record.step, name, Counter(fact.prompts))
+    with opened_whole(path, SAMPLES_BYTES) as file:
+        if (digest := hashlib.file_digest(file, "sha256").hexdigest()) != fact.samples_sha256:
+            yield f"{fact.samples} has sha256 {digest}, the journal says {fact.samples_sha256}"
+        file.seek(0)
+        lines = iter(partial(file.readline, ROW_BYTES), b"")
+        yield from _audit_samples(lines, record.step, name, Counter(fact.prompts))
 
 
 def _audit_version(directory: RunDir, record: Record, name: str, made_by: _Maker | None) -> Iterator[str]:
@@ -149,22 +153,23 @@ def _audit_version(directory: RunDir, record: Record, name: str, made_by: _Maker
         yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
 
 
-def _audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -> Iterator[str]:
+def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Counter[str]) -> Iterator[str]:
     """prompts: ids of the step, with how often each comes."""
-    try:
-        lines = [msgspec.json.decode(line, type=_Line) for line in data.splitlines()]
-    except msgspec.MsgspecError as error:
-        yield f"its samples cannot be read: {error}"
-        return
-    for place, line in enumerate(lines, 1):
+    found: Counter[str] = Counter()
+    for place, text in enumerate(lines, 1):
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.MsgspecError as error:
+            yield f"its samples cannot be read: {error}"
+            return
         if (line.step, line.version) != (step, version):
             yield f"sample {place} says step {line.step} and {line.version}, the journal {version}"
         if not line.tokens:
             yield f"sample {place} has no tokens"
-    found = Counter(line.prompt_id for line in lines)
-    group = len(lines) // max(1, prompts.total())
+        found[line.prompt_id] += 1
+    group = found.total() // max(1, prompts.total())
     if found != Counter({prompt: times * group for prompt, times in prompts.items()}):
-        yield f"its {len(lines)} samples are not {group} of each of its {prompts.total()} prompts"
+        yield f"its {found.total()} samples are not {group} of each of its {prompts.total()} prompts"
 
 
 def _spec_file(directory: RunDir, attempt: int) -> Path:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import read_peft
-from lorad.bounds import SAMPLES_BYTES
+from lorad.bounds import JOURNAL_BYTES, SAMPLES_BYTES
 from lorad.box.paths import RunDir
 from lorad.client.box_shapes import Check
 from lorad.daemon.record.audit import audit
 from lorad.daemon.storage.prune import age
 from lorad.errors import LoradError
-from lorad.files import read_file
+from lorad.files import opened_whole
 from lorad.models.facts import weights_sha256
 from lorad.protocol.journal import Record, decode
 from lorad.protocol.pool_setup import Quantize
@@ -49,11 +49,11 @@ class Subject:
 
 def check_files(run: Subject) -> list[Check]:
     """Run all checks that ask no process. They read everything and change nothing."""
-    lines = _read_lines(run.directory.journal)
+    lines, trouble = _read_lines(run.directory.journal)
     records = [record for line in lines if (record := decode(line)) is not None]
     checks: Mapping[str, Callable[[], Check]] = {
         "base": partial(_check_base, run, records),
-        "journal": partial(_check_journal, run, lines),
+        "journal": partial(_check_journal, run, lines, trouble),
         "versions": partial(_check_versions, run, records),
         "checkpoints": partial(_check_checkpoints, run, records),
         "samples": partial(_check_samples, run, records, "step", run.keep_samples),
@@ -72,11 +72,15 @@ def _timed(name: str, check: Callable[[], Check]) -> Check:
     return Check(done.check, done.looked_at, done.problems, time.monotonic() - started)
 
 
-def _read_lines(journal: Path) -> list[bytes]:
+def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
+    """Return the lines of a journal, and why there are none, if that is a problem."""
     try:
-        return journal.read_bytes().splitlines(keepends=True)
+        with opened_whole(journal, JOURNAL_BYTES) as file:
+            return file.readlines(), []
     except FileNotFoundError:
-        return []
+        return [], []
+    except OSError as error:
+        return [], [f"{journal}: {error.strerror}"]
 
 
 def _check_base(run: Subject, records: list[Record]) -> Check:
@@ -100,9 +104,9 @@ def _check_base(run: Subject, records: list[Record]) -> Check:
     return Check("base", f"{run.model_path}, {counted(len(told), 'attempt')}", wrong)
 
 
-def _check_journal(run: Subject, lines: list[bytes]) -> Check:
+def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> Check:
     """Check that each line has its checksum and no number is left out. A torn last line does not count."""
-    problems: list[str] = []
+    problems = [*trouble]
     seq = 0
     for number, line in enumerate(lines, 1):
         record = decode(line) if line.endswith(b"\n") else None
@@ -181,7 +185,8 @@ def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) ->
     problems, gone = [], 0
     for path, sha256 in paths.items():
         try:
-            found = hashlib.sha256(read_file(path, SAMPLES_BYTES, links=False)).hexdigest()
+            with opened_whole(path, SAMPLES_BYTES) as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             gone += 1
             if not keep or oldest is None or (age(path) > oldest and not run.works):

@@ -2,12 +2,12 @@
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.context import Context
 from lorad.daemon.storage.prune import REMOVED
+from lorad.files import remove_tree
 from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
@@ -21,7 +21,7 @@ def sweep_removed(ctx: Context) -> None:
         if run and Path(run.directory).parent == doomed.parent and not Path(run.directory).exists():
             doomed.rename(run.directory)
         else:
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove_tree(doomed)
 
 
 def sweep_half_made(ctx: Context) -> None:

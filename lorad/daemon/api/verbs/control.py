@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import Conflict
+from lorad.files import remove_tree
 from lorad.states import EndReason, Move, RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -129,7 +129,7 @@ async def removed(ctx: Context, name: str, by: str) -> None:
     """Delete a run that is over, with everything that it wrote. Raises Conflict where it may not go."""
     doomed = forget(ctx, name, Path(runs.get(ctx.store, name).directory), by)
     ctx.loop.poke()
-    await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+    await asyncio.to_thread(remove_tree, doomed)
 
 
 def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:
