@@ -271,7 +271,8 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
     square = difference.square() / 2
     if kind == "k2":
         return square
-    near = difference.clamp(min=-_FAR)  # finite everywhere, also where it is not chosen
+    # finite everywhere, also where it is not chosen; the clamp of torch 2.14 has no gradient at its bound
+    near = difference.masked_fill(difference < -_FAR, -_FAR)
     exact = torch.exp(-near) + near - 1
     tangent = math.exp(_FAR) - _FAR - 1 + (1 - math.exp(_FAR)) * (difference + _FAR)
     k3 = torch.where(difference < -_FAR, tangent, exact)
