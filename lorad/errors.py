@@ -190,14 +190,14 @@ def to_wire(error: BaseException) -> dict[str, Any]:
     A SpecError that blames a key has {where, key, problem} too; an error with others has {others: [error]}.
     What is no text in UTF-8, as bytes of a header that it repeats, has escapes.
     """
-    return {key: _as_text(value) for key, value in _told(error).items()}
+    return {key: _as_text(value) for key, value in _fields(error).items()}
 
 
 def _as_text(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _fields(error: BaseException) -> dict[str, Any]:
     if isinstance(error, LoradError):
         told: dict[str, Any] = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
         if isinstance(error, SpecError) and error.path:

@@ -16,9 +16,9 @@ FOR_ALL = "LORAD_GATEWAY_FOR_ALL"  # in that of its gateway, where everybody may
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY = 4, 20, 1, 0xFFFFFFFF  # as <linux/sock_diag.h> has them
 # struct nlmsghdr and inet_diag_req_v2: family, protocol, states, ports, two addresses of 16 bytes, cookie
-_DIAG_ASKED = struct.Struct("=IHHIIBBxxI4s4s12x4s12xIII")
+_DIAG_QUESTION = struct.Struct("=IHHIIBBxxI4s4s12x4s12xIII")
 # struct nlmsghdr and inet_diag_msg: kind of the message, uid and inode
-_DIAG_TOLD = struct.Struct("=4xH10x64xII")
+_DIAG_ANSWER = struct.Struct("=4xH10x64xII")
 
 
 def listen(path: Path, mode: int = 0o600, *, advice: str = _ADVICE) -> socket.socket:
@@ -92,16 +92,16 @@ def uid_behind(peer: socket.socket) -> int | None:
     try:
         (their_host, their_port), (our_host, our_port) = peer.getpeername(), peer.getsockname()
         ends = struct.pack("!HH", their_port, our_port), *map(socket.inet_aton, (their_host, our_host))
-        head = _DIAG_ASKED.size, _BY_FAMILY, _REQUEST, 0, 0, socket.AF_INET, socket.IPPROTO_TCP
-        asked = _DIAG_ASKED.pack(*head, _ANY, *ends, 0, _ANY, _ANY)
+        head = _DIAG_QUESTION.size, _BY_FAMILY, _REQUEST, 0, 0, socket.AF_INET, socket.IPPROTO_TCP
+        question = _DIAG_QUESTION.pack(*head, _ANY, *ends, 0, _ANY, _ANY)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
-            kernel.send(asked)
+            kernel.send(question)
             answer = kernel.recv(4096)
     except OSError:
         return None
-    if len(answer) < _DIAG_TOLD.size:
+    if len(answer) < _DIAG_ANSWER.size:
         return None
-    kind, uid, inode = _DIAG_TOLD.unpack_from(answer)
+    kind, uid, inode = _DIAG_ANSWER.unpack_from(answer)
     return int(uid) if kind == _BY_FAMILY and inode else None
 
 

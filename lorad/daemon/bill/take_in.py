@@ -110,14 +110,15 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
         lines = _new_lines(path, place)
     if not (reports := [report for line in lines if (report := _decoded(line)) is not None]):
         return
-    told, is_strange = reports[0].life, _is_strange(ctx, pool)
-    place.life = place.life or (_name_of(life) if is_strange else told)
-    if bill.is_closed(ctx.store, place.life) or bill.is_closed(ctx.store, told):
+    life_name = reports[0].life
+    is_strange = _is_strange(ctx, pool)
+    place.life = place.life or (_name_of(life) if is_strange else life_name)
+    if bill.is_closed(ctx.store, place.life) or bill.is_closed(ctx.store, life_name):
         ctx.bill.closed.add(life.root)
         return
     newest: dict[int, Use] = {}
     for report in reports:
-        newest |= {use.entry: use for use in report.uses if use.entry} if report.life == told else {}
+        newest |= {use.entry: use for use in report.uses if use.entry} if report.life == life_name else {}
     owner, report = Person(user_name(pool.setup.owner), pool.setup.owner), reports[-1]
     merged = msgspec.structs.replace(report, life=place.life, pool=pool.id, uses=[*newest.values()])
     if is_strange:
