@@ -190,20 +190,15 @@ def to_wire(error: BaseException) -> dict[str, Any]:
     A SpecError that blames a key has {where, key, problem} too; an error with others has {others: [error]}.
     What is no text in UTF-8, as bytes of a header that it repeats, has escapes.
     """
-    return {key: _as_text(value) for key, value in _fields(error).items()}
-
-
-def _as_text(value: Any) -> Any:
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
-def _fields(error: BaseException) -> dict[str, Any]:
+    words = {"kind": "LoradError", "message": f"{type(error).__name__}: {error}", "hint": ""}
+    others: list[dict[str, Any]] = []
     if isinstance(error, LoradError):
-        told: dict[str, Any] = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-        if isinstance(error, SpecError) and error.path:
-            told |= {"where": error.where, "key": error.path, "problem": error.problem}
-        return told | ({"others": [to_wire(other) for other in error.others]} if error.others else {})
-    return {"kind": "LoradError", "message": f"{type(error).__name__}: {error}", "hint": ""}
+        words = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        others = [to_wire(other) for other in error.others]
+    if isinstance(error, SpecError) and error.path:
+        words |= {"where": error.where, "key": error.path, "problem": error.problem}
+    escaped = {key: text.encode("utf-8", "backslashreplace").decode() for key, text in words.items()}
+    return escaped | ({"others": others} if others else {})
 
 
 def from_wire(data: dict[str, Any]) -> LoradError:

@@ -133,11 +133,11 @@ def verify(directory: Path) -> Mapping[str, FileFact]:
     for name, fact in manifest.files.items():
         if name not in there:
             raise IntegrityError(f"{directory / name}: missing", hint=_ELSEWHERE)
-        if (found := _fact(directory / name, fact.bytes)) != fact:
-            what = f"changed bytes: sha256 {found.sha256}, not {fact.sha256}"
-            if found.bytes != fact.bytes:
-                what = f"{found.bytes} bytes instead of {fact.bytes}"
-            raise IntegrityError(f"{directory / name}: {what}", hint=_ELSEWHERE)
+        if (present := _fact(directory / name, fact.bytes)) != fact:
+            change = f"changed bytes: sha256 {present.sha256}, not {fact.sha256}"
+            if present.bytes != fact.bytes:
+                change = f"{present.bytes} bytes instead of {fact.bytes}"
+            raise IntegrityError(f"{directory / name}: {change}", hint=_ELSEWHERE)
     for name in sorted(there - set(manifest.files)):
         raise IntegrityError(
             f"{directory / name}: not in {MANIFEST}", hint="Move it away; these directories are immutable."
@@ -204,7 +204,10 @@ def _walk(directory: Path) -> tuple[list[str], list[str]]:
 
 
 def _fact(path: Path, wanted: int | None = None) -> FileFact:
-    """Say what a file is. wanted: bytes; one of other bytes is not read, and has no sha256."""
+    """Return the size and the digest of a file.
+
+    wanted: the bytes that it should have; a file of another size is not read, and gets no digest.
+    """
     with open_file(path, links=False) as file:
         size = os.fstat(file.fileno()).st_size
         if wanted is not None and size != wanted:

@@ -103,11 +103,13 @@ def hidden(
 
 
 def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> torch.Tensor:
-    """[..., hidden] -> [..., vocab], see `unrounded`; in the dtype of the base where an adapter adds to it.
+    """Return the scores [..., vocab] of states [..., hidden], as `unrounded` has them; where an adapter adds
+    to them, in the dtype of the base.
 
     Select the positions first: a non-contiguous slice is copied before the matmul.
     """
-    rows, place = states.reshape(-1, states.shape[-1]).contiguous(), (len(base.layers), "lm_head")
+    rows = states.reshape(-1, states.shape[-1]).contiguous()
+    place = len(base.layers), "lm_head"
     if lora is None or not lora.reaches(*place):
         scores = unrounded(rows, base.head)
     else:

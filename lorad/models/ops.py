@@ -127,10 +127,10 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
 
 
 def unrounded(x: Tensor, weight: Tensor) -> Tensor:
-    """x [rows, in] times weight [out, in] transposed: [rows, out], in float32 where a GPU adds up products of
-    half precision in float32 anyhow, and in the dtype of x elsewhere.
+    """Multiply x [rows, in] by the transposed weight [out, in], which is frozen; returns [rows, out].
 
-    Scores of words are as large as 30, where bfloat16 has steps of an eighth. The weight is frozen.
+    On a GPU the product of half precision comes in float32, in which it is added up anyhow: scores of words
+    are as large as 30, where bfloat16 has steps of an eighth. Elsewhere it has the dtype of x.
     """
     is_half = x.device.type == "cuda" and x.dtype in (torch.bfloat16, torch.float16)
     return apply(_Unrounded, x, weight) if is_half else linear(x, weight)

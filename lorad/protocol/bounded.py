@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 from lorad.bounds import Bounds
 from lorad.box.ran_out import RanOut
 from lorad.errors import Conflict, LoradError, SpecError, to_wire
-from lorad.protocol.listener import uid_behind, uid_of
+from lorad.protocol.listener import may_call, uid_behind, uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
 _QUEUE = 1024  # connections that the kernel keeps until they are accepted
@@ -125,13 +125,21 @@ class Entrance:
                 message = "socket.accept() out of system resource"
                 self._loop.call_exception_handler({"message": message, "exception": error})
                 return
-            self._receive(peer, uid_of(peer))
+            self._receive(peer)
 
-    def _receive(self, peer: socket.socket, uid: int) -> None:
-        if not self._opened and uid != os.getuid():
+    def _receive(self, peer: socket.socket) -> None:
+        """Let a connection in, keep it for the next second, or close it. Whoever could end this process comes
+        in at any rate, such as the front of a shared gateway.
+        """
+        uid = uid_of(peer)
+        if may_call(peer):
+            self._let_in(peer)
+            return
+        if not self._opened:
             self._loop.call_later(1.0, self._begin_second)
-        if uid == os.getuid() or self._opened[uid] < _A_SECOND:
-            self._let_in(peer, uid)
+        if self._opened[uid] < _A_SECOND:
+            self._opened[uid] += 1
+            self._let_in(peer)
         elif len(peers := self._waiting.setdefault(uid, deque())) < _A_SECOND:
             peers.append(peer)
         else:
@@ -140,13 +148,11 @@ class Entrance:
     def _begin_second(self) -> None:
         self._opened.clear()
         waiting, self._waiting = self._waiting, {}
-        for uid, peers in waiting.items():
+        for peers in waiting.values():
             for peer in peers:
-                self._receive(peer, uid)
+                self._receive(peer)
 
-    def _let_in(self, peer: socket.socket, uid: int) -> None:
-        if uid != os.getuid():
-            self._opened[uid] += 1
+    def _let_in(self, peer: socket.socket) -> None:
         peer.setblocking(False)
         task = self._loop.create_task(self._loop.connect_accepted_socket(self._door, peer))
         self._tasks.add(task)

@@ -263,8 +263,9 @@ def test_user_behind_a_port_is_known() -> None:
 
 async def test_who_connects_in_a_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a second a user gets in so many times; as many wait for the next one, and others are closed."""
-    begin_second, let_in = http.Entrance._begin_second, list[asyncio.Protocol]()
+    begin_second, let_in, is_known = http.Entrance._begin_second, list[asyncio.Protocol](), False
     monkeypatch.setattr(http, "uid_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr(http, "may_call", lambda peer: is_known)
     monkeypatch.setattr(http, "_A_SECOND", 8)
     monkeypatch.setattr(http.Entrance, "_begin_second", lambda entrance: None)
 
@@ -278,6 +279,9 @@ async def test_who_connects_in_a_loop_waits(tmp_path: Path, monkeypatch: pytest.
     await until(lambda: len(let_in) == 8)
     begin_second(entrance)
     await until(lambda: len(let_in) == 16)
+    is_known = True  # as the front of a shared gateway is
+    peers += [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(20)]
+    await until(lambda: len(let_in) == 36)
     for _, writer in peers:
         writer.close()
     entrance.close()

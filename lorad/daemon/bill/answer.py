@@ -80,14 +80,14 @@ def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:
 
 
 async def _disk(ctx: Context, by: By, keys: set[str], owner_uid: int | None) -> Mapping[str, int]:
-    """Measure the runs of each key that are there. owner_uid: of this user's alone; a name of theirs may be
-    another user's run now.
+    """Measure the disk that the runs of each key take.
+
+    owner_uid: the user whose runs alone are measured, since a name in their bill may be another user's run by
+        now; None where all are.
     """
     every = await ctx.read(runs.every)
-    found = [
-        (_key_of(run, by), run.directory) for run in every if owner_uid is None or run.owner_uid == owner_uid
-    ]
-    wanted = [(key, directory) for key, directory in found if key in keys]
+    theirs = [run for run in every if owner_uid is None or run.owner_uid == owner_uid]
+    wanted = [(key, run.directory) for run in theirs if (key := _key_of(run, by)) in keys]
     return await asyncio.to_thread(_measured, ctx.bill.sizes, wanted)
 
 

@@ -119,8 +119,8 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
     newest: dict[int, Use] = {}
     for report in reports:
         newest |= {use.entry: use for use in report.uses if use.entry} if report.life == life_name else {}
-    owner, report = Person(user_name(pool.setup.owner), pool.setup.owner), reports[-1]
-    merged = msgspec.structs.replace(report, life=place.life, pool=pool.id, uses=[*newest.values()])
+    owner = Person(user_name(pool.setup.owner), pool.setup.owner)
+    merged = msgspec.structs.replace(reports[-1], life=place.life, pool=pool.id, uses=[*newest.values()])
     if is_strange:
         merged = _as_seen(pool, life, merged)
     try:
@@ -140,15 +140,15 @@ def _as_seen(pool: Pool, life: AttemptDir, report: Uses) -> Uses:
     """Correct a report by what the daemon knows of the life itself, and leave out what cannot be."""
     began = (read_status(life) or {}).get("started_at") or report.since
     devices = len(pool.names) or report.devices
-    uses = [use for use in report.uses if _is_possible(use, devices)]
+
+    def is_possible(use: Use) -> bool:
+        """Check whether the devices can have done so much within an hour; for no run they make no tokens."""
+        tokens = max(use.generated, use.trained, use.served, use.prompts, use.cached)
+        is_little = tokens <= (_MOST_TOKENS * devices if use.run else 0)
+        return is_little and max(use.held, use.busy) <= 2 * HOUR * devices and use.hour <= time.time()
+
+    uses = [use for use in report.uses if is_possible(use)]
     return msgspec.structs.replace(report, since=began, devices=devices, uses=uses)
-
-
-def _is_possible(use: Use, devices: int) -> bool:
-    """Check whether devices can have done so much within an hour; for no run they make no tokens."""
-    counts = use.generated, use.trained, use.served, use.prompts, use.cached
-    most = _MOST_TOKENS * devices if use.run else 0
-    return max(use.held, use.busy) <= 2 * HOUR * devices and max(counts) <= most and use.hour <= time.time()
 
 
 def _name_of(life: AttemptDir) -> str:

@@ -154,8 +154,11 @@ def _audit_version(directory: RunDir, record: Record, name: str, made_by: _Maker
 
 
 def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Counter[str]) -> Iterator[str]:
-    """prompts: ids of the step, with how often each comes."""
-    found: Counter[str] = Counter()
+    """Check the lines of a step's samples against its record.
+
+    prompts: how often the step has each prompt, by its id.
+    """
+    sampled: Counter[str] = Counter()
     for place, text in enumerate(lines, 1):
         try:
             line = msgspec.json.decode(text, type=_Line)
@@ -166,10 +169,10 @@ def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Cou
             yield f"sample {place} says step {line.step} and {line.version}, the journal {version}"
         if not line.tokens:
             yield f"sample {place} has no tokens"
-        found[line.prompt_id] += 1
-    group = found.total() // max(1, prompts.total())
-    if found != Counter({prompt: times * group for prompt, times in prompts.items()}):
-        yield f"its {found.total()} samples are not {group} of each of its {prompts.total()} prompts"
+        sampled[line.prompt_id] += 1
+    group = sampled.total() // max(1, prompts.total())
+    if sampled != Counter({prompt: times * group for prompt, times in prompts.items()}):
+        yield f"its {sampled.total()} samples are not {group} of each of its {prompts.total()} prompts"
 
 
 def _spec_file(directory: RunDir, attempt: int) -> Path:

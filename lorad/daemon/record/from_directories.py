@@ -136,8 +136,8 @@ def _origin_of(directory: Path) -> str | None:
     None for a run that is no fork.
     """
     try:
-        made = json.loads(read_file(RunDir(directory).origin / "manifest.json", SPEC_BODY_BYTES))
-        return f"{made['run']}@{made['version']}"
+        manifest = json.loads(read_file(RunDir(directory).origin / "manifest.json", SPEC_BODY_BYTES))
+        return f"{manifest['run']}@{manifest['version']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -124,7 +124,8 @@ def gateway_socket(ctx: Context, caller: Caller) -> str | None:
     """Find the socket on which the gateway answers a caller now; None while it does not. Where users see what
     is theirs alone, they cannot open the front's without a token: theirs is that of their own gateway.
     """
-    socket, is_private = ctx.home.gateway_socket, ctx.users.shared and ctx.config.sharing.read != "all"
+    socket = ctx.home.gateway_socket
+    is_private = ctx.users.shared and ctx.config.sharing.read != "all"
     if is_private and caller.uid != os.geteuid():
         socket = ctx.home.gateway_socket_of(caller.uid)
     return str(socket) if answers(socket) else None

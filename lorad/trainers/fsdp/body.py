@@ -269,7 +269,8 @@ class _FsdpBody(Body):
 
     def offload(self) -> None:
         """Let the device go. The host keeps the base from the first time on: nothing of it ever changes."""
-        is_first, kept = not self._on_host, iter(self._on_host)
+        is_first = not self._on_host
+        kept = iter(self._on_host)
 
         def on_host(tensor: Tensor) -> Tensor:
             if not is_first:

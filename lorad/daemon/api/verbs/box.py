@@ -58,9 +58,10 @@ from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
-from lorad.daemon.serving.gateways import gateway_address, gateway_socket, stop_gateway
+from lorad.daemon.serving.gateways import gateway_address, stop_gateway
 from lorad.daemon.serving.tinker import stop_door
 from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
+from lorad.protocol.listener import answers
 from lorad.store import pools, runs
 from lorad.store.rows import ReservationRow
 from lorad.text import duration, moment, one_line
@@ -106,7 +107,7 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
     body = call.json(ShutdownRequest)
     async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
-        serves = gateway_socket(ctx, call.caller) is not None and not body.gateway
+        serves = answers(ctx.home.gateway_socket) and not body.gateway
         stopped = body.gateway and await stop_gateway(ctx)
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
