@@ -1,17 +1,18 @@
 """What the rows of a run say: what is probably not meant, and which of them lack what a reward asks for."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lorad.driver.rewards import Rewarder
 from lorad.errors import SpecError
+from lorad.preflight.answers import Sampling, answer_doubts
 from lorad.rl.completions.formats import format_of
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
-from lorad.rl.reward import ANSWERED, renamed
+from lorad.rl.reward import renamed
 from lorad.rl.rows.columns import find_value
-from lorad.rl.rows.doubts import are_chats, listed, row_doubts
+from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.sources import SUFFIXES, Row
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
@@ -26,13 +27,20 @@ def check_rows(
 
     is_scored: samples of what is held out have a reward.
     """
-    warnings = [*_on_trained_rows(spec), *_on_no_answers(spec, data.rows)]
-    warnings += _on_no_figures(spec, held_out, is_scored)
+    warnings = [*_on_trained_rows(spec), *_on_no_figures(spec, held_out, is_scored)]
+    sampled = Sampling(spec.rollout.max_new_tokens, spec.rollout.stop)
+    has_rows = spec.data.eval is not None and single(spec.data.eval) not in TASKS
+    scored = {
+        "data.train": data.rows if spec.algorithm.kind == "rl" else (),
+        "data.eval": rows_behind(held_out) if is_scored and has_rows else (),
+    }
+    for key, rows in scored.items() if spec.env.name is None else ():
+        warnings += answer_doubts(key, rows, spec.data, spec.rewards, sampled, tokenizer)
     if not are_chats(spec, spec.data, tokenizer):
         return warnings
     form = data.form if isinstance(data, TargetDataset) else None
     warnings += row_doubts("data.train", data.rows, spec.data, form)
-    if spec.data.eval is not None and single(spec.data.eval) not in TASKS and held_out:
+    if has_rows and held_out:
         rows = rows_behind(held_out)
         form = format_of(rows[0], spec.data, spec.algorithm) if held_out[0].targets else None
         warnings += row_doubts("data.eval", rows, spec.data, form)
@@ -58,20 +66,6 @@ def _on_no_figures(spec: Spec, held_out: Sequence[Example], is_scored: bool) -> 
             f"data.eval: its rows have neither completions (data.{keys}) nor what the reward needs "
             "(data.answer_key), so that nothing is measured of them"
         )
-
-
-def _on_no_answers(spec: Spec, rows: Iterable[Row]) -> list[str]:
-    """Warn of answers that are empty, where a reward compares a completion with them."""
-    names = [reward.name for reward in spec.rewards if reward.name in ANSWERED]
-    if not names or spec.algorithm.kind != "rl":
-        return []
-    words = {
-        (row.source, row.number): "an empty answer"
-        for row in rows
-        if isinstance(answer := find_value(row, spec.data, "answer_key"), str) and not answer.strip()
-    }
-    sentence = f"{names[0]} compares completions with it; leave the row out"
-    return [f"data.train: {listed(words)}: {sentence}"] if words else []
 
 
 def refuse_lacking(rewarder: Rewarder, rows: Sequence[Row], data: Data) -> None:

@@ -15,9 +15,11 @@ from lorad.envs.protocol import Turn
 from lorad.envs.rendered import open_format
 from lorad.envs.tools import result_of
 from lorad.errors import SpecError
+from lorad.preflight.answers import Sampling, answer_doubts
 from lorad.rl.data import Example, data_of_set, load_set, rows_behind
 from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
+from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.env import EnvSpec
@@ -68,8 +70,11 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
         if spec.env.name is not None:
             check_env(spec, first, tokenizer, cwd)
             continue
-        key, given = f"eval.sets.{name}.reward", spec.eval.sets[name].reward
-        rewards = rewards_of(spec.reward if given is None else given)
+        one, key = spec.eval.sets[name], f"eval.sets.{name}.reward"
+        rewards = rewards_of(spec.reward if one.reward is None else one.reward)
+        sampled = Sampling(one.max_new_tokens or spec.rollout.max_new_tokens, spec.rollout.stop)
+        rows = [] if one.data in TASKS else rows_behind(examples)
+        warnings += answer_doubts(f"eval.sets.{name}.data", rows, data, rewards, sampled, tokenizer)
         for reward in rewards:
             refuse_unset(reward.env, f"{key}.env")
         with Rewarder(rewards, cwd) as rewarder:

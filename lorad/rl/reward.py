@@ -1,8 +1,9 @@
 """Builtin rewards, and what a reward function is given and may return."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
 from msgspec import Struct
@@ -45,7 +46,30 @@ PACKAGED = {  # files of lorad's that are run as one of the user's is: they need
 }
 BUILTIN = (*ANSWERED, "regex", *PACKAGED)
 _MARK = "####"
-_NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_ZEROS = re.compile(r"\A([+-]?\d+)\.0+\Z")  # behind a whole number
+_LONGEST = 100  # characters of a number
+_KEYBOARD: dict[int, int | str] = {
+    **{0xFF01 + place: 0x21 + place for place in range(94)},  # of full width
+    **dict.fromkeys(map(ord, "\u2212\u2013\ufe63"), "-"),
+    **dict.fromkeys(map(ord, "\xa0\u2009\u202f\u3000'\u2019"), " "),
+    ord("\u2044"): "/",
+    ord("\xd7"): "*",
+}
+_OF_LATEX = {r"\times": "*", r"\cdot": "*", "{,}": ",", r"\,": " "}
+_FRAC = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_OPENS = r"(?:[\s*_`\"({\[$\u20ac\xa3\xa5\u20b9]|\\boxed|\\[$(\[])*+"
+_NUMBER = re.compile(
+    rf"{_OPENS}(?P<sign>[+-]?){_OPENS}(?:"
+    r"(?:(?P<whole>\d++) ++)?(?P<top>\d++) *+/ *+(?P<bottom>\d++)"
+    r"|(?P<digits>\.?\d(?:[\d., ]*\d)?)(?:(?:[eE]| *+\* *+10\^\{?)(?P<power>[+-]?\d{1,3}))?)"
+)
+_GROUPED = {  # what groups thousands in digits of each form
+    re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d+)?"): ",",
+    re.compile(r"[1-9]\d{0,2}(?: \d{3})+(?:[.,]\d+)?"): " ",
+    re.compile(r"[1-9]\d{0,2}(?:(?:\.\d{3})+,\d+|(?:\.\d{3}){2,})"): ".",
+    re.compile(r"\d*\.?\d+|\d+,\d+"): "",
+}
+_OF_UNIT = re.compile(r"(?<=[A-Za-z])\^?\{?[23](?!\d)")  # the power of cm2
 
 
 def lacking(
@@ -68,6 +92,11 @@ def renamed(missing: Iterable[str]) -> str:
     return f"verl's {' and '.join(sorted(names, reverse=True))}: rename the parameters. " if names else ""
 
 
+def compares(name: str, pattern: str | None) -> bool:
+    """Return whether a builtin reward compares the text of a completion with the answer."""
+    return name in ANSWERED or (name == "regex" and "(?P<answer>" in (pattern or ""))
+
+
 def builtin(name: str, pattern: str | None = None) -> _Reward:
     """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does
     not compile.
@@ -84,23 +113,57 @@ def builtin(name: str, pattern: str | None = None) -> _Reward:
 
 
 def _exact_match(sample: RewardInput) -> float:
-    """1 when the model stopped by itself and wrote the answer, white space around it aside."""
-    return float(sample.finish == "stop" and sample.completion.strip() == sample.answer.strip())
+    """1 when the model stopped by itself and wrote the answer, see `_is_same`."""
+    return float(sample.finish == "stop" and _is_same(sample.completion, sample.answer))
+
+
+def _is_same(*texts: str) -> bool:
+    """Compare texts. White space around them, the form of line ends, how letters are composed, and `.0`
+    behind a whole number, which data frames write, mean nothing.
+    """
+    composed = (unicodedata.normalize("NFC", text.replace("\r\n", "\n")).strip() for text in texts)
+    return len({_ZEROS.sub(r"\1", text) for text in composed}) == 1
 
 
 def gsm8k(sample: RewardInput) -> float:
     """1 when the number behind the last `####` of the completion is the answer's (Cobbe et al., 2021).
 
-    An answer without `####` is the number itself. `$`, thousands commas and a final full stop mean nothing.
+    An answer without `####` is the number itself.
     """
-    wanted = _final_number(sample.answer) if _MARK in sample.answer else _number(sample.answer)
-    return float(wanted is not None and _final_number(sample.completion) == wanted)
+    expected = number_in(sample.answer.rpartition(_MARK)[2])
+    _, mark, final = sample.completion.rpartition(_MARK)
+    return float(bool(mark) and expected is not None and number_in(final) == expected)
 
 
-def _final_number(text: str) -> Decimal | None:
-    """Return the number right behind the last `####`, if there is one."""
-    _, mark, rest = text.rpartition(_MARK)
-    return _number(rest) if mark else None
+def number_in(text: str) -> Fraction | None:
+    """Return the number that the first line of a text consists of, beside a currency, a unit and marks of
+    Markdown and LaTeX; None where it has none, and where it has several, such as 3:30 or 5-6.
+    """
+    line = text.strip().partition("\n")[0]
+    for written, plain in _OF_LATEX.items():
+        line = line.replace(written, plain)
+    line = _FRAC.sub(r" \1/\2", line.translate(_KEYBOARD))
+    found = _NUMBER.match(line)
+    if found is None or len(found[0]) > _LONGEST:
+        return None
+    behind = line[found.end() :]
+    is_raised = behind[:1] == "^" or unicodedata.category(behind[:1] or " ") == "No"
+    if is_raised or re.search(r"\d", _OF_UNIT.sub("", behind)):
+        return None
+    value = _value_of(found)
+    return -value if value is not None and found["sign"] == "-" else value
+
+
+def _value_of(found: re.Match[str]) -> Fraction | None:
+    """Return what was found without its sign; None for signs between digits that group nothing."""
+    if found["top"]:
+        top, bottom = Fraction(found["top"]), int(found["bottom"])
+        return int(found["whole"] or 0) + top / bottom if bottom else None
+    forms = (form for form in _GROUPED if form.fullmatch(found["digits"]))
+    if (form := next(forms, None)) is None:
+        return None
+    digits = found["digits"].replace(_GROUPED[form], "").replace(",", ".")
+    return Fraction(digits) * Fraction(10) ** int(found["power"] or 0)
 
 
 def _regex(pattern: str | None) -> _Reward:
@@ -122,16 +185,6 @@ def _regex(pattern: str | None) -> _Reward:
         found = compiled.search(sample.completion)
         if found is None or "answer" not in compiled.groupindex:
             return float(found is not None)
-        return float(found["answer"] is not None and found["answer"].strip() == sample.answer.strip())
+        return float(found["answer"] is not None and _is_same(found["answer"], sample.answer))
 
     return regex
-
-
-def _number(text: str) -> Decimal | None:
-    found = _NUMBER.match(text.lstrip())
-    if found is None:
-        return None
-    try:
-        return Decimal(re.sub(r"[$,\s]", "", found.group()))
-    except InvalidOperation:
-        return None

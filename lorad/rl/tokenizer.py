@@ -65,6 +65,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._renderer is not None
 
+    @property
+    def special_texts(self) -> list[str]:
+        """Return what its special tokens are written as, which the text of a completion leaves out."""
+        tokens = self._tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in tokens if token.special]
+
     def number_of(self, token: str) -> int | None:
         """Return the id of a token of the vocabulary, special ones included."""
         return self._tokenizer.token_to_id(token)

@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from lorad.driver.rewards import Rewarder, Score
 from lorad.errors import SpecError
-from lorad.rl.reward import RewardInput, builtin
+from lorad.rl.reward import RewardInput, builtin, number_in
+from lorad.rl.rows.columns import text_of
 from lorad.spec.reward import RewardSpec
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +84,53 @@ def test_exact_match_wants_the_answer_and_an_end(completion: str, finish: str, v
 )
 def test_gsm8k_compares_the_last_marked_number(completion: str, answer: str, value: float) -> None:
     assert builtin("gsm8k")(sample(completion, answer)) == value
+
+
+@pytest.mark.parametrize(
+    ("numbers", "value"),
+    [
+        ("18|18.00|18 eggs.|**18**|$18|18 €|18%|\\boxed{18}|１８|$18$|18 m^2|18 km/h", "18"),
+        ("1,000|1 000|1\xa0000|1'000|1.000,00|1{,}000|1e3|1 × 10^3|1 \\times 10^{3}", "1000"),
+        ("1,5|1 1/2|1\\frac{1}{2}|3/2|1.50", "1.5"),
+        ("-5|−5|–5|-$5|$-5|(-5)|－５", "-5"),
+        ("1/2|\\frac{1}{2}|.5|0,500", "0.5"),
+        ("1,234,567.5|12,34,567.5|1.234.567,5", "1234567.5"),
+    ],
+)
+def test_gsm8k_compares_numbers_by_value(numbers: str, value: str) -> None:
+    read = {number: builtin("gsm8k")(sample(f"#### {number}", value)) for number in numbers.split("|")}
+    assert read == dict.fromkeys(numbers.split("|"), 1.0)
+
+
+SEVERAL = "3:30|5-6|5 or 6|5, 6|7 12|2 h 30 min|10^2|10²|1/0|2024-01-01|1e3|1/2|1,5|x = 5|1½|12,345,67"
+
+
+@pytest.mark.parametrize("number", SEVERAL.split("|"))
+def test_gsm8k_takes_no_beginning_of_a_number(number: str) -> None:
+    begins = [str(value) for value in (1, 2, 3, 5, 6, 7, 10, 12, 15, 345, 2024)]
+    assert not any(builtin("gsm8k")(sample(f"#### {number}", begin)) for begin in begins)
+    assert number_in(f"{number} ".replace("½", "") * 30_000) is None  # at once
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"),
+    [
+        (12.0, "12"),
+        (-3.0, "-3"),
+        (12.5, "12.5"),
+        (Decimal("12.00"), "12"),
+        (date(2026, 5, 4), "2026-05-04"),
+        (["Zürich", 1], '["Zürich", 1]'),
+        ({"städte": ["東京"]}, '{"städte": ["東京"]}'),
+        ("12.0", "12"),
+        ("Zu\u0308rich", "Zürich"),
+        ("one\r\ntwo", "one\ntwo"),
+    ],
+)
+def test_builtins_know_answers_in_any_type(answer: Any, completion: str) -> None:
+    equal, other = (sample(text, text_of(answer)) for text in (completion, f"{completion}1"))
+    for reward in (builtin("exact_match"), builtin("regex", r"^(?P<answer>(?s:.*))$")):
+        assert [reward(equal), reward(other)] == [1.0, 0.0]
 
 
 def test_regex_searches_and_can_compare_with_the_answer() -> None:

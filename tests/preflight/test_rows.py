@@ -99,6 +99,62 @@ def test_empty_answers_are_doubted_beside_exact_match(tmp_path: Path) -> None:
     assert warned(tmp_path, data, reward={"name": "regex", "pattern": "4"}) == []
 
 
+NAN = float("nan")
+RAISE = "raise rollout.max_new_tokens"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "rollout", "begins", "ends"),
+    [
+        (NAN, "exact_match", {}, "NaN", "leave the row out"),
+        (NAN, "gsm8k", {}, "NaN", "leave the row out"),
+        (["4"], "exact_match", {}, '“["4"]”', "a function of yours"),
+        ("about five", "gsm8k", {}, "“about five”", "one number"),
+        ("so #### 5 or 6", "gsm8k", {}, "“so #### 5 or 6”", "one number"),
+        ("4<eos>", "exact_match", {}, "<eos>", "out of the answer"),
+        ("4;5", "exact_match", {"stop": [";"]}, "“;”", "another stop"),
+        ("1" * 16, "exact_match", {}, "16 tokens", RAISE),
+        ("1" * 17, {"name": "regex", "pattern": "<(?P<answer>.*)>"}, {}, "17 tokens", RAISE),
+    ],
+)
+def test_answers_that_no_completion_has_are_doubted(
+    answer: Any, reward: Any, rollout: dict[str, Any], begins: str, ends: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "2+2?", "answer": text} for text in ("4", answer, answer)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": "rows.jsonl", "eval": "sort"}
+    (warning,) = warned(tmp_path, data, reward=reward, rollout=rollout)
+    assert warning.startswith(f"row 2 ({begins}) and 1 more: ") and warning.endswith(ends)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]))
+    held_out = {"train": "sort", "eval": "held.jsonl"}
+    sets = {"every": 1, "sets": {"one": {"data": "held.jsonl"}}}
+    (tmp_path / "held.jsonl").write_text(json.dumps(rows[1]))
+    of_both = warned(tmp_path, held_out, reward=reward, rollout=rollout, eval=sets)
+    assert [text.partition(":")[0] for text in of_both] == [f"row 1 ({begins})"] * 2
+
+
+def test_stops_within_the_mark_of_gsm8k_are_doubted(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "answer": "4"}))
+    data = {"train": "rows.jsonl", "eval": "sort"}
+    (warning,) = warned(tmp_path, data, reward="gsm8k", rollout={"stop": ["##"]})
+    assert warning.startswith("row 1 (“##”): gsm8k") and warning.endswith("another stop")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("1" * 15, "exact_match"),
+        ("1" * 16, {"name": "regex", "pattern": "(?P<answer>.*)"}),
+        (f"{'well ' * 20}#### 4", "gsm8k"),
+        (4.0, "gsm8k"),
+        (["4"], {"name": "regex", "pattern": "4"}),
+    ],
+)
+def test_answers_that_can_be_reached_are_no_doubt(answer: Any, reward: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "answer": answer}))
+    assert warned(tmp_path, {"train": "rows.jsonl", "eval": "sort"}, reward=reward) == []
+
+
 def test_tasks_have_no_rows_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "S:21=", "completion": "12"}\n')
     for train in ("rows.jsonl", "sort"):

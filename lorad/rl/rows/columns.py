@@ -19,6 +19,7 @@ _ELSEWHERE = {  # where rows of verl and SkyRL have the answer, of ShareGPT the 
     "rejected_key": ("non_preferred_output",),
 }
 _USUAL = Data()
+_EXACT = 2**53  # from here on, floats leave out whole numbers
 _IN_BRACES = re.compile(r"\{([\w.-]+)\}")
 
 
@@ -70,5 +71,9 @@ def _look_up(values: Mapping[str, Any], name: str) -> Any:
 
 
 def text_of(answer: Any) -> str:
-    """Return an answer as text."""
-    return answer if isinstance(answer, str) else json.dumps(answer, default=str)
+    """Return a value as text: letters as they are, and a whole number without the `.0` of a data frame."""
+    if isinstance(answer, float) and answer.is_integer():
+        return str(int(answer)) if abs(answer) < _EXACT else json.dumps(answer)
+    if answer is None or isinstance(answer, bool | int | float | list | dict):
+        return json.dumps(answer, ensure_ascii=False, default=str)
+    return str(answer)

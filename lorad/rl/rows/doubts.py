@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lorad.rl.rows.columns import find_value
+from lorad.rl.rows.columns import find_value, text_of
 from lorad.rl.rows.messages import ROLES
 from lorad.rl.sources import Row
 from lorad.rl.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def _answered(row: Row, data: Data, form: DataFormat | None) -> str:
     if (last.get("role") or last.get("from")) not in ("assistant", "gpt"):
         return ""
     content = last.get("content") or last.get("value") or "a call"
-    text = " ".join((content if isinstance(content, str) else json.dumps(content)).split())
+    text = " ".join((content if isinstance(content, str) else text_of(content)).split())
     return f"“{text}”" if len(text) <= _SHOWN else f"“…{text[-_SHOWN:]}”"
 
 
@@ -74,7 +74,7 @@ def _says_nothing(row: Row, data: Data, form: DataFormat | None) -> str:
         return ""
     texts = [turn.get("content", turn.get("value")) for turn in turns]
     is_blank = all(isinstance(text, str) and not text.strip() for text in texts)
-    return json.dumps(prompt)[:_SHOWN] if is_blank else ""
+    return json.dumps(prompt, ensure_ascii=False)[:_SHOWN] if is_blank else ""
 
 
 def _of_no_role(row: Row, data: Data, form: DataFormat | None) -> str:
