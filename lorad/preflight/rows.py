@@ -4,15 +4,18 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lorad.driver.rewards import Rewarder
 from lorad.errors import SpecError
 from lorad.preflight.answers import Sampling, answer_doubts
-from lorad.rl.completions.formats import format_of
+from lorad.rl.completions.formats import format_of, label_of
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
 from lorad.rl.reward import renamed
 from lorad.rl.rows.columns import find_value
 from lorad.rl.rows.doubts import are_chats, row_doubts
+from lorad.rl.rows.pairs import Judgement, preference_doubts
 from lorad.rl.sources import SUFFIXES, Row
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
@@ -36,6 +39,9 @@ def check_rows(
     }
     for key, rows in scored.items() if spec.env.name is None else ():
         warnings += answer_doubts(key, rows, spec.data, spec.rewards, sampled, tokenizer)
+    if spec.algorithm.kind == "preference" and isinstance(data, TargetDataset):
+        warnings += preference_doubts("data.train", data.judgements(), spec.data)
+        warnings += preference_doubts("data.eval", _judged(spec, held_out), spec.data)
     if not are_chats(spec, spec.data, tokenizer):
         return warnings
     form = data.form if isinstance(data, TargetDataset) else None
@@ -45,6 +51,15 @@ def check_rows(
         form = format_of(rows[0], spec.data, spec.algorithm) if held_out[0].targets else None
         warnings += row_doubts("data.eval", rows, spec.data, form)
     return warnings
+
+
+def _judged(spec: Spec, held_out: Sequence[Example]) -> Iterator[Judgement]:
+    """Yield the preferences that are held out."""
+    examples = [example for example in held_out if example.targets]
+    for row, example in zip(rows_behind(examples), examples, strict=True):
+        label = label_of(row, spec.data) if spec.algorithm.preference.loss == "kto" else None
+        prompt = np.array(example.tokens, np.int32)
+        yield Judgement(row, prompt, tuple(target.tokens for target in example.targets), label)
 
 
 def _on_trained_rows(spec: Spec) -> Iterator[str]:

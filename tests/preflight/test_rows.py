@@ -88,6 +88,66 @@ def test_held_out_rows_without_figures_are_doubted(
     assert [text.rpartition(", so that ")[2] for text in warnings] == ends
 
 
+LONG = "What is two and two?"
+TIED = {"prompt": "2+2?", "chosen": "4", "rejected": "4"}
+EQUAL = "are the same tokens, so that neither is preferred"
+
+
+@pytest.mark.parametrize(
+    ("row", "data", "words", "says"),
+    [
+        (TIED, {}, "“4”", EQUAL),
+        (
+            PAIRS | {"chosen": "44445", "rejected": "44446"},
+            {"max_sample_tokens": 8},
+            "“44445”",
+            "up to data.max",
+        ),
+        (PAIRS | {"chosen": "5", "rejected": "4"}, {}, "“5”", "a row before it prefers the opposite"),
+        (
+            PAIRS | {"score_chosen": 1, "score_rejected": 2.5},
+            {},
+            "score_chosen 1, score_rejected 2.5",
+            "swapped",
+        ),
+        (PAIRS | {"prompt": LONG, "rejected": f"{LONG} 5"}, {}, "rejected", "a second time"),
+        (PAIRS | {"chosen": " "}, {}, "chosen", "says nothing"),
+    ],
+)
+def test_pairs_that_teach_little_are_doubted(
+    row: dict[str, Any], data: dict[str, Any], words: str, says: str, tmp_path: Path
+) -> None:
+    rows = [PAIRS, PAIRS | {"chosen": "6"}, row, row]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": "rows.jsonl", "eval": "rows.jsonl", "too_long": "truncate", **data}
+    trained, held_out, _ = sorted(
+        warned(tmp_path, data, algorithm="dpo"), key=lambda text: "trained on" in text
+    )
+    assert trained == held_out and trained.startswith(f"row 3 ({words}) and 1 more: ") and says in trained
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "hinge", "apo_zero", "simpo", "sigmoid_norm"])
+def test_preferences_without_two_sides_are_refused(loss: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(2 * (json.dumps(TIED) + "\n"))
+    algorithm = {"name": "dpo", "preference": {"loss": loss}}
+    with pytest.raises(SpecError, match=EQUAL) as refused:
+        warned(tmp_path, {"train": "rows.jsonl"}, algorithm=algorithm)
+    assert refused.value.key == "data.train" and "data.chosen_key is chosen" in str(refused.value.hint)
+
+
+def test_labels_that_do_not_differ_are_doubted(tmp_path: Path) -> None:
+    rows = [{"prompt": "2+2?", "completion": text, "label": True} for text in "45"]
+    data, algorithm = {"train": "rows.jsonl"}, {"name": "dpo", "preference": {"loss": "kto"}}
+    for other, ends in (
+        ({}, "no completion is told from another"),
+        ({"label": False}, "leave one of them out"),
+    ):
+        lines = [*rows, rows[0] | other]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+        (warning,) = [text for text in warned(tmp_path, data, algorithm=algorithm) if text.endswith(ends)]
+        assert "label is true" in warning or warning.startswith("row 3 (“4”)")
+
+
 def test_empty_answers_are_doubted_beside_exact_match(tmp_path: Path) -> None:
     rows = [{"prompt": "2+2?", "answer": answer} for answer in ("4", "", " ")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -296,8 +296,16 @@ def test_chats_that_part_too_early_are_refused(tmp_path: Path) -> None:
     other = [{"role": "user", "content": "eleven?"}, *CHAT[1:]]
     told = refused(tokenizer, tmp_path, {"chosen": CHAT, "rejected": other}, algorithm="dpo")
     assert "rows.jsonl:1: chosen and rejected differ before the assistant's turn" in told
-    told = refused(tokenizer, tmp_path, {"chosen": CHAT, "rejected": CHAT}, algorithm="dpo")
-    assert "rows.jsonl:1: no turn of it is the assistant's" in told
+
+
+def test_equal_or_longer_chats_part_at_an_answer(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, "chatml")
+    longer = [*CHAT, {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "yes"}]
+    rows = [{"chosen": CHAT, "rejected": CHAT}, {"chosen": CHAT, "rejected": longer}]
+    equal, prefix = load(tokenizer, tmp_path, *rows, algorithm="dpo").take(0, 2)
+    assert spans(tokenizer, equal) == ["2<|im_end|>"] * 2
+    assert spans(tokenizer, prefix) == ["2<|im_end|>", "2<|im_end|>yes<|im_end|>"]
+    assert equal.prompt == prefix.prompt == tokenizer.chat(CHAT[:3])
 
 
 def test_labels_are_true_or_false(tiny: Tokenizer, tmp_path: Path) -> None:

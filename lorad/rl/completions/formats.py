@@ -145,8 +145,8 @@ def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, lis
 
 
 def _apart(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> list[Turns]:
-    """Return two chats that are trained from where they differ."""
-    pairs = zip(chosen, rejected, strict=False)
+    """Return two chats that are trained from where they differ, at the latest from the end of the shorter."""
+    pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return [Turns(chosen, common), Turns(rejected, common)]
 

@@ -41,6 +41,7 @@ from lorad.rl.data import (
     with_system,
 )
 from lorad.rl.rows.columns import find_value, text_of, value_of
+from lorad.rl.rows.pairs import Judgement
 from lorad.rl.sources import Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
@@ -141,6 +142,14 @@ class TargetDataset(Dataset):
     @property
     def rows(self) -> Sequence[Row]:
         return [kept.row for kept in self._kept]
+
+    def judgements(self) -> Iterator[Judgement]:
+        """Yield the preferences in memory as they are trained."""
+        yield from (self._judgement(kept) for kept in self._kept)
+
+    def _judgement(self, kept: _Kept) -> Judgement:
+        label = label_of(kept.row, self._data) if self.form == "labels" else None
+        return Judgement(kept.row, kept.prompt, tuple(target.tokens for target in kept.targets), label)
 
     def _begin(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
         self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
@@ -368,6 +377,9 @@ class _TargetStream(TargetDataset):
     @property
     def rows(self) -> Sequence[Row]:
         return [kept.row for kept in self._rows.known()]
+
+    def judgements(self) -> Iterator[Judgement]:
+        yield from (self._judgement(kept) for kept in self._rows.known())
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._rows.item(index) for index in range(position, position + n)]
