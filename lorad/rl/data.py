@@ -11,7 +11,6 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +34,7 @@ from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
-CHUNK = 1024  # prompts tokenised at once
+_CHUNK, _CHUNK_CHARACTERS = 1024, 4 << 20  # rows, and characters in them, that are tokenised at once
 
 
 class Target(Struct, frozen=True, eq=False):
@@ -206,6 +205,28 @@ class _Mixture:
             return self._rows[source][place], epoch
 
 
+def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Cut rows into parts that are large enough to be tokenised at once, and take little memory."""
+    chunk, characters = list[Row](), 0
+    for row in rows:
+        chunk.append(row)
+        characters += _characters(row.values)
+        if len(chunk) == _CHUNK or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _characters(value: Any) -> int:
+    """Count the characters of all texts in a value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
+
+
 def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool) -> _Order | _Mixture:
     """Return the order of rows of these sources. Raises SpecError."""
     if shares := shares_of(sources):
@@ -229,8 +250,7 @@ class _Prompts(Dataset):
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
         """Yield the rows that are kept, each with its prompt as text."""
-        rows = iter(rows)
-        while chunk := list(islice(rows, CHUNK)):
+        for chunk in chunks(rows):
             texts = self._rendered(chunk)
             for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
                 if not tokens:

@@ -71,6 +71,15 @@ class Tokenizer:
         tokens = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in tokens if token.special]
 
+    @property
+    def added(self) -> dict[str, int]:
+        """Return the ids of the tokens that are cut out of a text before anything else, by their text."""
+        return {
+            token.content: number
+            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.content and not token.normalized and not token.single_word
+        }
+
     def number_of(self, token: str) -> int | None:
         """Return the id of a token of the vocabulary, special ones included."""
         return self._tokenizer.token_to_id(token)
@@ -87,14 +96,14 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         """Encode many texts at once, while other threads run. Raises SpecError when the library gives up."""
         try:
-            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
         except (
             BaseException
         ) as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
             if type(error).__name__ != "PanicException":
                 raise
             raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=_PATTERN) from None
-        return [list(encoding.ids) for encoding in encodings]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))

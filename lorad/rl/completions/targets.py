@@ -1,29 +1,26 @@
 """Data that hold the completions to train on: rendered by prefix, tokenised, with a mask of what is trained.
 
-A chat is rendered up to an assistant's turn, with the generation prompt, and again with that turn: the
-difference is what the assistant says, with its end-of-turn token. What is behind the last end token of a turn
-(a line break, in many templates) is not trained. Where nothing follows what is said, as in plain text, an end
-token is added. A template that renders a turn otherwise once there is more (it drops what was thought, or
-ends the last turn with a token of its own) makes a sample of each turn, behind what it writes before that
-turn. Each part is tokenised behind the parts before it, where the
-tokens of these stay the same, as they do at special tokens; else by itself.
+`parts.py` says how chats become text. What is behind the last end token of a turn (a line break, in many
+templates) is not trained. Where nothing follows what is said, as in plain text, an end token is added. Each
+part is tokenised behind the parts before it, where the tokens of these stay the same, as they do at special
+tokens; else by itself.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.completions.formats import Turns, format_of, label_of, plain_of, turns_of
+from lorad.rl.completions.parts import REWRITES, Part, cut_chats
+from lorad.rl.completions.prefixes import Prefixes, shared
 from lorad.rl.data import (
-    CHUNK,
     EVAL_SEED,
     Dataset,
     Example,
@@ -31,6 +28,7 @@ from lorad.rl.data import (
     Split,
     Target,
     TaskDataset,
+    chunks,
     digest_of,
     load_data,
     load_eval,
@@ -52,20 +50,7 @@ from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat, Sources, single
 from lorad.spec.model import Spec
 
-
-class _Part(Struct, frozen=True):
-    """A part of a sample as text, and whether it is trained. The first part is the prompt.
-
-    is_bare: nothing follows what is said, so that an end token is added.
-    """
-
-    text: str
-    trained: bool
-    is_bare: bool = False
-
-
-_Group = list[list[_Part]]  # samples of one prompt
-_REWRITES = "the chat template renders what is before an assistant's turn in another way"
+_Group = list[list[Part]]  # samples of one prompt
 
 
 class _Kept(Struct, frozen=True, eq=False):
@@ -206,31 +191,37 @@ class TargetDataset(Dataset):
         return turns.messages[: turns.trained[int(kept.name.partition(".")[2] or 0)]]
 
     def _read(self, rows: Iterable[Row]) -> Iterator[_Kept]:
-        rows = iter(rows)
-        while chunk := list(islice(rows, CHUNK)):
-            for row, groups in zip(chunk, self._parts(chunk), strict=True):
+        prefixes = Prefixes(self._tokenizer, special=not self._templated)
+        for chunk in chunks(rows):
+            found = self._parts(chunk)
+            samples = [parts for groups in found for group in groups for parts in group]
+            texts = ["".join(part.text for part in parts) for parts in samples]
+            encoded = iter(self._tokenizer.encode_batch(texts, special=not self._templated))
+            for row, groups in zip(chunk, found, strict=True):
                 self.split += len(groups) > 1
-                for number, samples in enumerate(groups):
+                for number, group in enumerate(groups):
                     name = f"{row.number}.{number}" if len(groups) > 1 else str(row.number)
-                    yield from self._group(row, name, samples)
+                    targets = [self._target(row, parts, next(encoded), prefixes) for parts in group]
+                    yield from self._group(row, name, group, targets)
 
-    def _group(self, row: Row, name: str, samples: _Group) -> Iterator[_Kept]:
-        """Tokenise samples of one prompt, and yield them unless they are too long."""
-        prompt = self._prompt(row, samples[0][0].text)
-        if samples[0][0] != samples[-1][0]:
+    def _group(
+        self, row: Row, name: str, group: _Group, tokenised: Sequence[tuple[np.ndarray, Target]]
+    ) -> Iterator[_Kept]:
+        """Yield samples of one prompt unless they are too long."""
+        prompt, targets = tokenised[0][0], tuple(target for _, target in tokenised)
+        if group[0][0] != group[-1][0]:
             raise SpecError(
                 f"{row.where}: chosen and rejected differ before the assistant's turn",
                 hint="Both answer the same prompt.",
             )
         if self.form == "labels":
             label_of(row, self._data)
-        targets = tuple(self._target(row, prompt, parts) for parts in samples)
         kept = self._cut(prompt, targets)
         if kept is None:
             self.dropped += 1
         else:
             self.cut += kept is not targets
-            yield _Kept(row, name, samples[0][0].text, prompt, kept)
+            yield _Kept(row, name, group[0][0].text, prompt, kept)
 
     def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
         """Return the completions within data.max_sample_tokens; None where the row is left out."""
@@ -241,33 +232,43 @@ class TargetDataset(Dataset):
         is_wanted = self._data.too_long == "truncate" and all(target.trained.any() for target in cut)
         return cut if is_wanted else None
 
-    def _prompt(self, row: Row, text: str) -> np.ndarray:
-        tokens = self._tokenizer.encode(text, special=not self._templated)
+    def _target(
+        self, row: Row, parts: Sequence[Part], ids: list[int], prefixes: Prefixes
+    ) -> tuple[np.ndarray, Target]:
+        """Return the tokens of the prompt, and what follows it. ids: of the whole text.
+
+        Raises SpecError where nothing is trained.
+        """
+        ends = [*accumulate(len(part.text) for part in parts)]
+        beginnings = prefixes.of("".join(part.text for part in parts), ids, ends)
+        tokens = ids[: beginnings[0][0]] + beginnings[0][1]
         if not tokens:
             raise SpecError(f"{row.where}: the prompt is empty", hint="Every prompt has at least one token.")
-        return np.array(tokens, np.int32)
-
-    def _target(self, row: Row, prompt: np.ndarray, parts: Sequence[_Part]) -> Target:
-        """Tokenise what follows the prompt. Raises SpecError where nothing is trained."""
-        tokens, trained, text = prompt.tolist(), [False] * prompt.size, parts[0].text
-        for part in parts[1:]:
-            text += part.text
-            together = self._tokenizer.encode(text, special=not self._templated)
-            is_behind = together[: len(tokens)] == tokens
-            new = together[len(tokens) :] if is_behind else self._tokenizer.encode(part.text)
-            if part.is_bare and not set(new[-1:]) & set(self._tokenizer.eos_ids):
-                new += self._tokenizer.eos_ids[:1]
-            ends = [place + 1 for place, token in enumerate(new) if token in self._tokenizer.eos_ids]
-            learnt = (ends[-1] if ends else len(new)) if part.trained else 0
-            self.unended += part.trained and not ends
+        size, equal = len(tokens), shared(tokens, ids)
+        trained, eos = [False] * size, self._tokenizer.eos_ids
+        for part, (first, more) in zip(parts[1:], beginnings[1:], strict=True):
+            there = len(tokens)
+            is_behind = equal >= min(first, there) and more[: max(0, there - first)] == tokens[first:]
+            new = (
+                [*ids[there:first], *more[max(0, there - first) :]]
+                if is_behind
+                else self._tokenizer.encode(part.text)
+            )
+            if part.is_bare and not set(new[-1:]) & set(eos):
+                new += eos[:1]
+            stops = [place + 1 for place, token in enumerate(new) if token in eos]
+            learnt = (stops[-1] if stops else len(new)) if part.trained else 0
+            self.unended += part.trained and not stops
             tokens += new
             trained += [True] * learnt + [False] * (len(new) - learnt)
+            equal += shared(new, ids[there : there + len(new)]) if equal == there else 0
         if not any(trained):
             raise SpecError(
                 f"{row.where}: no token of it is trained", hint="Every row has a turn of the assistant's."
             )
         end = len(trained) - trained[::-1].index(True)
-        return Target(np.array(tokens[prompt.size : end], np.int32), np.array(trained[prompt.size : end]))
+        prompt = np.array(tokens[:size], np.int32)
+        return prompt, Target(np.array(tokens[size:end], np.int32), np.array(trained[size:end]))
 
     @property
     def _templated(self) -> bool:
@@ -282,28 +283,27 @@ class TargetDataset(Dataset):
         found = []
         for row in rows:
             prompt, completions = plain_of(row, self._data, self.form, why)
-            found.append([[[_Part(prompt, False), _Part(text, True, True)] for text in completions]])
+            found.append([[[Part(prompt, False), Part(text, True, True)] for text in completions]])
         return found
 
     def _rendered(self, rows: Sequence[Row]) -> list[list[_Group]]:
-        """Render each chat up to each trained turn and with it."""
+        """Return the groups of each chat. Raises SpecError."""
         chats = [(row, turns) for row in rows for turns in self._chats(row)]
-        places = [(row, turns, place) for row, turns in chats for place in turns.trained]
-        before = self._texts([(row, turns.messages[:place]) for row, turns, place in places], generate=True)
-        after = self._texts(
-            [(row, turns.messages[: place + 1]) for row, turns, place in places], generate=False
-        )
-        texts = zip(before, after, strict=True)
         found: dict[str, list[_Group]] = {row.where: [] for row in rows}
-        for row, turns in chats:
-            found[row.where].append(_samples_of(row, turns, [next(texts) for _ in turns.trained]))
+        for (row, _), samples in zip(chats, cut_chats(chats, self._texts, self._are_too_long), strict=True):
+            found[row.where].append(samples.parts)
+            self.dropped += samples.left
         return [self._grouped(row, found[row.where]) for row in rows]
+
+    def _are_too_long(self, prompts: Sequence[str]) -> bool:
+        lengths = map(len, self._tokenizer.encode_batch(prompts))
+        return min(lengths) > self._data.max_sample_tokens
 
     def _grouped(self, row: Row, chats: list[_Group]) -> list[_Group]:
         """Return the groups of a row: its chats side by side, or the samples of its only one, each alone."""
         if len(chats) > 1 and any(len(samples) > 1 for samples in chats):
             raise SpecError(
-                f"{row.where}: {_REWRITES}, so that several turns of a preference are no one sample",
+                f"{row.where}: {REWRITES}, so that several turns of a preference are no one sample",
                 hint="Let chosen and rejected differ in their last turn alone.",
             )
         return [[samples[0] for samples in chats]] if len(chats) > 1 else [[sample] for sample in chats[0]]
@@ -327,37 +327,12 @@ class TargetDataset(Dataset):
                 )
         return found
 
-    def _texts(self, chats: Sequence[tuple[Row, list[dict[str, object]]]], *, generate: bool) -> list[str]:
+    def _texts(self, chats: Sequence[tuple[Row, list[dict[str, Any]]]], generate: bool) -> list[str]:
         settings = self._data.chat_template_kwargs
         try:
             return self._tokenizer.chats([chat for _, chat in chats], settings, generate=generate)
         except Refused as error:
             raise refusal(error, chats[error.index][0].where) from error
-
-
-def _samples_of(row: Row, turns: Turns, texts: Sequence[tuple[str, str]]) -> list[list[_Part]]:
-    """Cut a chat into parts: of one sample, or of one for each turn where the template rewrites the past.
-
-    texts: the chat up to each trained turn, and with that turn. Raises SpecError where the second does not
-    begin with the first.
-    """
-    if not all(after.startswith(before) for before, after in texts):
-        raise SpecError(
-            f"{row.where}: {_REWRITES} with that turn, so that the turn cannot be found in the text",
-            hint="Templates that drop what was thought do so: leave that out of the messages before the last "
-            "answer, or set a variable of the template by data.chat_template_kwargs.",
-        )
-    parts, text, grows = list[_Part](), "", True
-    for place, (before, after) in zip(turns.trained, texts, strict=True):
-        grows = grows and before.startswith(text)
-        said = turns.messages[place]["content"]
-        is_bare = isinstance(said, str) and after.rstrip().endswith(said.strip())
-        parts += [_Part(before[len(text) :], False), _Part(after[len(before) :], True, is_bare)]
-        text = after
-    if grows:
-        return [[msgspec.structs.replace(part, is_bare=part.is_bare and part is parts[-1]) for part in parts]]
-    wholes = [_Part(before, False) for before, _ in texts]
-    return [[whole, turn] for whole, turn in zip(wholes, parts[1::2], strict=True)]
 
 
 class _TargetStream(TargetDataset):

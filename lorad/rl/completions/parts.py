@@ -1,0 +1,172 @@
+"""Chats as text, cut into what is trained and what is not.
+
+A chat is rendered up to an assistant's turn, with the generation prompt, and again with that turn: the
+difference is what the assistant says, with its end-of-turn token. A template that renders a turn otherwise
+once there is more (it drops what was thought, or ends the last turn with a token of its own) makes a sample
+of each turn, behind what it writes before that turn.
+
+Of a chat with many turns each is rendered behind the exchange before it alone, and what comes out must make
+the whole chat, which is rendered once; two turns are rendered behind all that is before them, too. So a chat
+costs its length. Where that fails, each turn is rendered behind all that is before it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.errors import SpecError
+from lorad.protocol.heartbeat import HEART
+from lorad.rl.completions.formats import Turns
+from lorad.rl.sources import Row
+
+_FEW = 8  # turns, each of which is rendered behind all that is before it
+_AT_ONCE = 32  # turns of a chat that are rendered before anybody looks whether more are wanted
+_BACK = 8  # messages at most in which a user's is looked for, for an exchange to begin with
+Texts = Callable[[Sequence[tuple[Row, list[dict[str, Any]]]], bool], list[str]]
+"""Renders chats, each of a row; True: up to where the assistant begins to speak."""
+REWRITES = "the chat template renders what is before an assistant's turn in another way"
+
+
+class Part(Struct, frozen=True):
+    """A part of a sample as text, and whether it is trained. The first part is the prompt.
+
+    is_bare: nothing follows what is said, so that an end token is added.
+    """
+
+    text: str
+    trained: bool
+    is_bare: bool = False
+
+
+class Samples(Struct, frozen=True):
+    """What is made of a chat: samples as their parts, and the number of turns behind them that were not
+    rendered."""
+
+    parts: list[list[Part]]
+    left: int = 0
+
+
+_Pair = tuple[str, str]  # a chat up to a trained turn, and with that turn
+
+
+def cut_chats(
+    chats: Sequence[tuple[Row, Turns]], texts: Texts, too_long: Callable[[Sequence[str]], bool]
+) -> Iterator[Samples]:
+    """Yield what is made of each chat. Raises SpecError.
+
+    too_long: whether all of these prompts are; then what follows in the same chat is left out with them.
+    """
+    few = [(row, turns.messages, turns.trained) for row, turns in chats if len(turns.trained) <= _FEW]
+    pairs = iter(_pairs([(row, messages, place) for row, messages, places in few for place in places], texts))
+    for row, turns in chats:
+        places = turns.trained
+        if len(places) <= _FEW:
+            yield Samples(_samples(row, turns.messages, places, [*islice(pairs, len(places))]))
+        elif (parts := _by_exchanges(row, turns.messages, places, texts)) is not None:
+            yield Samples([parts])
+        else:
+            yield _by_prefixes(row, turns.messages, places, texts, too_long)
+
+
+def _pairs(places: Sequence[tuple[Row, list[dict[str, Any]], int]], texts: Texts) -> list[_Pair]:
+    """Render chats up to a turn of each, and with that turn."""
+    before = texts([(row, messages[:place]) for row, messages, place in places], True)
+    after = texts([(row, messages[: place + 1]) for row, messages, place in places], False)
+    return [*zip(before, after, strict=True)]
+
+
+def _by_prefixes(
+    row: Row,
+    messages: list[dict[str, Any]],
+    places: Sequence[int],
+    texts: Texts,
+    too_long: Callable[[Sequence[str]], bool],
+) -> Samples:
+    """Render a long chat up to each trained turn, as long as any turn is of use."""
+    pairs, grows, text = list[_Pair](), True, ""
+    for start in range(0, len(places), _AT_ONCE):
+        some = _pairs([(row, messages, place) for place in places[start : start + _AT_ONCE]], texts)
+        for before, after in some:
+            grows = grows and before.startswith(text)
+            text = after
+        pairs += some
+        HEART.progress()
+        if not grows and too_long([before for before, _ in some]):
+            break
+    return Samples(_samples(row, messages, places[: len(pairs)], pairs), len(places) - len(pairs))
+
+
+def _by_exchanges(
+    row: Row, messages: list[dict[str, Any]], places: Sequence[int], texts: Texts
+) -> list[Part] | None:
+    """Render each trained turn of a long chat behind the exchange before it; None where that does not make
+    the chat.
+    """
+    head = 1 if messages[0]["role"] in ("system", "developer") else 0
+    begins = [head, *(_begin(messages, place + 1, head) for place in places[:-2])]
+    ends = [(before + 1, place, place + 1) for before, place in pairwise(places)]
+    chats = [
+        [(row, messages[:head] + messages[begin:end]) for end in some]
+        for begin, some in zip(begins, ends, strict=True)
+    ]
+    half = len(places) // 2
+    try:
+        wholes = _pairs([(row, messages, places[number]) for number in (0, half, -1)], texts)
+        known = iter(texts([chat for before, _, after in chats for chat in (before, after)], False))
+        asked = texts([chat for _, chat, _ in chats], True)
+    except SpecError:
+        return None
+    exchanges = [("", *wholes[0]), *((next(known), text, next(known)) for text in asked)]
+    parts = list[Part]()
+    for before, text, after in exchanges:
+        if not (text.startswith(before) and after.startswith(text)):
+            return None
+        parts += [Part(text[len(before) :], False), Part(after[len(text) :], True)]
+    for number, whole in zip((0, half, len(places) - 1), wholes, strict=True):
+        made = "".join(part.text for part in parts[: 2 * number + 1])
+        if (made, made + parts[2 * number + 1].text) != whole:
+            return None
+    return [*parts[:-1], replace(parts[-1], is_bare=_is_bare(messages[places[-1]], wholes[-1][1]))]
+
+
+def _begin(messages: Sequence[Mapping[str, Any]], place: int, least: int) -> int:
+    """Return where an exchange begins that goes back to a place: with a message of the user's, if one is
+    near.
+    """
+    back = range(place, max(least, place - _BACK) - 1, -1)
+    return next((one for one in back if messages[one]["role"] == "user"), place)
+
+
+def _is_bare(message: Mapping[str, Any], text: str) -> bool:
+    """Return whether nothing follows what a message says, which is the last of a text."""
+    said = message["content"]
+    return isinstance(said, str) and text.rstrip().endswith(said.strip())
+
+
+def _samples(
+    row: Row, messages: Sequence[Mapping[str, Any]], places: Sequence[int], pairs: Sequence[_Pair]
+) -> list[list[Part]]:
+    """Cut a chat into parts: of one sample, or of one for each turn where the template rewrites the past.
+
+    pairs: the chat up to each trained turn, and with that turn. Raises SpecError where the second does not
+    begin with the first.
+    """
+    if not all(after.startswith(before) for before, after in pairs):
+        raise SpecError(
+            f"{row.where}: {REWRITES} with that turn, so that the turn cannot be found in the text",
+            hint="Templates that drop what was thought do so: leave that out of the messages before the last "
+            "answer, or set a variable of the template by data.chat_template_kwargs.",
+        )
+    parts, text, grows = list[Part](), "", True
+    for place, (before, after) in zip(places, pairs, strict=True):
+        grows = grows and before.startswith(text)
+        is_bare = _is_bare(messages[place], after)
+        parts += [Part(before[len(text) :], False), Part(after[len(before) :], True, is_bare)]
+        text = after
+    if grows:
+        return [[replace(part, is_bare=part.is_bare and part is parts[-1]) for part in parts]]
+    wholes = [Part(before, False) for before, _ in pairs]
+    return [[whole, turn] for whole, turn in zip(wholes, parts[1::2], strict=True)]

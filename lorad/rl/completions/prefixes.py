@@ -1,0 +1,61 @@
+"""Token ids of the beginnings of a text, of which only the whole is tokenised."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from lorad.rl.tokenizer import Tokenizer
+
+_SHORT, _MOST = 64, 4096  # characters of a text whose ids are remembered, and such texts
+
+
+class Prefixes:
+    """Tokenises each beginning only from its last added token on (`<|im_start|>`), before which no tokenizer
+    looks: so a text costs its length, however many of its beginnings are asked for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
+        """special: see `Tokenizer.encode`."""
+        self._tokenizer, self._special = tokenizer, special
+        self._added = {} if special else tokenizer.added
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._is_added = np.zeros(max(self._added.values(), default=0) + 1, np.bool_)
+        self._is_added[[*self._added.values()]] = True
+        self._known = dict[str, list[int]]()
+
+    def of(self, text: str, ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Return the ids of the beginnings of a text that end at `ends`: each as a number of the first `ids`,
+        which are those of the text, and the ids behind them.
+        """
+        found = [*self._pattern.finditer(text)]
+        array = np.array(ids, np.int64)
+        places = np.flatnonzero(self._is_added[np.minimum(array, len(self._is_added) - 1)])
+        places = places[array[places] < len(self._is_added)]
+        if array[places].tolist() != [self._added[match[0]] for match in found]:
+            found, places = [], places[:0]
+        starts = [0, *(match.start() for match in found)]
+        numbers = [0, *places.tolist()]
+        behind = [0, *(match.end() for match in found)]
+        chosen = [bisect_right(behind, end) - 1 for end in ends]
+        return [
+            (numbers[one], self._encoded(text[starts[one] : end]))
+            for one, end in zip(chosen, ends, strict=True)
+        ]
+
+    def _encoded(self, text: str) -> list[int]:
+        if len(text) > _SHORT:
+            return self._tokenizer.encode(text, special=self._special)
+        if (known := self._known.get(text)) is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            known = self._known[text] = self._tokenizer.encode(text, special=self._special)
+        return known
+
+
+def shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many ids both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
