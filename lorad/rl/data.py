@@ -34,7 +34,7 @@ from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
-_CHUNK, _CHUNK_CHARACTERS = 1024, 4 << 20  # rows, and characters in them, that are tokenised at once
+CHUNK, _CHARACTERS = 1024, 4 << 20  # rows, and characters in them, that are tokenised at once
 
 
 class Target(Struct, frozen=True, eq=False):
@@ -210,21 +210,21 @@ def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     chunk, characters = list[Row](), 0
     for row in rows:
         chunk.append(row)
-        characters += _characters(row.values)
-        if len(chunk) == _CHUNK or characters >= _CHUNK_CHARACTERS:
+        characters += _length(row.values)
+        if len(chunk) == CHUNK or characters >= _CHARACTERS:
             yield chunk
             chunk, characters = [], 0
     if chunk:
         yield chunk
 
 
-def _characters(value: Any) -> int:
+def _length(value: Any) -> int:
     """Count the characters of all texts in a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
+        return sum(map(_length, value.values()))
+    return sum(map(_length, value)) if isinstance(value, list) else 0
 
 
 def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool) -> _Order | _Mixture:
