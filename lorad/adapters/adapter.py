@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from lorad.adapters.targets import experts_of
+from lorad.adapters.targets import Named, experts_of
 from lorad.adapters.tensors import serialized
 
 T = TypeVar("T")
@@ -105,13 +105,14 @@ class Outline(NamedTuple):
 
     shapes: of its tensors, by logical name. copies: modules whose weight in the base lies beside them, as
     PEFT saves it for an adapter on lm_head. fused: the pairs on all experts of a layer, whose parts are among
-    `shapes`.
+    `shapes`. named: what its configuration says it is on.
     """
 
     config: AdapterConfig
     shapes: dict[str, tuple[int, ...]]
     copies: tuple[str, ...] = ()
     fused: tuple[Fused, ...] = ()
+    named: Named = Named(None, None)
 
 
 class Adapter(Struct, frozen=True, dict=True):

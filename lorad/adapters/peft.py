@@ -13,24 +13,25 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig, Fused, Outline
 from lorad.adapters.directory import FileFact
+from lorad.adapters.forms import form_of
 from lorad.adapters.fused import is_fused, joined, pairs_of, split, split_shapes
 from lorad.adapters.patterns import Pattern, patterns_of
-from lorad.adapters.targets import HEAD, entry_matches, experts_of, leaf
+from lorad.adapters.settings import read_settings
+from lorad.adapters.targets import HEAD, Named, entry_matches, experts_of, leaf
 from lorad.adapters.tensors import find_tensor, read_shapes, read_tensors, same_values
-from lorad.bounds import ALPHA, CONFIG_BYTES
 from lorad.errors import AdapterRefused
-from lorad.files import read_file
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-_MOST_COMPARED = 1 << 20  # names with target_modules; an adapter of 200 layers with 7 targets compares 10,000
 _COPY = ".base_layer.weight"
+_OF_TRAINING = ".lora_velora_embed"  # what VeLoRA's backward pass compresses with
 _TIED = (
     "model.embed_tokens",
     "embed_tokens",
@@ -40,29 +41,9 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEY = re.compile(rf"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|{MAGNITUDE})")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
-# Settings that change what an adapter computes, the values that change nothing, and what to do about the
-# others.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "peft_type": (("LORA",), "only LoRA adapters are loaded; train one with peft's LoraConfig"),
-    "use_dora": ((None, False, True), "it is neither true nor false: export the adapter again"),
-    "bias": ((None, "none"), "biases are not adapted; train with bias='none'"),
-    "lora_bias": ((None, False), "biases are not adapted; train with lora_bias=False"),
-    "modules_to_save": ((None, []), "whole modules do not fit an adapter; train with modules_to_save=None"),
-    "layer_replication": ((None, []), "replicated layers change the base; train without layer_replication"),
-    "trainable_token_indices": (
-        (None, [], {}),
-        "embeddings are not adapted; train without trainable_token_indices",
-    ),
-    "use_qalora": ((None, False), "QALoRA pools the input; train with use_qalora=False"),
-    "fan_in_fan_out": (
-        (None, False),
-        "weights stored as (in, out) are not read; train with fan_in_fan_out=False",
-    ),
-}
 _SHARED = (
     "an A or B that experts share (shared_outer) is not read: save a pair of each expert, or PEFT's own form"
 )
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, FileFact]:
@@ -102,19 +83,23 @@ def outline(directory: Path) -> Outline:
     for name in (CONFIG, WEIGHTS):
         _refuse_outside(directory, directory / name)
     weights = _weights(directory)
-    settings = _read_settings(directory)
+    settings = read_settings(directory / CONFIG)
     shapes = read_shapes(weights)
     copies = tuple(
         sorted(name.removeprefix(PEFT_PREFIX).removesuffix(_COPY) for name in shapes if name.endswith(_COPY))
     )
-    named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(_COPY)}
+    named = {
+        _logical(name, directory): shape
+        for name, shape in shapes.items()
+        if not name.endswith((_COPY, _OF_TRAINING))
+    }
     modules = _whole_modules(named, directory, dora=bool(settings.get("use_dora")))
     ranks = _pattern(settings, "rank_pattern", int, directory)
     alphas = _pattern(settings, "alpha_pattern", int | float, directory)
     with _refused(directory / CONFIG):
         pairs = pairs_of(named, settings, ranks, alphas)
     single = tuple(module for module in modules if not is_fused(module))
-    _check_targets(single, settings, directory)
+    named_by_config = _named(single, settings, directory)
     found = {name: shape for name, shape in named.items() if not is_fused(name.rpartition(".lora_")[0])}
     config = _config_of(single, found, settings, (ranks, alphas), directory)
     if pairs:
@@ -126,7 +111,7 @@ def outline(directory: Path) -> Outline:
             hint="DoRA is computed on linears beside the experts alone; train without use_dora",
         )
     _check_used(config, settings, (ranks, alphas), directory)
-    return Outline(config, found, copies, tuple(pairs))
+    return Outline(config, found, copies, tuple(pairs), named_by_config)
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
@@ -216,45 +201,6 @@ def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
     return {module for module in everywhere if any(entry_matches(target, module) for target in targets)}
 
 
-def _read_settings(directory: Path) -> dict[str, Any]:
-    path = directory / CONFIG
-    try:
-        settings = json.loads(read_file(path, CONFIG_BYTES))
-    except OSError as error:
-        raise AdapterRefused(
-            f"{path}: not readable: {error.strerror}", hint="give a PEFT adapter directory"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise AdapterRefused(f"{path}: not JSON: {error}", hint="export the adapter again") from error
-    if not isinstance(settings, dict):
-        raise AdapterRefused(f"{path}: not a JSON object", hint="export the adapter again")
-    for key, (harmless, advice) in _REFUSED.items():
-        if settings.get(key, harmless[0]) not in harmless:
-            raise AdapterRefused(f"{path}: {key} is {settings[key]!r}", hint=advice)
-    if str(settings.get("init_lora_weights")).lower().startswith(_CHANGES_BASE):
-        advice = "save it with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
-        raise AdapterRefused(f"{path}: {settings['init_lora_weights']} changed the base itself", hint=advice)
-    _check_numbers(settings, path)
-    return settings
-
-
-def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
-    rank, alpha, dropout = settings.get("r"), settings.get("lora_alpha"), settings.get("lora_dropout") or 0.0
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise AdapterRefused(
-            f"{path}: r is {rank!r}, not a positive integer", hint="export the adapter again"
-        )
-    if not isinstance(alpha, int | float) or not 0 < alpha <= ALPHA:
-        raise AdapterRefused(
-            f"{path}: lora_alpha is {alpha!r}, not a positive number up to {ALPHA}",
-            hint="export the adapter again",
-        )
-    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise AdapterRefused(
-            f"{path}: lora_dropout is {dropout!r}, not in [0, 1)", hint="export the adapter again"
-        )
-
-
 def _weights(directory: Path) -> Path:
     path = directory / WEIGHTS
     others = directory.iterdir() if directory.is_dir() and not os.path.lexists(path) else ()
@@ -282,14 +228,8 @@ def _refuse_outside(directory: Path, path: Path) -> None:
 def _logical(name: str, directory: Path) -> str:
     if name.startswith(PEFT_PREFIX) and _KEY.fullmatch(name):
         return name.removeprefix(PEFT_PREFIX)
-    if "lora_embedding_" in name:
-        advice = "train it with target_modules of linears alone: all-linear, or names without the embeddings"
-        raise AdapterRefused(f"{directory / WEIGHTS}: {name} adapts an embedding", hint=advice)
-    expected = f"{PEFT_PREFIX}<module>.lora_A.weight or …lora_B.weight"
-    raise AdapterRefused(
-        f"{directory / WEIGHTS}: {name} is no LoRA weight ({expected})",
-        hint="save it with peft's save_pretrained",
-    )
+    what, hint = form_of(name)
+    raise AdapterRefused(f"{directory / WEIGHTS}: {name:.200} {what}", hint=hint)
 
 
 def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tuple[str, ...]:
@@ -370,9 +310,11 @@ def _check_used(
     config: AdapterConfig, settings: Mapping[str, Any], patterns: tuple[Pattern, Pattern], directory: Path
 ) -> None:
     """Refuse keys of the patterns that name nothing, but for those that lorad writes for another version of
-    transformers.
+    transformers. PEFT passes over them, where it does not join experts: there they may mean another rank.
     """
     own = patterns_of(config)
+    if not config.experts:
+        return
     for key, pattern in zip(("rank_pattern", "alpha_pattern"), patterns, strict=True):
         for name in set(pattern.keys) - pattern.used:
             if own.get(key, {}).get(name) != settings[key][name]:
@@ -421,35 +363,21 @@ def _check_rank(module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], d
             )
 
 
-def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], directory: Path) -> None:
-    """A list of target_modules names the tensors, all of them and no others (a string is a regular
-    expression).
-    """
-    listed, excluded = settings.get("target_modules"), settings.get("exclude_modules")
-    if not isinstance(listed, list):
-        return
-    whole = {str(target) for target in listed} & set(modules)
-    targets = [str(target) for target in listed if target not in whole]  # the others name themselves alone
-    kinds = {_LAYER.sub("*", module) for module in modules}
-    layers = {found.group() for module in modules if (found := _LAYER.search(module))}
-    compared = len(targets) + (len(excluded) if isinstance(excluded, list) else 0)
-    if len(kinds) * max(len(layers), 1) * compared > _MOST_COMPARED:
+def _named(modules: tuple[str, ...], settings: Mapping[str, Any], directory: Path) -> Named:
+    """Return what the configuration names. Raises AdapterRefused for a tensor of another module."""
+    lists = [settings.get("target_modules"), settings.get("exclude_modules") or []]
+    targets, excluded = (frozenset(map(str, each)) if isinstance(each, list) else None for each in lists)
+    layers = settings.get("layers_to_transform")
+    numbers = [layers] if isinstance(layers, int) else layers or []
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise AdapterRefused(
-            f"{directory / CONFIG}: {len(targets)} target_modules for {len(modules)} modules are no "
-            "adapter's",
+            f"{directory / CONFIG}: layers_to_transform is no list of numbers",
             hint="export the adapter again",
         )
-    skipped = _named_by([str(name) for name in excluded], modules) if isinstance(excluded, list) else set()
-    for target in targets:
-        if not any(entry_matches(target, module) for module in modules):
-            raise AdapterRefused(
-                f"{directory / WEIGHTS}: no tensor for {target} of target_modules",
-                hint="export the adapter again",
-            )
-    named = whole | (_named_by(targets, modules) if targets else set())
-    for module in sorted((named - skipped) ^ set(modules)):
-        there = "is there but not in" if module in modules else "is missing and in"
+    named = Named(targets, excluded, frozenset(numbers) if numbers else None)
+    if others := [module for module in modules if not named.may_have(module)]:
         raise AdapterRefused(
-            f"{directory / WEIGHTS}: {module} {there} target_modules {listed}",
-            hint="export the adapter again",
+            f"{directory / WEIGHTS}: {others[0]} is there but not in target_modules {short(lists[0])}",
+            hint="PEFT would leave it out: export the adapter again",
         )
+    return named

@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from lorad.errors import SpecError
 
@@ -33,6 +34,44 @@ MEGATRON: dict[str, tuple[str, ...]] = {
 _MEGATRON_PATH = {"decoder": "model", "self_attention": "self_attn"}
 _WILD = frozenset("*?[")
 _OF_EXPERT = re.compile(rf"(.+\.{EXPERTS})\.\d+\.\w+")
+_LAYER = re.compile(r"\.[^.]*\.(\d+)\.")  # the first counts, as for PEFT
+
+
+class Named(NamedTuple):
+    """The modules that adapter_config.json names, as PEFT compares them: entries are names or their ends.
+
+    targets, excluded: entries; None where a regular expression names them, which is not evaluated here.
+    layers: the only ones; None for all.
+    """
+
+    targets: frozenset[str] | None
+    excluded: frozenset[str] | None
+    layers: frozenset[int] | None = None
+
+    def may_have(self, module: str) -> bool:
+        """Return whether an adapter on a module would be read by PEFT."""
+        if self.layers is not None and layer_of(module) not in self.layers:
+            return False
+        ends = _ends(module)
+        return (self.targets is None or bool(self.targets & ends)) and not (
+            self.excluded or frozenset()
+        ) & ends
+
+    def must_have(self, module: str) -> bool:
+        """Return whether PEFT puts an adapter on a module wherever a model has it."""
+        return self.targets is not None and self.excluded is not None and self.may_have(module)
+
+
+def layer_of(module: str) -> int | None:
+    """Return the layer's number: `model.layers.3.mlp.experts.7.up_proj` -> 3."""
+    found = _LAYER.search(module)
+    return int(found[1]) if found else None
+
+
+def _ends(module: str) -> set[str]:
+    """Return a name and its ends: `mlp.up_proj` -> {`mlp.up_proj`, `up_proj`}."""
+    parts = module.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
 
 
 def match_modules(

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from lorad.adapters.adapter import MAGNITUDE, Adapter, AdapterConfig, Outline
-from lorad.adapters.targets import HEAD, leaf
+from lorad.adapters.forms import advice_for
+from lorad.adapters.targets import HEAD, experts_of, layer_of, leaf
 from lorad.errors import AdapterRefused
 
 _OTHER_BASE = "was it made for another base?"
@@ -42,7 +43,23 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
     for name, shape in wanted.items():
         if (there := found.shapes[name]) != shape:
             _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", _OTHER_BASE)
+    _check_named(found, shapes)
     return wanted
+
+
+def _check_named(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse an adapter that lost tensors: of a linear that its configuration names, in a layer that has any.
+
+    Linears of experts, which transformers 5 has as parameters, count where some have a pair of their own.
+    """
+    if found.named.targets is None or found.fused:
+        return
+    modules, has_experts = set(found.config.modules), bool(found.config.experts)
+    layers = {None, *map(layer_of, modules)}
+    for module in shapes:
+        counts = layer_of(module) in layers and (has_experts or not experts_of(module))
+        if counts and module not in modules and found.named.must_have(module):
+            _refuse(f"{module} is in its target_modules and has no tensor", "export the adapter again")
 
 
 def expected_shapes(
@@ -62,7 +79,7 @@ def expected_shapes(
                 "train without lm_head in target_modules",
             )
         if module not in shapes:
-            _refuse(f"the base has no linear {module}", _OTHER_BASE)
+            _refuse(f"the base has no linear {module}", advice_for(module, shapes))
         out, width = shapes[module]
         expected[f"{module}.lora_A.weight"] = (config.rank_of(module), width)
         expected[f"{module}.lora_B.weight"] = (out, config.rank_of(module))

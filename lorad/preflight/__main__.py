@@ -25,7 +25,7 @@ with quick_imports():
     from lorad.adapters.peft import outline, read_peft
     from lorad.adapters.readers import refuse_interleaved
     from lorad.adapters.targets import leaf
-    from lorad.adapters.validate import expected_shapes, validate
+    from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
     from lorad.backends.registry import SERVERS
     from lorad.backends.setup import adapter_config, needs_base, served_experts, targets_of
     from lorad.backends.spread import check_spread, places
@@ -324,10 +324,13 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
     if directory is None:
         return 0
     try:
-        refuse_interleaved(outline(directory), model.model_type, FUSED)
-        found = read_peft(directory)
+        outlined = outline(directory)
         experts = served_experts(spec.rollout.backend, model)
-        validate(found, targets_of(spec.trainer.backend, model.linears, experts))
+        shapes = targets_of(spec.trainer.backend, model.linears, experts)
+        refuse_interleaved(outlined, model.model_type, FUSED)
+        refuse_unfit(outlined, shapes)
+        found = read_peft(directory)
+        validate(found, shapes)
     except AdapterRefused as error:
         raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
     return sum(tensor.size for tensor in found.tensors.values())

@@ -63,7 +63,11 @@ def _other_numbers(spec: Spec, adapter: Lora) -> Iterator[SpecError]:
 def _other_modules(
     spec: Spec, adapter: AdapterConfig, model: ModelFacts, own: set[str]
 ) -> Iterator[SpecError]:
-    written, supplied = set(modules_of(spec, model)), set(adapter.modules)
+    try:
+        written, supplied = set(modules_of(spec, model)), set(adapter.modules)
+    except SpecError as unmatched:  # for an entry that names nothing
+        yield unmatched
+        return
     if differing := sorted(written ^ supplied):
         key = "target_modules" if "target_modules" in own else "exclude_modules"
         words = ", ".join(entries(getattr(spec.lora, key)))

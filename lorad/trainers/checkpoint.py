@@ -124,13 +124,13 @@ def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Ad
 
 
 def _difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str]) -> str:
-    """Describe the first of some fields that differs; empty when all are equal."""
-    for field in fields:
-        theirs, ours = getattr(found, field), getattr(wanted, field)
-        if theirs != ours:
-            name = field.replace("_", " ")
-            return f"its {name} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
-    return ""
+    """Describe all of some fields that differ; empty when all are equal."""
+    pairs = {field.replace("_", " "): (getattr(found, field), getattr(wanted, field)) for field in fields}
+    return "; ".join(
+        f"its {name} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
+    )
 
 
 def later_seed(seed: int, step: int) -> int:

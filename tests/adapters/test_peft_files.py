@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig
 from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_peft
-from lorad.adapters.validate import validate
+from lorad.adapters.validate import refuse_unfit, validate
 from lorad.errors import AdapterRefused
 from lorad.models.directory import weight_files
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model
@@ -97,8 +97,11 @@ def test_many_uneven_targets_are_read_back(tmp_path: Path) -> None:
     adapter = Adapter(AdapterConfig(1, 1.0, modules), dict.fromkeys(names, np.ones((1, 1), np.float32)))
     write_peft(adapter, tmp_path, "base")
     assert read_peft(tmp_path).config == adapter.config
-    settings(tmp_path, target_modules=[*modules[1:], "model.layers.0.mlp.experts.0.up_proj"])
-    assert "no tensor for model.layers.0.mlp.experts.0.up_proj" in refusal(tmp_path)
+    lost = "model.layers.1.mlp.experts.100.up_proj"
+    settings(tmp_path, target_modules=[*modules, lost])
+    assert f"{lost} is in its target_modules" in lost_tensor(
+        tmp_path, dict.fromkeys((*modules, lost), (1, 1))
+    )
 
 
 def a_torch_model(torch: Any) -> Any:
@@ -171,8 +174,10 @@ def write_half(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> None:
         ("lora_alpha", -1),
         ("lora_alpha", 1e300),
         ("lora_dropout", "much"),
-        ("target_modules", ["q_proj", "v_proj"]),
         ("target_modules", [Q0]),
+        ("layers_to_transform", [1]),
+        ("layers_to_transform", "all"),
+        ("exclude_modules", [Q0]),
         ("target_modules", ["up_proj"]),
         ("target_modules", [3]),
     ],
@@ -182,11 +187,36 @@ def test_a_setting_that_means_something_else_is_refused(key: str, value: Any, di
     refusal(directory)
 
 
-def test_pefts_regular_expressions_and_excludes_are_accepted(directory: Path) -> None:
+def lost_tensor(directory: Path, shapes: dict[str, tuple[int, int]] = SHAPES) -> str:
+    with pytest.raises(AdapterRefused) as refused:
+        refuse_unfit(outline(directory), shapes)
+    return str(refused.value)
+
+
+def test_regular_expressions_of_peft_are_accepted(directory: Path) -> None:
     settings(directory, target_modules=r".*\.q_proj")
     assert read_peft(directory).config.modules == (Q0, Q1)
-    settings(directory, target_modules=["q_proj", "up_proj"], exclude_modules=["up_proj"])
-    assert "up_proj" in refusal(directory)  # no tensor at all for an entry of target_modules
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"target_modules": ["q_proj", "up_proj"], "exclude_modules": ["up_proj"]},
+        {"target_modules": ["q_proj", "up_proj"], "exclude_modules": r".*up_proj"},
+        {"target_modules": ["q_proj", "w1", "model.layers.9.mlp.up_proj"]},
+        {"target_modules": ["q_proj", UP0], "exclude_modules": ["layers.0.mlp.up_proj"]},
+        {"rank_pattern": {"w1": 4}, "alpha_pattern": {"w1": 4}},
+    ],
+)
+def test_what_the_model_lacks_may_be_named(names: dict[str, Any], directory: Path) -> None:
+    settings(directory, **names)
+    assert refuse_unfit(outline(directory), SHAPES).keys() == an_adapter().tensors.keys()
+
+
+@pytest.mark.parametrize("target", ["up_proj", UP0, "mlp.up_proj"])
+def test_a_named_linear_without_tensors_is_refused(target: str, directory: Path) -> None:
+    settings(directory, target_modules=["q_proj", target])
+    assert f"{UP0} is in its target_modules and has no tensor" in lost_tensor(directory)
 
 
 def test_dora_has_a_magnitude_of_every_module(directory: Path) -> None:
@@ -217,7 +247,7 @@ def test_a_missing_half_is_refused_with_its_name(directory: Path) -> None:
 def test_a_missing_layer_is_refused(directory: Path) -> None:
     write_peft(an_adapter(Q0, Q1, UP0, "model.layers.1.mlp.up_proj"), directory, "base")
     rewrite(directory, dict(an_adapter(Q0, Q1, UP0).tensors))
-    assert "model.layers.1.mlp.up_proj is missing" in refusal(directory)
+    assert "model.layers.1.mlp.up_proj is in its target_modules" in lost_tensor(directory)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +320,7 @@ def test_hostile_directory_is_refused_before_weights_are_read(trick: str, direct
     else:
         settings(directory, target_modules=["x"] * 10**6 if trick == "targets" else ["../../q_proj"])
     tracemalloc.start()
-    refusal(directory)
+    lost_tensor(directory)
     assert tracemalloc.get_traced_memory()[1] < 200 << 20
     tracemalloc.stop()
 

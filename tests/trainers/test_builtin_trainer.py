@@ -477,3 +477,14 @@ async def test_a_bfloat16_base_trains_an_fp32_adapter(untied: Path, compute: Com
     assert ours[1].grad_norm == pytest.approx(theirs[1].grad_norm, rel=0.1)
     exported = await half.export("a")
     assert {tensor.dtype for tensor in exported.tensors.values()} == {np.dtype(np.float32)}
+
+
+async def test_all_differences_from_a_source_are_told(trainer: BuiltinTrainer, tmp_path: Path) -> None:
+    await open_trained(trainer, "a")
+    directory = await saved(trainer, "a", tmp_path / "a")
+    other = spec_for(trainer, source=directory)
+    other = replace(
+        other, adapter=replace(other.adapter, rank=2, alpha=1.0, modules=other.adapter.modules[:1])
+    )
+    with pytest.raises(AdapterRefused, match=r"its modules is .*; its rank is .*; its scale is "):
+        await trainer.open("b", other)
