@@ -52,6 +52,7 @@ with quick_imports():
     from lorad.preflight.rows import check_rows, refuse_lacking
     from lorad.preflight.start import check_start, naming_adapter, source_of, supplied_spec
     from lorad.preflight.teacher import Teacher, check_teacher
+    from lorad.preflight.telling import begin, telling
     from lorad.preflight.trainers import (
         check_adapted,
         check_adapter,
@@ -104,6 +105,7 @@ def preflight(
     backends, cluster: those of the box; where backends is None, config.yaml has both.
     look: describe the data, too. written: see Question.
     """
+    begin("reading the model")
     try:
         usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
         chosen = check_loggers(spec, usual)
@@ -191,6 +193,7 @@ def _checked(
     teacher = check_teacher(spec, cwd, directory, model)
     numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
     tokenizer = Tokenizer(directory)
+    begin("reading the data")
     data = load_train(spec, tokenizer, cwd)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
     free = available_memory() if available is None and device == "cpu" and is_here else available
@@ -345,6 +348,7 @@ def _check_user_code(
     """
     if spec.algorithm.kind == "tinker":
         return False
+    begin("loading the reward")
     check_functions(spec.algorithm, cwd)
     scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
     if spec.env.name is None:
@@ -427,7 +431,7 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
     answers = os.dup(1)  # user code is imported here: whatever it and what it starts print goes to stderr
     os.dup2(2, 1)
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), telling(answers):
         try:
             request = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
             facts = preflight(

@@ -9,6 +9,7 @@ import numpy as np
 from lorad.driver.rewards import Rewarder
 from lorad.errors import SpecError
 from lorad.preflight.answers import Sampling, answer_doubts
+from lorad.preflight.telling import begin
 from lorad.rl.completions.formats import format_of, label_of
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
@@ -30,6 +31,7 @@ def check_rows(
 
     is_scored: samples of what is held out have a reward.
     """
+    begin("looking at the rows")
     warnings = [*_on_trained_rows(spec), *_on_no_figures(spec, held_out, is_scored)]
     sampled = Sampling(spec.rollout.max_new_tokens, spec.rollout.stop)
     has_rows = spec.data.eval is not None and single(spec.data.eval) not in TASKS

@@ -170,7 +170,8 @@ class ErrorSaid(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """Either the facts, or the error that the check ended with."""
+    """Either the facts, or the error that the check ended with; in lines before, what it is doing."""
 
     facts: SpecFacts | None = None
     error: ErrorSaid | None = None
+    doing: _Line = ""

@@ -18,6 +18,7 @@ from lorad.bounds import ROW_BYTES
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.files import open_file, refuse_sparse
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import Sources, labels_of
 
@@ -25,6 +26,8 @@ _HUB = re.compile(
     r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<parts>[\w.:\[\]%+-]+))?"
 )
 _BATCH = 1024  # rows that are unpacked at once
+_TOLD = 256  # rows after which it is said how far reading is
+_SHOWN = 30  # characters of a name that are said
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
 HUB_FORM = "hub:org/name[@revision][:config]:split"
 _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}"
@@ -71,6 +74,12 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
     return readers[SUFFIXES.index(suffix)](path)
 
 
+def _tell(name: str, done: int, total: int, unit: str = "") -> None:
+    """Say how far the reading of a source is."""
+    HEART.tell(f"reading {name[-_SHOWN:]} {done} of {total}{unit}")
+    HEART.progress()
+
+
 def open_data(path: Path) -> BufferedReader:
     """Open a file of data. Raises SpecError for what is no file, and for one that is mostly a hole."""
     try:
@@ -97,6 +106,8 @@ def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path
     """
     size = os.fstat(raw.fileno()).st_size
     for number in count(1):
+        if number % _TOLD == 0:
+            _tell(path.name, raw.tell() >> 20, size >> 20, " MB")
         line = file.readline(ROW_BYTES + 1)
         if len(line) > ROW_BYTES:
             raise SpecError(
@@ -162,6 +173,8 @@ def _read_json(path: Path) -> Iterator[Row]:
     if not isinstance(found, list):
         raise SpecError(f"{path}: not a list of objects", hint="One object a line is .jsonl.")
     for number, values in enumerate(found, 1):
+        if number % _TOLD == 0:
+            _tell(path.name, number, len(found), " rows")
         if not isinstance(values, dict):
             raise SpecError(f"{path}:{number}: not a JSON object", hint='Each is one object, {"prompt": …}.')
         yield Row(number, f"{path}:{number}", values)
@@ -181,6 +194,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                     rows = [] if batch is None else batch.to_pylist()
                 if batch is None:
                     return
+                _tell(path.name, number, file.metadata.num_rows, " rows")
                 for values in rows:
                     number += 1
                     yield Row(number, f"{path}:{number}", values)
@@ -220,7 +234,14 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
             key="data",
             hint=f"check name and network, or download it; the form is {HUB_FORM}, here {chosen}",
         ) from error
-    return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))
+    return _of_hub(source, rows)
+
+
+def _of_hub(source: str, rows: Any) -> Iterator[Row]:
+    for number, values in enumerate(rows, 1):
+        if number % _TOLD == 0:
+            _tell(source, number, len(rows), " rows")
+        yield Row(number, f"{source}:{number}", dict(values))
 
 
 def hub_library(source: str) -> Any:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from lorad.spec.text import places
 
 _Result = TypeVar("_Result")
 _LINE_BYTES = 1 << 16
+_TOLD_BYTES, _WORDS = 1 << 12, 100  # of a line that says what a check is doing, and characters of that
 _PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 _FORGED = "Does the reward module write where only lorad answers?"
 _END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
@@ -103,12 +104,21 @@ async def _checked(
     }
     env |= secrets_of(box, user)
     argv = argv if user is None else user.command(argv, Path("/"))
+    last = "starting"
     try:
-        async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight):
-            output, errors = await exchanged(process, msgspec.json.encode(question))
+        async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight) as limit:
+
+            def heard(words: str) -> None:
+                nonlocal last
+                last = words
+                doing().tell(words)
+                limit.reschedule(asyncio.get_running_loop().time() + ctx.patience.preflight)
+
+            output, errors = await exchanged(process, msgspec.json.encode(question), heard)
     except TimeoutError:
         raise SpecError(
-            f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=_slow(spec)
+            f"the check of the spec got no further for {ctx.patience.preflight:.0f} s: it was {last}",
+            hint=_slow(spec, last),
         ) from None
     facts = answer(output, errors, process.returncode or 0)
     if ctx.home.config.exists():
@@ -179,15 +189,18 @@ async def _last_of(stream: asyncio.StreamReader) -> bytes:
     return last
 
 
-async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
-    """Send the question to a check and read what it prints.
+async def exchanged(process: Process, question: bytes, heard: Callable[[str], None]) -> tuple[bytes, bytes]:
+    """Send the question to a check and read what it prints. heard: gets what it says that it is doing.
 
     Raises SpecError when that is more than any check prints: user code runs in it.
     """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
     process.stdin.close()
-    readers = [asyncio.create_task(_all_of(stream)) for stream in (process.stdout, process.stderr)]
+    readers = [
+        asyncio.create_task(_all_of(process.stdout, heard)),
+        asyncio.create_task(_all_of(process.stderr)),
+    ]
     try:
         output, errors = await asyncio.gather(*readers)
         await process.wait()
@@ -197,10 +210,12 @@ async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
             reader.cancel()
 
 
-async def _all_of(stream: asyncio.StreamReader) -> bytes:
+async def _all_of(stream: asyncio.StreamReader, heard: Callable[[str], None] | None = None) -> bytes:
     data = bytearray()
     while chunk := await stream.read(1 << 16):
         data += chunk
+        if heard is not None and (words := _told(chunk)):
+            heard(words)
         if len(data) > _PRINTED_BYTES:
             raise SpecError(
                 f"the check of the spec printed over {_PRINTED_BYTES >> 20} MiB", hint="Print less."
@@ -208,8 +223,20 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
     return bytes(data)
 
 
-def _slow(spec: Spec) -> str:
-    """Guess what may take so long."""
+def _told(printed: bytes) -> str:
+    """Return what a check says in the last whole line of what it printed; "" where that is no such line."""
+    lines = printed[-_TOLD_BYTES:].split(b"\n")
+    try:
+        found = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return " ".join(found.doing.split())[:_WORDS]
+
+
+def _slow(spec: Spec, doing: str) -> str:
+    """Guess what may take so long. doing: what a check last said of itself."""
+    if doing.startswith(("reading the data", "looking at")) or " of " in doing:
+        return "Is the disk slow, or one row of the data far longer than the others?"
     if not spec.model.path.startswith("builtin:") and not os.path.exists(os.path.expanduser(spec.model.path)):
         name = spec.model.path.partition("@")[0]
         return (

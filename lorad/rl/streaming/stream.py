@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.sources import Row
 from lorad.rl.streaming.reader import Place, Reader
 
@@ -88,7 +89,8 @@ class Stream(Generic[Item]):
     def _advance(self) -> None:
         """Read the next block."""
         mark = self._bookmarks[-1]
-        with bounded_memory(self._reader.known.partition(" ")[0]):
+        name = self._reader.known.partition(" ")[0]
+        with bounded_memory(name), HEART.tells(f"reading {name}"):
             rows = self._reader.read(self._size)
             items = self._made(rows)
         if self._shuffled:

@@ -47,12 +47,30 @@ async def test_a_spec_that_the_preflight_refuses_leaves_nothing(home: Path) -> N
 @pytest.mark.parametrize(
     ("model", "hint"), [("some/model@main", "hf download some/model"), ("builtin:tiny", "reward")]
 )
-async def test_slow_preflight_names_its_likely_cause(home: Path, model: str, hint: str) -> None:
+async def test_hanging_check_names_its_likely_cause(home: Path, model: str, hint: str) -> None:
     async with serving(home) as api:
         api.ctx.patience = replace(api.ctx.patience, preflight=0.001)
-        with pytest.raises(SpecError, match="took over") as raised:
+        with pytest.raises(SpecError, match=r"got no further for .* it was starting") as raised:
             await api.run("a", f"model.path={model}", "data.train=sort")
         assert hint in str(raised.value.hint)
+
+
+@pytest.mark.system
+async def test_a_check_that_gets_on_has_time(home: Path) -> None:
+    words = [f"reading rows.jsonl {done} of 9 MB" for done in range(9)]
+    behave(home, preflight={"tells": words, "seconds": 1.5})
+    async with serving(home) as api:
+        api.ctx.patience = replace(api.ctx.patience, preflight=10.0)
+        assert (await api.run("a")).name == "a"
+
+
+async def test_a_check_that_hangs_says_how_far(home: Path) -> None:
+    behave(home, preflight={"tells": ["reading rows.jsonl 3 of 9 MB"], "seconds": 60})
+    async with serving(home) as api:
+        api.ctx.patience = replace(api.ctx.patience, preflight=2.0)
+        with pytest.raises(SpecError, match=r"it was reading rows.jsonl 3 of 9 MB") as raised:
+            await api.run("a")
+        assert "row of the data" in str(raised.value.hint)
 
 
 async def test_a_wrong_key_is_named_with_its_line(home: Path) -> None:

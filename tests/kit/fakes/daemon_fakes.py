@@ -177,6 +177,9 @@ def connect(path: Path) -> Wire:
 def check() -> None:
     spec = json.loads(sys.stdin.read())["spec"]
     print("user code may print this")
+    for words in behaviour("preflight").get("tells", []):
+        print(json.dumps({"doing": words}), flush=True)
+        time.sleep(behaviour("preflight")["seconds"])
     refused = behaviour("preflight").get("refuses") if spec["trainer"]["dp"] > 1 else None
     if refused or spec["lora"]["rank"] == 13:
         error = {"kind": "SpecError", "message": refused or "lora.rank: unlucky", "hint": "Take another."}
