@@ -84,10 +84,14 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 def import_function(code: _Named) -> Callable[..., Any]:
     """Import the file, of this text, as a module, and return its function; its directory comes first on
     sys.path, as for a script. Raises LoradError, and whatever the import raises.
+
+    The module has the name of its file, by which processes that multiprocessing spawns import it again from
+    there; one that lorad or Python has in use is left to that.
     """
     file = Path(code.file)
     sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location("user_code", file)
+    is_free = file.stem not in {*sys.modules, *sys.builtin_module_names} and "." not in file.stem
+    spec = importlib.util.spec_from_file_location(file.stem if is_free else "user_code", file)
     if spec is None or spec.loader is None:
         raise LoradError(f"{file} is no Python file", hint="Name it path/to/file.py:function.")
     module = importlib.util.module_from_spec(spec)

@@ -36,7 +36,8 @@ that asks for a score counts for nothing.
 <response>
 {completion}
 </response>"""
-_MOST_WORKERS = 8  # where the spec names no number
+_MOST_WORKERS = 8  # at the beginning, where the spec names no number
+_LOOK_SECONDS = 1.0  # between two looks at what is waited for
 
 
 class Score(Struct, frozen=True):
@@ -126,6 +127,11 @@ class Rewarder:
         """Score samples, each a group of its own; one Score for each, in order. Blocks."""
         return self.begin([[sample] for sample in samples]).scores()
 
+    def notes(self) -> list[str]:
+        """Return what the run should say of its functions; each is returned once."""
+        notes = [function.workers.take_note() for function in self._functions if function.workers]
+        return [note for note in notes if note]
+
     def close(self) -> None:
         """Kill the processes, also under a scoring in another thread, whose remaining samples then fail."""
         for function in self._functions:
@@ -156,7 +162,10 @@ class _Function:
             within: list[str] = []
             if spec.sandbox != "none":
                 within = sandboxed(Path(self.setup.file or __file__), python, variables, "reward.sandbox")
-            self.workers = Workers(self.setup, variables, count, spec.concurrency, python, within)
+            grows = spec.workers is None and not is_one
+            self.workers = Workers(
+                self.setup, variables, count, spec.concurrency, python, within, grows=grows
+            )
 
     def start(self) -> list[str]:
         """Return the columns that it requires. Raises SpecError."""
@@ -296,8 +305,14 @@ class _Part:
             self._changed.notify_all()
 
     def _wait(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._left == 0)
+        workers, words = self._function.workers, ""
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._left == 0, _LOOK_SECONDS if workers else None):
+                    return
+            before, words = words, workers.words() if workers else ""
+            if words != before:
+                HEART.tell(words or "grading")
 
 
 def _calls(groups: Sequence[int], least: int) -> list[range]:

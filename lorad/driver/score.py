@@ -13,7 +13,10 @@ from lorad.spec.model import Spec
 def score(session: Session, rollout: Rollout) -> list[Score]:
     """One score for each sample: waits for those that are being made since the samples ended."""
     with session.timed("score"):
-        return rollout.scoring.scores()
+        scores = rollout.scoring.scores()
+    for note in session.rewarder.notes():
+        session.warn(note)
+    return scores
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:

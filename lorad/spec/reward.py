@@ -36,10 +36,12 @@ class RewardSpec(Part, frozen=True):
         cache: of `judge`: directory that keeps what it said, for equal questions of any run; null keeps none.
         price: of `judge`: what a million tokens of prompts and of replies cost; null counts no money.
         timeout: seconds for one call of the function: for a sample, or for all that a function of lists gets.
+            The first call of each process, which may load a model, has ten times that and at least a minute.
         retries: how often a sample whose reward failed is scored again.
         max_failures: share of failed samples in a step above which the run ends; 1 is never. Of several
             rewards, the least counts.
-        workers: processes of user code at most; null is one for each core, up to 8.
+        workers: processes of user code at most; null is one for each core, up to 8, and up to 64 where calls
+            have shown that they wait more than they compute, as far as memory goes.
         concurrency: calls under way in each process, of an `async def`.
         batch_size: samples that a function of lists gets at once, at least; always whole groups. null is one
             group.

@@ -230,8 +230,9 @@ def reward(completion):
     ],
 )
 def test_a_bad_sample_fails_alone_and_says_why(completion: str, says: str, make: Make) -> None:
-    timeout = 2.0 if completion == "hang" else 60.0
-    scores = make(BAD, timeout=timeout).score([sample("good"), sample(completion), sample("good")])
+    rewarder = make(BAD, timeout=2.0 if completion == "hang" else 60.0)
+    rewarder.score([sample("good")])  # the first call of a process has more time
+    scores = rewarder.score([sample("good"), sample(completion), sample("good")])
     assert [score.value for score in scores] == [1.0, None, 1.0]
     assert says in scores[1].error
 
@@ -287,7 +288,9 @@ def reward(completion):
 
 def test_timeout_kills_processes_that_left_their_session(make: Make, tmp_path: Path) -> None:
     left = tmp_path / "pid"
-    scores = make(ESCAPES, timeout=2.0).score([sample(str(left)), sample()])
+    rewarder = make(ESCAPES, timeout=2.0)
+    rewarder.score([sample()])  # the first call of a process has more time
+    scores = rewarder.score([sample(str(left)), sample()])
     assert [score.value for score in scores] == [None, 1.0]
     assert not psutil.pid_exists(int(left.read_text()))
 
@@ -463,6 +466,7 @@ async def reward():
 )
 def test_a_bad_coroutine_fails_alone(completion: str, says: str, make: Make) -> None:
     rewarder = make(ASYNC, workers=1, timeout=1.0, retries=0)
+    rewarder.score([sample()])  # the first call of a process has more time
     scores = rewarder.score([sample("a"), sample(completion), sample("ab"), sample("abc")])
     assert [s.value for s in scores] == [1.0, None, 2.0, 3.0]
     assert says in scores[1].error

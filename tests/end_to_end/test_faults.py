@@ -74,15 +74,15 @@ def test_engine_that_serves_other_weights_stops_the_run() -> None:
 
 
 def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
-    reward = "reward={name: 'rewards.py:forever', timeout: 0.2, max_failures: 1}"
+    reward = "reward={name: 'rewards.py:forever', timeout: 0.2, max_failures: 1, workers: 1}"
     (made.root / "two.jsonl").write_text(
-        '{"prompt": "S:21=", "answer": ""}\n{"prompt": "S:421=", "answer": ""}'
-    )
-    data = ("data.train=two.jsonl", "data.prompts_per_step=2", "algorithm.group_size=2")
-    run = made.run("forever", reward, "trainer.steps=1", *data)
+        '{"prompt": "S:421=", "answer": ""}\n{"prompt": "S:21=", "answer": ""}'
+    )  # in this order: the first call of a process has more time
+    data = ("data.train=two.jsonl", "data.shuffle=false", "data.prompts_per_step=1", "algorithm.group_size=2")
+    run = made.run("forever", reward, "trainer.steps=2", *data)
     assert run.reason == "completed"
-    rewards = {len(s.prompt) % 2: s.reward for s in made.client.samples("forever", step=1)}
-    assert rewards == {1: None, 0: 1.0}
+    rewards = [{s.reward for s in made.client.samples("forever", step=step)} for step in (1, 2)]
+    assert rewards == [{1.0}, {None}]
 
 
 def test_reward_that_raises_is_counted_and_shown(made: World) -> None:

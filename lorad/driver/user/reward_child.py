@@ -10,7 +10,9 @@ It may run in another interpreter, so that the standard library is all that it i
 import base64
 import inspect
 import json
+import os
 import re
+import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +29,10 @@ from lorad.children.user_code import (
 )
 
 _LARGEST = 1e30  # training computes in fp32
+_SLICES = 10  # of the time of a coroutine
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
 _MOST_PARTS = 32
+_Outcome = tuple[Any, BaseException | None]
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 
 
@@ -57,12 +62,44 @@ def main(lifeline: int) -> None:
         asyncio.run(_answer_as_they_end(function, requests, replies))
         return
     for line in requests:
-        request = json.loads(line)
+        request, before = json.loads(line), _computed()
         try:
             answer = function.answer(request, function.call(request))
         except BaseException as error:
             answer = function.failure(request, error)
-        _send(replies, answer)
+        _send(replies, answer | _used(before))
+
+
+def _computed() -> float:
+    """Return for how many seconds this process, and those that it waited for, have computed or waited for a
+    core.
+    """
+    times = os.times()
+    computed = times.user + times.system + times.children_user + times.children_system
+    try:
+        with open("/proc/self/schedstat", "rb") as file:  # of the main thread; os.times counts in 10 ms
+            on_core, for_core, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return computed
+    return max(computed, on_core / 1e9) + for_core / 1e9
+
+
+def _used(before: float) -> dict[str, Any]:
+    """Return what a call took that began at `before`. One that holds an accelerator counts as computing: more
+    processes would hold it, too.
+    """
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {"computed": 1e9 if _holds_accelerator() else _computed() - before, "memory": most << 10}
+
+
+def _holds_accelerator() -> bool:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith(_ACCELERATORS):
+                return True
+        except OSError:  # the one of the list itself
+            continue
+    return False
 
 
 async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies: BinaryIO) -> None:
@@ -74,9 +111,9 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
 
     async def one(request: dict[str, Any]) -> None:
         try:
-            value, error = await asyncio.wait_for(_outcome(function.call(request)), function.timeout)
+            value, error = await _within(function.timeout, _outcome(function.call(request)))
             answer = function.failure(request, error) if error else function.answer(request, value)
-        except asyncio.TimeoutError:  # noqa: UP041 - another class before Python 3.11
+        except TimeoutError:
             answer = function.refusal(request, f"no result within {function.timeout:g} s")
         except BaseException as error:
             answer = function.failure(request, error)
@@ -89,7 +126,22 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
             task.add_done_callback(under_way.discard)
 
 
-async def _outcome(found: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+async def _within(seconds: float, call: Awaitable[_Outcome]) -> _Outcome:
+    """Wait for a call. Raises TimeoutError when it takes too long; what blocks the event loop meanwhile, such
+    as another call that loads a model, costs it a tenth of its time at most.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(call)
+    for _ in range(_SLICES):
+        await asyncio.wait([task], timeout=seconds / _SLICES)
+        if task.done():
+            return task.result()
+    task.cancel()
+    raise TimeoutError
+
+
+async def _outcome(found: Awaitable[Any]) -> _Outcome:
     """Keep what the call raises, also what would end the event loop; but not that its time is over."""
     from asyncio import CancelledError
 

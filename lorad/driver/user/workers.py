@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from lorad.children.user_process import Lost, UserProcess
 from lorad.children.user_serve import Code, Ready
+from lorad.driver.user.pace import FirstCalls, Growth
 from lorad.errors import SpecError
 from lorad.rl.reward import RewardInput
 
@@ -79,11 +80,17 @@ class _Request(Struct):
 
 
 class _Answer(Struct):
-    """is_last: the process is of no further use."""
+    """is_last: the process is of no further use.
+
+    computed: seconds in which the call computed, or waited for a core; memory: bytes of its process. Both are
+    0 of a coroutine.
+    """
 
     id: int
     replies: list[Reply]
     is_last: bool = False
+    computed: float = 0.0
+    memory: int = 0
 
 
 @dataclass(eq=False)
@@ -104,8 +111,23 @@ class Call:
         self.finish([Reply(error=why)] * len(self.samples))
 
 
+@dataclass
+class _UnderWay:
+    """A call that a process works on.
+
+    began, end: by time.monotonic(); at `end` its time is over. seconds: how long that is.
+    """
+
+    call: Call
+    began: float
+    seconds: float
+    end: float
+
+
 class Workers:
-    """At most `count` processes, each started when calls wait and closed by `close`."""
+    """At most `count` processes, each started when calls wait and closed by `close`; more where they may grow
+    and calls have shown that they mostly wait.
+    """
 
     def __init__(
         self,
@@ -115,6 +137,8 @@ class Workers:
         concurrency: int,
         python: Path | None = None,
         within: Sequence[str] = (),
+        *,
+        grows: bool = False,
     ) -> None:
         """concurrency: calls under way in each process of a coroutine function. python: another interpreter
         to run it. within: see `sandboxed`.
@@ -133,6 +157,9 @@ class Workers:
         self._broken = ""  # why no process can be started
         self.closed = False
         self.timeout = setup.timeout
+        name = setup.name or f"{Path(setup.file).name}:{setup.function}"
+        self._first = FirstCalls(name, setup.timeout, may_load=not setup.name)
+        self._growth = Growth(count) if grows else None
 
     def start(self) -> Loaded:
         """Load the function now, unless it is loaded. Raises SpecError."""
@@ -182,14 +209,7 @@ class Workers:
                 call.at = now
             if not self.closed and not self._broken:
                 self._calls.extendleft(reversed(calls)) if first else self._calls.extend(calls)
-                if not self._workers:
-                    self._workers = [_Worker(self) for _ in range(self._count)]
-                    self._threads = [
-                        threading.Thread(target=worker.run, name="rewards", daemon=True)
-                        for worker in self._workers
-                    ]
-                    for thread in self._threads:
-                        thread.start()
+                self._have(self._count)
                 self._changed.notify_all()
                 for worker in self._workers:
                     worker.ring()
@@ -198,12 +218,56 @@ class Workers:
         for call in calls:
             call.fail(why)
 
+    def _have(self, count: int) -> None:
+        """Have so many workers, and a thread for each; they start their processes when calls wait."""
+        for number in range(len(self._workers), count):
+            worker = _Worker(self, is_extra=number >= self._count)
+            self._workers.append(worker)
+            self._threads.append(threading.Thread(target=worker.run, name="rewards", daemon=True))
+            self._threads[-1].start()
+
+    @property
+    def first_seconds(self) -> float:
+        """Return how long the first call of a process may take."""
+        with self._changed:
+            return self._first.seconds
+
+    def ended(self, answer: _Answer, seconds: float, *, is_first: bool) -> None:
+        """Note what a call took; its process's first one tells little of others."""
+        with self._changed:
+            if is_first:
+                self._first.ended(seconds)
+            elif self._growth is not None and not self.closed:
+                self._growth.measured(seconds, answer.computed, answer.memory)
+                self._have(self._growth.worth(len(self._workers)))
+
+    def lost_first(self) -> str:
+        """Note that a first call took too long. Where none ever ended, nothing else is begun for now, and the
+        reason is returned.
+        """
+        with self._changed:
+            if why := self._first.lost():
+                self._break(why)
+            return why
+
+    def words(self) -> str:
+        """Say for people what is waited for, where it is the first call of a process; "" otherwise."""
+        with self._changed:
+            began = [worker.first_began for worker in self._workers if worker.first_began]
+            return self._first.words(time.monotonic() - min(began)) if began else ""
+
+    def take_note(self) -> str:
+        """Return what the run should say of the function, once."""
+        with self._changed:
+            note, self._first.note = self._first.note, ""
+            return note
+
     def next(self, worker: "_Worker", *, waits: bool) -> Call | None:
         """Take a call that the worker may begin now; None where there is none, or after the end."""
         with self._changed:
             while not self.closed:
                 if self._calls and worker.has_room_for(self._calls[0], self.capacity):
-                    patience = 0.0 if worker.is_there else self._patience()
+                    patience = 0.0 if worker.is_there else self._patience(worker)
                     if patience <= 0:
                         if not worker.is_there:
                             worker.is_there, worker.process, self._spare = True, self._spare, None
@@ -215,8 +279,12 @@ class Workers:
                 self._changed.wait(patience)
             return None
 
-    def _patience(self) -> float:
-        """Seconds for which the first call is left to processes that there are."""
+    def _patience(self, worker: "_Worker") -> float:
+        """Seconds for which the first call is left to processes that there are. Extra ones are started one
+        after another: starting takes a core.
+        """
+        if worker.is_extra and any(other.is_there and not other.is_ready for other in self._workers):
+            return _BACKLOG_SECONDS
         if self._spare is not None or not any(worker.is_there for worker in self._workers):
             return 0.0
         if not self._ready_at:
@@ -230,11 +298,16 @@ class Workers:
                 self._calls.appendleft(call)
                 self._changed.notify_all()
                 return
-            self._broken = why
-            calls = [call, *self._calls]
-            self._calls.clear()
-        for one in calls:
-            one.fail(why)
+            self._calls.appendleft(call)
+            self._break(why)
+
+    def _break(self, why: str) -> None:
+        """Have all calls that wait fail, and those that come before `forgive`."""
+        self._broken = why
+        calls = list(self._calls)
+        self._calls.clear()
+        for call in calls:
+            call.fail(why)
 
     def close(self) -> None:
         """Kill the processes; calls that wait or are under way fail."""
@@ -264,18 +337,22 @@ class _Worker:
     """One process at a time, and the thread that talks to it.
 
     is_there: it has a process, or is about to start one. is_ready: the function is loaded there.
+    is_extra: it was added when calls had shown that they mostly wait.
+    first_began: when the first call of its process began, while none has ended there; 0 otherwise.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers, *, is_extra: bool) -> None:
+        self._workers, self.is_extra = workers, is_extra
         self.process: UserProcess | None = None
-        self._under_way: dict[int, tuple[Call, float]] = {}
+        self._under_way: dict[int, _UnderWay] = {}
         self._count = 0
+        self._is_new = True  # no call has ended in its process
+        self.first_began = 0.0
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_there = self.is_ready = False
 
     def has_room_for(self, call: Call, capacity: int) -> bool:
-        alone = call.is_alone or any(one.is_alone for one, _ in self._under_way.values())
+        alone = call.is_alone or any(each.call.is_alone for each in self._under_way.values())
         return len(self._under_way) < (1 if alone else capacity)
 
     def ring(self) -> None:
@@ -296,8 +373,8 @@ class _Worker:
                 self._begin(call)
             if self._under_way:
                 self._listen()
-        for call, _ in self._under_way.values():
-            call.fail(_CLOSED)
+        for each in self._under_way.values():
+            each.call.fail(_CLOSED)
         self._stop()
 
     def _begin(self, call: Call) -> None:
@@ -313,8 +390,11 @@ class _Worker:
             return
         assert self.process is not None
         self._count += 1
+        now, seconds = time.monotonic(), self._workers.timeout
+        if self._is_new:
+            seconds, self.first_began = self._workers.first_seconds, self.first_began or now
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
-        self._under_way[self._count] = call, time.monotonic() + self._workers.timeout + grace
+        self._under_way[self._count] = _UnderWay(call, now, seconds, now + seconds + grace)
         loaded, samples = self._workers.start(), call.samples
         if not loaded.wants_ids:
             samples = [replace(sample, completion_ids=[]) for sample in samples]
@@ -329,33 +409,47 @@ class _Worker:
         """Wait for an answer, for the end of a call's time or for another call."""
         assert self.process is not None
         has_room = len(self._under_way) < self._workers.capacity
-        deadline = min(end for _, end in self._under_way.values())
+        next_to_end = min(self._under_way.values(), key=lambda each: each.end)
+        deadline = next_to_end.end
         try:
             line = self.process.receive(deadline, self._bell if has_room else None)
             if line is None:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
                 if time.monotonic() >= deadline:
-                    raise Lost(f"no result within {self._workers.timeout:g} s")
+                    first = ", the time of the first call of a process" if self._is_new else ""
+                    why = self._workers.lost_first() if self._is_new else ""
+                    raise Lost(why or f"no result within {next_to_end.seconds:g} s{first}")
                 return
             answer = _decoded(line)
-            call, _ = self._under_way.get(answer.id, (None, 0.0))
-            if call is None or len(answer.replies) != len(call.samples):
+            ended = self._under_way.get(answer.id)
+            if ended is None or len(answer.replies) != len(ended.call.samples):
                 raise Lost("the reward process answered out of turn")
             del self._under_way[answer.id]
         except Lost as lost:
             self._lost(str(lost))
             return
+        self._ended(answer, ended)
+
+    def _ended(self, answer: _Answer, ended: _UnderWay) -> None:
+        """Pass on what a call came to. Once the first has ended, others have no more than the usual time."""
+        now = time.monotonic()
+        self._workers.ended(answer, now - ended.began, is_first=self._is_new)
+        if self._is_new:
+            self._is_new, self.first_began = False, 0.0
+            for each in self._under_way.values():
+                each.seconds = self._workers.timeout
+                each.end = min(each.end, now + each.seconds + _GRACE_SECONDS)
         if answer.is_last:
             self._lost("")
-        call.finish(answer.replies)
+        ended.call.finish(answer.replies)
 
     def _lost(self, why: str) -> None:
         """Begin anew. Of several calls that were under way, each is made again alone: one of them may have
         been the cause.
         """
         self._stop()
-        calls = [call for call, _ in self._under_way.values()]
+        calls = [each.call for each in self._under_way.values()]
         self._under_way.clear()
         is_known = bool(why) and len(calls) == 1
         for call in calls if why else ():
@@ -369,6 +463,7 @@ class _Worker:
         if self.process is not None:
             self.process.kill()
         self.process, self.is_there, self.is_ready = None, False, False
+        self._is_new, self.first_began = True, 0.0
 
 
 def _decoded(line: bytes) -> _Answer:

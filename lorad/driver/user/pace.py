@@ -1,0 +1,91 @@
+"""What the calls of a reward function showed: how long a process's first call takes, and how many processes
+are worth having.
+"""
+
+import math
+from collections.abc import Callable
+
+from lorad.box.machine import available_memory
+
+_FIRST_SECONDS, _FIRST_TIMES = 60.0, 10.0
+_MOST_LOST = 3  # first calls that take too long, while none has ended
+_MOST_PROCESSES = 64  # where the spec names no number
+_MEASURED_SECONDS = 0.3  # of calls, until their processor time says something
+_MEMORY_SHARE = 4  # processes are added in a quarter of the memory that is free
+
+
+class FirstCalls:
+    """How much time the first call of a process has: it may load a model. Guarded by its user's lock.
+
+    Until one has ended it is ten times reward.timeout and at least a minute; afterwards twice what the
+    slowest one took beside reward.timeout. Where one was given the former in vain, others get reward.timeout
+    alone.
+    """
+
+    def __init__(self, name: str, timeout: float, *, may_load: bool = True) -> None:
+        self._name, self._timeout = name, timeout
+        self._slowest: float | None = None if may_load else 0.0
+        self._lost = 0
+        self.note = ""  # what the run should say, once
+
+    @property
+    def seconds(self) -> float:
+        if self._slowest is not None:
+            return self._timeout + 2 * self._slowest
+        return self._timeout if self._lost else max(_FIRST_SECONDS, _FIRST_TIMES * self._timeout)
+
+    def ended(self, seconds: float) -> None:
+        """Note that the first call of a process took so long."""
+        if seconds > self._timeout and (self._slowest is None or self._slowest <= self._timeout):
+            self.note = (
+                f"the first call of {self._name} in a process took {seconds:.0f} s, longer than "
+                f"reward.timeout ({self._timeout:g} s): each process has that time for its first call, as it "
+                "may load a model then"
+            )
+        self._slowest = max(seconds, self._slowest or 0.0)
+
+    def lost(self) -> str:
+        """Note that the first call of a process did not end in time. Returns why no other is to be begun; ""
+        while others may.
+        """
+        self._lost += 1
+        if self._slowest is not None or self._lost < _MOST_LOST:
+            return ""
+        return (
+            f"no call of {self._name} has ever ended: {self._lost} processes were killed at their first one. "
+            "Raise reward.timeout, or load what it needs when the file is imported, which has a minute"
+        )
+
+    def words(self, seconds: float) -> str:
+        """Say for people that a first call has been under way for so long; "" while that is nothing."""
+        return f"waiting for the first call of the reward, {seconds:.0f} s" if seconds > 1 else ""
+
+
+class Growth:
+    """How many processes are worth having, by what calls have shown: as many as keep the cores busy, and fit
+    into memory. Guarded by its user's lock.
+    """
+
+    def __init__(self, cores: int, available: Callable[[], int] = available_memory) -> None:
+        """cores: that the processes may keep busy."""
+        self._cores, self._available = cores, available
+        self._seconds = self._computed = 0.0
+        self._memory = 1
+
+    def measured(self, seconds: float, computed: float, memory: int) -> None:
+        """Note a call. computed: seconds in which it computed or waited for a core. memory: bytes that its
+        process had at most.
+        """
+        self._seconds += seconds
+        self._computed += min(computed, seconds)
+        self._memory = max(self._memory, memory)
+
+    def worth(self, count: int) -> int:
+        """Return how many processes are worth having, where there are `count`."""
+        if self._seconds < _MEASURED_SECONDS:
+            return count
+        share = max(self._computed / self._seconds, self._cores / _MOST_PROCESSES)
+        wanted = min(math.floor(self._cores / share), _MOST_PROCESSES)
+        if wanted <= count:
+            return count
+        return min(wanted, count + self._available() // _MEMORY_SHARE // self._memory)
