@@ -23,6 +23,7 @@ from msgspec import Struct
 from lorad.bounds import CODE_BYTES
 from lorad.box.machine import read_machine
 from lorad.box.paths import python_path
+from lorad.box.proxies import past_proxies
 from lorad.children import guard
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
@@ -249,7 +250,7 @@ def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str
         or name.startswith(_PASSED_PREFIXES)
         or name.lower().endswith("_proxy")
     }
-    return {**found, "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
+    return {**found, **past_proxies(found), "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
 
 
 def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:

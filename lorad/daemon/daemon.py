@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lorad.box import config
 from lorad.box.paths import Home, refuse_open
+from lorad.box.proxies import past_proxies
 from lorad.box.tokens import tokens_trouble
 from lorad.daemon.adopt import adopt
 from lorad.daemon.api.metrics_port import scraped
@@ -83,7 +84,7 @@ def _open_context(home: Home, *, system: bool) -> Context:
         refuse_shared(settings, home.config)
     store = open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
-    os.environ.update(environment(devices))  # for all that it starts
+    os.environ.update(environment(devices) | past_proxies(os.environ))  # for all that it starts
     ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
     ctx.journal.tell_start(store.schema)
     if trouble := tokens_trouble(settings.gateway):

@@ -23,7 +23,6 @@ from lorad.protocol.heartbeat import HEART
 from lorad.spec.env import EnvSpec
 
 _CHILD = "lorad.envs.program_child"
-_LOOPBACK = "127.0.0.1,localhost"
 
 
 class _Setup(Code):
@@ -78,9 +77,6 @@ class Programs:
         self.file, self.source = Path(code.file), code.source
         self._python = interpreter(spec.python, cwd, "env.python")
         self._environment = environment(os.environ, spec.pass_env)
-        for name in ("no_proxy", "NO_PROXY"):  # the door is on this machine
-            before = self._environment.get(name)
-            self._environment[name] = f"{before},{_LOOPBACK}" if before else _LOOPBACK
         self._timeout, self._workers = spec.episode_timeout, spec.workers
         self._children: dict[int, UserProcess] = {}
         self._idle: queue.Queue[int] = queue.Queue()

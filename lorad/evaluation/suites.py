@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lorad.box.proxies import past_proxies
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.evaluation.door import Door, opened
@@ -102,7 +103,7 @@ async def _done(kind: _Kind, socket: str, suite: Suite, asked: Callable[[Door], 
         process = await asyncio.create_subprocess_exec(
             suite.python,
             *("-m", *map(str, kind.command(asked(door)))),
-            env=_OFFLINE | os.environ | kind.environment(door),
+            env=_OFFLINE | os.environ | past_proxies(os.environ) | kind.environment(door),
             cwd=cwd,
         )
         return await process.wait()

@@ -176,9 +176,31 @@ def test_time_of_a_call_bounds_all_tries(server: Server) -> None:
     assert score.costs["judge/calls"] >= 1 and time.monotonic() - started < 15
 
 
-def test_missing_server_is_a_failed_reward(server: Server) -> None:
+def test_missing_server_is_named(server: Server) -> None:
     score = scored(server, "x", url="http://127.0.0.1:1/v1", timeout=1.0)[0]
-    assert score.value is None and score.error
+    assert score.value is None
+    assert score.error == (
+        "no score within 1 s: the judge at http://127.0.0.1:1/v1 cannot be reached: Connection refused "
+        "(start its server, or correct reward.url)"
+    )
+
+
+def test_silent_server_is_named(server: Server) -> None:
+    server.reply = lambda *_: (time.sleep(2), said("Score: 1"))[1]
+    score = scored(server, "x", timeout=0.5)[0]
+    assert score.error == f"no score within 0.5 s from the judge at {server.url}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_judge_of_this_machine_needs_no_proxy(
+    server: Server, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "corp.example")
+    score = scored(server, "12", url=server.url.replace("127.0.0.1", host))[0]
+    assert (score.value, score.error) == (0.2, "")
 
 
 def test_equal_questions_are_asked_once(server: Server, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from lorad.box.proxies import past_proxies
 from lorad.daemon.process import enter
 from lorad.protocol.listener import DAEMON_UID
 
@@ -67,7 +68,7 @@ def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
         key: value for key, value in os.environ.items() if _INHERITED.fullmatch(key) or key in allowed
     }
     environment = inherited | {"HOME": home, "USER": name, "LOGNAME": name, DAEMON_UID: str(os.geteuid())}
-    return User(uid, gid, tuple(groups), name, home, environment)
+    return User(uid, gid, tuple(groups), name, home, environment | past_proxies(environment))
 
 
 class Caller(NamedTuple):

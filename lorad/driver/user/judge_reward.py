@@ -30,6 +30,11 @@ _MOST_BYTES = 4 << 20
 _ABANDONED_SECONDS = 3600.0  # after which a half-written file is somebody's who is gone
 _TEMPORARY = ".half-"
 _PASSING = {408, 409, 425, 429}
+_ADVICE = {
+    401: " (its key is in the file that reward.key_file names)",
+    403: " (its key is in the file that reward.key_file names)",
+    404: " (does it serve the model {}, and does reward.url end as the server has it, as in /v1?)",
+}
 _COUNTED = ("calls", "failed_calls", "cached", "prompt_tokens", "completion_tokens")
 _COLUMN = re.compile(r"\{(prompt|completion|answer)\}")
 
@@ -105,7 +110,7 @@ class _Judge:
         self._asked: dict[str, tuple[asyncio.Lock, list[None]]] = {}
 
     async def judged(self, columns: dict[str, str]) -> _Judged:
-        costs = dict.fromkeys(_COUNTED, 0.0)
+        costs, failures = dict.fromkeys(_COUNTED, 0.0), list[str]()
         text = _COLUMN.sub(lambda found: columns.get(found[1], ""), self.template)
         body = {
             "model": self._settings.model,
@@ -117,9 +122,10 @@ class _Judge:
         deadline = time.monotonic() + self._timeout - min(_MARGIN_SECONDS, self._timeout / 4)
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)), self._alone(name):
-                value, error = await self._scored(name, body, costs), ""
+                value, error = await self._scored(name, body, costs, failures), ""
         except TimeoutError:
-            value, error = None, f"no score within {self._timeout:g} s"
+            last = f": {failures[-1]}" if failures else f" from the judge at {self._settings.url}"
+            value, error = None, f"no score within {self._timeout:g} s{last}"
         except _Failed as failed:
             value, error = None, str(failed)
         if (price := self._settings.price) is not None:
@@ -143,8 +149,10 @@ class _Judge:
             if not waiting:
                 self._asked.pop(name, None)
 
-    async def _scored(self, name: str, body: dict[str, Any], costs: dict[str, float]) -> float:
-        """Raises _Failed."""
+    async def _scored(
+        self, name: str, body: dict[str, Any], costs: dict[str, float], failures: list[str]
+    ) -> float:
+        """failures: is given what went wrong and is tried again. Raises _Failed."""
         if self._cache is not None and (kept := self._cache.get(name)) is not None:
             with contextlib.suppress(_Failed):  # kept with another pattern
                 value = self._read(kept)
@@ -156,6 +164,7 @@ class _Judge:
                 break
             except _Failed as failed:
                 costs["failed_calls"] += 1
+                failures.append(str(failed))
                 if failed.again is None or number == _TRIES - 1:
                     raise
                 wait = _BACK_OFF_SECONDS * 2**number * random.uniform(0.5, 1.5)
@@ -195,11 +204,17 @@ class _Judge:
             passes = error.code in _PASSING or error.code >= 500
             after = error.headers.get("Retry-After", "") if passes else ""
             again = float(after) if after.isdigit() else 0.0
-            raise _Failed(
-                f"the judge's server answered {error.code}: {said}", again if passes else None
-            ) from None
+            advice = _ADVICE.get(error.code, "").format(self._settings.model)
+            why = f"the judge at {self._settings.url} answered {error.code}: {said}{advice}"
+            raise _Failed(why, again if passes else None) from None
         except (OSError, http.client.HTTPException) as error:
-            raise _Failed(f"the judge's server did not answer: {error}", 0.0) from None
+            reason = getattr(error, "reason", error)
+            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            raise _Failed(
+                f"the judge at {self._settings.url} cannot be reached: {why} (start its server, or correct "
+                "reward.url)",
+                0.0,
+            ) from None
 
     def _read(self, text: str) -> float:
         """Return the last number that the pattern finds, from 0 at the low end of the range to 1 at its high

@@ -1,0 +1,18 @@
+"""Proxies are for other machines: neither lorad nor what it starts asks one for this machine."""
+
+from collections.abc import Mapping
+
+LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0")  # without IPv6, on which httpx falls over there
+
+
+def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which programs of this environment ask this machine directly; none where it
+    names no proxy, or already says that.
+    """
+    names = [name for name, value in environment.items() if name.lower().endswith("_proxy") and value]
+    before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in before.split(",") if host.strip()]
+    missing = [host for host in LOOPBACK if host not in hosts]
+    if "*" in hosts or not missing or not {name.lower() for name in names} - {"no_proxy"}:
+        return {}
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*hosts, *missing]))
