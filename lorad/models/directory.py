@@ -10,13 +10,14 @@ from lorad.adapters.targets import HEAD
 from lorad.bounds import CONFIG_BYTES, INDEX_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.models.config import ModelConfig, groups_of, modules_in, parse_config, shapes_in
+from lorad.models.config import ExpertsConfig, ModelConfig, groups_of, modules_in, parse_config, shapes_in
 from lorad.spec.numbers import BUILTIN_MODELS, HUB_ID
 
 BUILTIN = {
     name: Path(__file__).parent / name.removeprefix("builtin:").replace("-", "_") for name in BUILTIN_MODELS
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+EMBEDDINGS = "model.embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
@@ -172,3 +173,60 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         for module, shape in zip(modules_in(config, group), shapes_in(config, group), strict=True)
     }
     return shapes if config.tie_word_embeddings else shapes | {HEAD: (config.vocab_size, config.hidden_size)}
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor that the forward reads, by its name in a checkpoint."""
+    is_fused = config.experts is not None and config.experts.is_fused
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDINGS: (config.vocab_size, config.hidden_size),
+        "model.norm.weight": (config.hidden_size,),
+    }
+    for name, shape in linear_shapes(config).items():
+        if not (is_fused and ".experts." in name):
+            shapes[f"{name}.weight"] = shape
+    for layer in range(config.num_hidden_layers):
+        for name, others in _beside_linears(config, layer).items():
+            shapes[f"model.layers.{layer}.{name}"] = others
+    return shapes
+
+
+def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's norms, biases, sinks and routers, and of linears of fused experts."""
+    hidden, dim = config.hidden_size, config.head_dim
+    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
+    biased = {"qkv": config.qkv_bias, "o": config.o_bias, "gate_up": config.mlp_bias, "down": config.mlp_bias}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for group in groups_of(config, layer):
+        if biased.get(group):
+            modules = zip(modules_in(config, group), shapes_in(config, group), strict=True)
+            shapes |= {f"{module}.bias": (rows,) for module, (rows, _) in modules}
+    for name, count in heads.items() if config.qk_norm else ():
+        shapes[f"self_attn.{name}.weight"] = (count * dim if config.norms_all_heads else dim,)
+    if config.has_sinks:
+        shapes["self_attn.sinks"] = (config.num_attention_heads,)
+    if config.experts is not None and config.has_experts(layer):
+        shapes |= _of_experts(config.experts, hidden)
+    return shapes
+
+
+def _of_experts(experts: ExpertsConfig, hidden: int) -> dict[str, tuple[int, ...]]:
+    block, count, width, shared = experts.block, experts.count, experts.width, experts.shared
+    if experts.is_fused:
+        return {
+            f"{block}.router.weight": (count, hidden),
+            f"{block}.router.bias": (count,),
+            f"{block}.experts.gate_up_proj": (count, hidden, 2 * width),
+            f"{block}.experts.down_proj": (count, width, hidden),
+            f"{block}.experts.gate_up_proj_bias": (count, 2 * width),
+            f"{block}.experts.down_proj_bias": (count, hidden),
+        }
+    shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (count, hidden)}
+    if experts.is_sigmoid:
+        shapes[f"{block}.gate.e_score_correction_bias"] = (count,)
+    if shared is not None and shared.is_gated:
+        shapes[f"{shared.name}_gate.weight"] = (1, hidden)
+    return shapes

@@ -18,7 +18,14 @@ from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import SpecError
 from lorad.files import open_file, refuse_sparse
 from lorad.models.config import ModelConfig, parse_config
-from lorad.models.directory import BYTES, linear_shapes, read_json, weight_files
+from lorad.models.directory import (
+    BYTES,
+    EMBEDDINGS,
+    linear_shapes,
+    read_json,
+    tensor_shapes,
+    weight_files,
+)
 from lorad.protocol.pool_setup import Quantize
 from lorad.routes import RouteShape
 
@@ -27,10 +34,13 @@ _Shapes = dict[str, tuple[int, int]]
 
 _HEADER_LIMIT = 100 << 20  # bytes, as the safetensors library has it
 _CHUNK = 16 << 20
+_FLOATS = ("F64", "F32", "BF16", "F16")  # of tensors that are numbers as they stand
+_DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _EMBEDDINGS = re.compile(r"embed|(^|\.)(wte|wpe)$")
 _ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
 _EXPERT = re.compile(r"(^|\.)experts(\.|$)")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")
 _LAYERS = ("num_hidden_layers", "n_layer")
 _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
@@ -99,10 +109,19 @@ def read_facts(directory: Path) -> ModelFacts:
     path = directory / "config.json"
     data = read_json(path)
     files = weight_files(directory)
-    try:
-        return _of_family(parse_config(data, str(path)), str(data.get("model_type") or ""))
-    except SpecError:
+    config = known_config(directory)
+    if config is None:
         return _of_headers(data, files, str(path))
+    return _of_family(config, str(data.get("model_type") or ""))
+
+
+def known_config(directory: Path) -> ModelConfig | None:
+    """Return the configuration of a model that lorad computes itself; None of any other."""
+    path = directory / "config.json"
+    try:
+        return parse_config(read_json(path), str(path))
+    except SpecError:
+        return None
 
 
 def weights_sha256(directory: Path, quantize: Quantize | None = None) -> str:
@@ -116,6 +135,71 @@ def weights_sha256(directory: Path, quantize: Quantize | None = None) -> str:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def check_tensors(directory: Path, config: ModelConfig) -> None:
+    """Check, by the headers of its weight files, that a checkpoint is the model of `config`.
+
+    Raises SpecError for a missing tensor, one of another shape, one of packed numbers, one that the forward
+    would leave out, and a second copy of tied embeddings that differs from them.
+    """
+    stored = {
+        name: (path, place)
+        for path in weight_files(directory)
+        for name, place in tensor_places(path).items()
+        if not _is_unread(name, config)
+    }
+    expected, head = tensor_shapes(config), f"{HEAD}.weight"
+    copy = stored.pop(head, None) if config.tie_word_embeddings else None
+    others = sorted(stored.keys() - expected.keys())
+    belongs = "the weights and config.json belong to different models"
+    for name, shape in expected.items():
+        if name not in stored:
+            missing = len(expected.keys() - stored.keys())
+            hint = (
+                f"the files have {', '.join(others[:3])} instead; {belongs}"
+                if others
+                else "complete the download"
+            )
+            raise SpecError(f"{directory}: no tensor {name}, and {missing} are missing in all", hint=hint)
+        path, place = stored[name]
+        if place.shape != shape:
+            what = f"{path}: {name} has shape {place.shape}, config.json says {shape}"
+            raise SpecError(what, hint=belongs)
+        if place.dtype not in _FLOATS:
+            what = f"{path}: {name} holds {place.dtype}: quantized weights cannot be trained on"
+            raise SpecError(what, hint="give the model in bfloat16")
+    if others:
+        raise SpecError(
+            f"{stored[others[0]][0]}: {len(others)} tensors have no place in the model that config.json "
+            f"describes: {', '.join(others[:3])}",
+            hint=belongs,
+        )
+    if copy is not None and not _holds_same(copy, stored[EMBEDDINGS]):
+        raise SpecError(
+            f"{copy[0]}: {head} differs from {EMBEDDINGS}, config.json ties them",
+            hint="set tie_word_embeddings to false in config.json",
+        )
+
+
+def _is_unread(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor follows from config.json, or is of layers that predict later tokens."""
+    last = config.num_hidden_layers
+    later = tuple(f"model.layers.{last + extra}." for extra in range(config.unused_layers))
+    return name.endswith(_DERIVED) or name.startswith(later)
+
+
+def _holds_same(first: tuple[Path, TensorPlace], second: tuple[Path, TensorPlace]) -> bool:
+    """Compare the bytes of two tensors."""
+    if first[1][:2] != second[1][:2]:
+        return False
+    with open_file(first[0]) as one, open_file(second[0]) as other:
+        one.seek(first[1].start)
+        other.seek(second[1].start)
+        sizes = range(first[1].start, first[1].end, _CHUNK)
+        return all(
+            one.read(size) == other.read(size) for size in (min(_CHUNK, first[1].end - at) for at in sizes)
+        )
 
 
 def refuse_unfilled(linears: Mapping[str, tuple[int, int]]) -> None:
@@ -154,7 +238,9 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
     config = {**data, **(data.get("text_config") or {})}
     if data.get("quantization_config") or config.get("quantization_config"):
         raise SpecError(f"{where}: quantized weights cannot be trained on", hint="give the model in bfloat16")
-    tensors = {name: tensor for path in files for name, tensor in _header(path).items()}
+    layers = _first(config, _LAYERS)
+    stored = {name: tensor for path in files for name, tensor in _header(path).items()}
+    tensors = {name: tensor for name, tensor in stored.items() if not _is_later(name, layers)}
     is_tied = bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False)))
     matrices = {
         name: shape for name, (_, shape) in tensors.items() if name.endswith(".weight") and len(shape) == 2
@@ -176,7 +262,7 @@ def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> M
             for name in sorted({name.removesuffix(".weight") for name in tensors if _EXPERT.search(name)})
         },
         cached=_cached(config),
-        layers=_first(config, _LAYERS),
+        layers=layers,
         kv_heads=_first(config, _KV_HEADS),
         expert_count=_first(config, _EXPERTS),
         experts_per_token=_first(config, _PER_TOKEN),
@@ -207,6 +293,13 @@ def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shape
             hint="use a model whose layers are made of linears (transformers' Conv1D is none)",
         )
     return found
+
+
+def _is_later(name: str, layers: int) -> bool:
+    """Return whether a tensor is of layers that predict later tokens, which no trainer computes."""
+    number = _LAYER.search(name)
+    is_beyond = number is not None and 0 < layers <= int(number[1]) and not _OTHER_SENSES.search(name)
+    return name.startswith("mtp.") or is_beyond
 
 
 def _is_target(module: str) -> bool:

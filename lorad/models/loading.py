@@ -9,15 +9,15 @@ from safetensors import SafetensorError, safe_open
 from lorad.errors import SpecError
 from lorad.models.base import Base, Experts, Layer, Weight
 from lorad.models.config import ExpertsConfig, ModelConfig, modules_in, shapes_in
-from lorad.models.directory import read_config, weight_files
+from lorad.models.directory import EMBEDDINGS, read_config, weight_files
+from lorad.models.facts import check_tensors
 from lorad.models.ops import prepare
 from lorad.models.packed import pack, stacked
 from lorad.models.rope import rope_tables
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.pool_setup import Quantize
 
-_EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
+_HEAD = "lm_head.weight"
 
 
 def load_base(
@@ -30,13 +30,13 @@ def load_base(
     one that the forward would leave out.
     """
     config = read_config(directory)
+    check_tensors(directory, config)
     prepare(device)
     source = _Source(directory, dtype, device, quantize)
-    embed = source.take(_EMBED, config.vocab_size, config.hidden_size)
+    embed = source.take(EMBEDDINGS, config.vocab_size, config.hidden_size)
     head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
     norm = source.take("model.norm.weight", config.hidden_size)
-    source.check_rest(embed, config)
     cos, sin = rope_tables(config, dtype, device)
     return Base(config, dtype, device, embed, layers, norm, head, cos, sin)
 
@@ -70,7 +70,7 @@ class _Source:
         """
         whole = torch.empty(sum(rows), *columns, dtype=dtype or self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
-            part.copy_(self._mapped(name, tuple(part.shape)))
+            part.copy_(self._mapped(name))
             HEART.progress()
         return whole
 
@@ -79,23 +79,15 @@ class _Source:
         if self.quantize is None:
             return self.stack(names, rows, shape[-1]).view(shape)
         parts = []
-        for name, count in zip(names, rows, strict=True):
-            mapped = self._mapped(name, (count, shape[-1]))
-            parts.append(pack(mapped, self.quantize, self.dtype, self.device))
+        for name in names:
+            parts.append(pack(self._mapped(name), self.quantize, self.dtype, self.device))
             HEART.progress()
         return stacked(parts, shape)
 
-    def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _mapped(self, name: str) -> torch.Tensor:
         """A view of the file, to be copied before the next is asked for."""
-        if name not in self.files:
-            raise SpecError(f"{self.directory}: no tensor {name}", hint="complete the download")
         with safe_open(self.files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise SpecError(
-                f"{self.files[name]}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}",
-                hint="the weights and config.json belong to different models",
-            )
         self.rest.discard(name)
         HEART.tell(f"loading weights {len(self.files) - len(self.rest)} of {len(self.files)}")
         return tensor
@@ -104,7 +96,7 @@ class _Source:
         """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. gate_up: outputs of
         gate and up take turns in the file, and follow each other here.
         """
-        found, is_pair = self._mapped(name, shape), ".gate_up_" in name
+        found, is_pair = self._mapped(name), ".gate_up_" in name
         parts = [found[..., first::2] for first in range(2)] if is_pair else [found]
         parts = [part.mT if len(shape) == 3 else part for part in parts]
         whole = torch.empty(shape[0], shape[-1], *shape[1:-1], dtype=self.dtype, device=self.device)
@@ -112,27 +104,6 @@ class _Source:
             half.copy_(part)
         HEART.progress()
         return whole
-
-    def check_rest(self, embed: torch.Tensor, config: ModelConfig) -> None:
-        """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that
-        config.json implies, layers after the last that it counts.
-        """
-        if _HEAD in self.rest and not torch.equal(self.take(_HEAD, *embed.shape), embed):
-            raise SpecError(
-                f"{self.files[_HEAD]}: {_HEAD} differs from {_EMBED}, config.json ties them",
-                hint="set tie_word_embeddings to false in config.json",
-            )
-        last = config.num_hidden_layers
-        unused = tuple(f"model.layers.{last + extra}." for extra in range(config.unused_layers))
-        unread = sorted(
-            name for name in self.rest if not (name.endswith(_DERIVED) or name.startswith(unused))
-        )
-        if unread:
-            raise SpecError(
-                f"{self.files[unread[0]]}: {len(unread)} tensors have no place in the model that config.json "
-                f"describes: {', '.join(unread[:3])}",
-                hint="the weights and config.json belong to different models",
-            )
 
 
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:

@@ -38,7 +38,7 @@ with quick_imports():
     from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.models.directory import read_config
-    from lorad.models.facts import ModelFacts, read_facts
+    from lorad.models.facts import ModelFacts, check_tensors, read_facts
     from lorad.models.families import FUSED
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, model_directory
@@ -297,13 +297,13 @@ def _memory(
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
-    """Every weight file is as long as its header says; tensors are checked when they are loaded.
-
-    Raises SpecError.
+    """Check that the weight files are whole, and, where the pool's own process loads them, that they are the
+    model of config.json. Raises SpecError.
     """
-    if needs_base(spec):
-        read_config(directory)
+    config = read_config(directory) if needs_base(spec) else None
     check_weights(directory)
+    if config is not None:
+        check_tensors(directory, config)
     facts = read_facts(directory)
     check_blocks(spec, facts)
     return facts

@@ -17,10 +17,7 @@ def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
 
 
 def check_weights(directory: Path) -> None:
-    """Every weight file is as long as its header says.
-
-    Raises SpecError; tensors are checked when they are loaded.
-    """
+    """Check that every weight file is as long as its header says. Raises SpecError."""
     for path in weight_files(directory):
         try:
             with open_file(path) as file, safe_open(path, framework="np"):

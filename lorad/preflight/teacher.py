@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.models.directory import read_config, read_json
-from lorad.models.facts import ModelFacts, read_facts
+from lorad.models.facts import ModelFacts, check_tensors, read_facts
 from lorad.preflight.directory import check_weights, model_directory
 from lorad.spec.model import Spec
 
@@ -32,8 +32,8 @@ def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Te
         return None
     try:
         directory = model_directory(wanted, cwd, any_architecture=False)
-        read_config(directory)
         check_weights(directory)
+        check_tensors(directory, read_config(directory))
         found = read_facts(directory)
         ours, theirs = _tokens_sha256(student), _tokens_sha256(directory)
     except SpecError as error:
