@@ -1,13 +1,18 @@
 """What the warm process forks begins as an interpreter does."""
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from lorad.box.paths import AttemptDir
+from lorad.children.process import start_time
 from lorad.daemon.process.processes import Processes
 from tests.kit.warm.processes import WarmProcesses, is_warm
+from tests.kit.warm.ranks import interpreter
 from tests.kit.world import COLD, world
 
 SIGNALS = """
@@ -36,3 +41,49 @@ def test_signals_are_those_of_an_interpreter(tmp_path: Path) -> None:
     expected = signals_of(Processes(), cold)
     assert b"SigIgn" in expected
     assert signals_of(WarmProcesses(), warm) == expected
+
+
+RANK = """
+import os, sys, time
+print(os.getpid(), oct(os.umask(0)), os.getcwd(), os.environ["RANK"], sys.argv[1:], end=" ")
+print("torch" in sys.modules, flush=True)
+sys.stdin.read()
+sys.exit(3)
+"""
+
+
+def rank_of(root: Path, file: str, python: str) -> subprocess.Popen[str]:
+    """One that waits until its input ends."""
+    (root / file).write_text(RANK)
+    return subprocess.Popen(
+        [python, str(root / file), "a b"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, umask=0o027,
+        env=os.environ | {"RANK": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not is_warm(), reason="tests run without a warm process")
+def test_forked_rank_begins_as_an_interpreters(tmp_path: Path) -> None:
+    said = []
+    for python in (interpreter(sys.executable), sys.executable):
+        with rank_of(tmp_path, "some_rank.py", python) as rank:
+            out, _ = rank.communicate("")
+        assert rank.returncode == 3
+        said.append(out.split()[1:])
+    assert said[0] == [*said[1][:-1], "True"] and said[1][-1] == "False"
+
+
+@pytest.mark.skipif(not is_warm(), reason="tests run without a warm process")
+def test_killed_rank_leaves_no_fork(tmp_path: Path) -> None:
+    with rank_of(tmp_path, "some_rank.py", interpreter(sys.executable)) as rank, world(COLD) as waiting:
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline().split()[0])
+        assert pid != rank.pid
+        rank.send_signal(signal.SIGKILL)
+        waiting.until(lambda: start_time(pid) is None, "the fork is over")
+
+
+@pytest.mark.skipif(not is_warm(), reason="tests run without a warm process")
+def test_other_programs_have_the_interpreter_itself(tmp_path: Path) -> None:
+    with rank_of(tmp_path, "other.py", interpreter(sys.executable)) as other:
+        assert other.communicate("")[0].split()[0] == str(other.pid) and other.returncode == 3

@@ -50,6 +50,10 @@ ENVIRONMENT = {
     },
     "vllm": {"HF_TOKEN": SECRET},
 }
+OF_RUNS = ENVIRONMENT | {"sglang": ENVIRONMENT["sglang"] | {"LORAD_FORKS": "1"}}
+"""For whole runs, of which the server is a part: SGLang's processes are forks of its first one there, 18 s of
+processor less. What tests ask directly is spawned, as users have it.
+"""
 
 
 def setup_of(kind: str, *, max_rank: int = 16, context_length: int = 512) -> ServerSetup:

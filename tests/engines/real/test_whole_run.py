@@ -13,7 +13,7 @@ import pytest
 from lorad.adapters.directory import MANIFEST
 from lorad.adapters.peft import CONFIG, write_peft
 from lorad.adapters.targets import match_modules
-from tests.engines.real.places import ENVIRONMENT, SHAPES, python_of
+from tests.engines.real.places import OF_RUNS, SHAPES, python_of
 from tests.kit.fakes.random_adapters import partial, random_adapter
 from tests.kit.world import REPOSITORY, SMALL, World, world
 
@@ -27,7 +27,7 @@ eval: {every: 30, problems: 256}
 
 def configure(made: World, kind: str, **more: str) -> None:
     made.home.root.mkdir(parents=True, exist_ok=True)
-    backend = {"python": python_of(kind), "env": ENVIRONMENT[kind], **more}
+    backend = {"python": python_of(kind), "env": OF_RUNS[kind], **more}
     made.home.config.write_text(json.dumps({"backends": {kind: backend}}))  # YAML has JSON in it
 
 

@@ -14,9 +14,11 @@ import sys
 PLACE = "LORAD_WARM"  # the variable that names the socket of the warm process
 GROUP = "LORAD_CPU_GROUP"  # the variable that names the control group of whoever asks, see cpu_seconds.py
 HEAVY_PLACE = ".torch"  # what follows it for the one that has torch
-HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial")  # words of command lines that need it
+WORKER = "lorad.trainers.ranks.worker"
+HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial", WORKER)  # words of command lines that need it
+HEAVY_FILES = "_rank.py"  # which some end with
 MESSAGE_BYTES = 1 << 20
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def ask(
@@ -31,7 +33,8 @@ def ask(
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
-        connection.connect(place + HEAVY_PLACE * any(word in HEAVY for word in argv))
+        is_heavy = any(word in HEAVY or word.endswith(HEAVY_FILES) for word in argv)
+        connection.connect(place + HEAVY_PLACE * is_heavy)
         socket.send_fds(connection, [json.dumps(question).encode()], fds)
         answer = connection.recv(64)
         if not answer:
@@ -50,7 +53,8 @@ def question(argv: list[str], environment: dict[str, str], cwd: str) -> dict[str
 def main() -> int:
     if not (place := os.environ.get(PLACE)):
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    connection, _ = ask(place, question(sys.argv[1:], dict(os.environ), os.getcwd()), sys.argv[1:], [0, 1, 2])
+    asked = question(sys.argv[1:], dict(os.environ), os.getcwd()) | {"umask": os.umask(0)}
+    connection, _ = ask(place, asked, sys.argv[1:], [0, 1, 2])
     for number in PASSED_ON:
         signal.signal(number, lambda received, _: connection.send(str(received).encode()))
     ended = connection.recv(64)

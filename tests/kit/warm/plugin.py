@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from lorad.client import launch
 from tests.kit.warm.client import HEAVY_PLACE, PLACE
 from tests.kit.warm.processes import CLIENT, WarmDaemon
+from tests.kit.warm.ranks import warm_megatron
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -42,7 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
             stdin=subprocess.PIPE, cwd=REPOSITORY, start_new_session=True, pass_fds=fds,
         )  # fmt: skip
 
+    megatron = ExitStack()
+    megatron.enter_context(warm_megatron(place))
+
     def end() -> None:
+        megatron.close()
         process.communicate()
         directory.cleanup()
         del os.environ[PLACE]

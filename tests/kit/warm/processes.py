@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from msgspec.structs import replace
+
 from lorad.box.paths import Home
 from lorad.daemon.process.processes import Processes
 from tests.kit.warm import client
 from tests.kit.warm.client import PLACE
+from tests.kit.warm.ranks import interpreter
 
 MOST_ENDS = 100
 CLIENT = (sys.executable, "-I", "-S", client.__file__)
@@ -81,6 +84,13 @@ def keep_warm() -> None:
         is_python = argv[0] == sys.executable and "-I" not in argv
         return guarded([*python(env), *argv[1:]] if is_python else argv, env, **options)
 
+    if (remote := sys.modules.get("lorad.trainers.ranks.remote")) is not None:  # a pool
+        config = remote._config
+
+        def warm_config(setup: Any, *more: Any) -> Any:
+            return config(replace(setup, python=interpreter(setup.python or sys.executable)), *more)
+
+        remote._config = warm_config  # type: ignore[attr-defined]
     for place, name, value in (
         (Processes, "_start_shim", WarmProcesses._start_shim),
         (Processes, "_has_ended", WarmProcesses._has_ended),

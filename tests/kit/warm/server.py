@@ -4,12 +4,11 @@ A test worker, a pool, a driver or a command line begins within some 40 millisec
 instead of after up to five seconds of imports. `python -m tests.kit.warm.server FD FD [--now]` serves at two
 listening sockets until its standard input ends. Each has one thread and computes nothing, so that a fork is
 as good as a fresh interpreter. What differs: /proc shows the command line and the environment of the warm
-process, and malloc and OpenMP were set up by it.
+process, and malloc and OpenMP were set up by it. `--only FD MODULE…` serves at one socket, with those alone.
 """
 
 import atexit
 import gc
-import importlib
 import json
 import os
 import runpy
@@ -27,9 +26,10 @@ from typing import Any, NoReturn
 
 import lorad
 from lorad.daemon.process import shim
-from tests.kit.warm.client import GROUP, MESSAGE_BYTES
+from tests.kit.warm.client import GROUP, MESSAGE_BYTES, WORKER
 from tests.kit.warm.processes import keep_warm
 
+HIDDEN = ("pandas",)  # see lorad/daemon/__main__.py
 LIGHT = ("aiohttp.web", "rich.console")
 # what pools and workers of pytest import beside it, and the rooms and modules of lorad that are theirs
 HEAVY_PACKAGES = (
@@ -57,8 +57,9 @@ class Child:
 class Server:
     """Answers one question after the other; children are watched by their pidfds."""
 
-    def __init__(self, listener: socket.socket, names: Sequence[str]) -> None:
+    def __init__(self, listener: socket.socket, names: Sequence[str], hidden: Sequence[str] = ()) -> None:
         self.names = names  # of modules, to be imported before the first fork
+        self.hidden = hidden  # from them
         self.listener = listener
         self.poll = select.poll()
         self.is_loaded = False
@@ -67,12 +68,13 @@ class Server:
     def load(self) -> None:
         """Import what children need; what is missing in an environment is left out."""
         self.is_loaded = True
-        sys.modules["pandas"] = None  # type: ignore[assignment]  # see lorad/daemon/__main__.py
+        sys.modules |= dict.fromkeys(self.hidden)  # type: ignore[arg-type]
         with without_collector():
             for name in self.names:
                 with suppress(Exception):
-                    importlib.import_module(name)
-        del sys.modules["pandas"]
+                    __import__(name)  # as a statement does, which stand-ins listen to
+        for name in self.hidden:
+            del sys.modules[name]
 
     def serve(self) -> None:
         """Answer until standard input ends."""
@@ -148,6 +150,8 @@ def become(asked: dict[str, Any], fds: Sequence[int]) -> NoReturn:
             os.dup2(fd, target)
         os.closerange(3, 1 << 16)
         begin_anew(asked["env"], asked["cwd"])
+        if "umask" in asked:
+            os.umask(asked["umask"])
         if asked.get("detached"):
             os.setsid()
         if asked["kind"] == "shim":
@@ -232,7 +236,7 @@ def run(argv: Sequence[str]) -> None:
         if not safe:
             sys.path.insert(0, os.getcwd())
         sys.argv = words[1:]
-        if words[1].partition(".")[0] == "lorad":
+        if words[1].partition(".")[0] == "lorad" and words[1] != WORKER:
             keep_warm()
         sys.modules.pop(f"{words[1]}.__main__", None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -271,9 +275,12 @@ def modules(*, heavy: bool) -> Iterator[str]:
 
 
 def main() -> None:
+    if sys.argv[1] == "--only":
+        Server(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]).serve()
+        return
     listeners = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:3]]
-    light = Server(listeners[0], [*LIGHT, *modules(heavy=False)])
-    heavy = Server(listeners[1], [*HEAVY_PACKAGES, *modules(heavy=True)])
+    light = Server(listeners[0], [*LIGHT, *modules(heavy=False)], HIDDEN)
+    heavy = Server(listeners[1], [*HEAVY_PACKAGES, *modules(heavy=True)], HIDDEN)
     light.load()
     if os.fork():
         heavy.listener.close()

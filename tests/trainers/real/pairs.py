@@ -1,14 +1,12 @@
 """Where the real backends are, and what `config.yaml` says of them here."""
 
-from pathlib import Path
 from typing import Any
 
 from tests.engines.real import places as engines
+from tests.kit.warm.ranks import MEGATRON_CPU, interpreter
 
 TRAINERS = ("builtin", "fsdp", "megatron")
 ENGINES = ("builtin", *engines.KINDS)
-# what Megatron lacks on a machine without an accelerator
-MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"
 INSTALLED = ("megatron", *engines.KINDS)  # in environments of their own; the others are in lorad's
 
 
@@ -26,5 +24,6 @@ def missing(*backends: str) -> list[str]:
 
 def configured(*backends: str) -> dict[str, Any]:
     """The `backends` of a home's `config.yaml`."""
-    environments = {"megatron": {"PYTHONPATH": str(MEGATRON_CPU)}, **engines.ENVIRONMENT}
-    return {b: {"python": python_of(b), "env": environments[b]} for b in backends if b in INSTALLED}
+    environments = {"megatron": {"PYTHONPATH": str(MEGATRON_CPU)}, **engines.OF_RUNS}
+    installed = [backend for backend in backends if backend in INSTALLED]
+    return {b: {"python": interpreter(python_of(b)), "env": environments[b]} for b in installed}

@@ -1,16 +1,17 @@
 """The real backends of trainers, as they are started here."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from lorad.protocol.pool_setup import Quantize, RanksSetup
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
+from tests.kit.warm.ranks import MEGATRON as VARIABLE
+from tests.kit.warm.ranks import MEGATRON_CPU, interpreter
 
-# what Megatron lacks on a machine without an accelerator
-MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"
-VARIABLE = "LORAD_MEGATRON_PYTHON"
+__all__ = ["MEGATRON_CPU", "VARIABLE", "python_of", "setup_of", "started"]
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -21,8 +22,9 @@ def python_of(backend: str) -> str | None:
 
 
 def setup_of(backend: str, **sizes: Any) -> RanksSetup:
+    """Ranks are forks: tests of how they begin and end have `tests.nodes.kit.tiny_trainer`."""
     env = {"PYTHONPATH": str(MEGATRON_CPU)} if backend == "megatron" else {}
-    return RanksSetup(python=python_of(backend) or "", env=env, **sizes)
+    return RanksSetup(python=interpreter(python_of(backend) or sys.executable), env=env, **sizes)
 
 
 async def started(

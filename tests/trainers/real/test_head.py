@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.reference import write_random_model
-from tests.trainers.real.start import MEGATRON_CPU
+from tests.kit.warm.ranks import MEGATRON_CPU, interpreter
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("head_rank.py")
@@ -38,7 +38,7 @@ def told(directory: Path, case: Case, python: str) -> list[dict[str, Any]]:
         environment["PYTHONPATH"] += f":{MEGATRON_CPU}"
     ranks = [
         subprocess.Popen(
-            [python, str(SCRIPT), str(rank), str(world), str(directory), backend, dtype],
+            [interpreter(python), str(SCRIPT), str(rank), str(world), str(directory), backend, dtype],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)

@@ -45,6 +45,14 @@ def drop_pinned_memory() -> None:
     torch.Tensor.pin_memory = lambda self, *_args, **_options: self  # type: ignore[method-assign]
 
 
+def fork_processes() -> None:
+    """SGLang's processes are spawned, and import for eight seconds each."""
+    import multiprocessing
+
+    set_method = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force=False: set_method("fork", force)
+
+
 # multiprocessing's tracker of its resources, a process of each server, does without torch
 IS_TRACKER = any("resource_tracker" in word for word in sys.orig_argv)
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" and not IS_TRACKER:
@@ -52,3 +60,5 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" and not IS_TRACKER:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     declare_torchvision_operators()
     drop_pinned_memory()
+    if os.environ.get("LORAD_FORKS"):
+        fork_processes()
