@@ -6,7 +6,7 @@ from typing import Any
 
 from lorad.envs.protocol import Message, Turn
 from lorad.errors import SpecError
-from lorad.rl.data import with_system
+from lorad.rl.rows.messages import with_system
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
@@ -48,7 +48,7 @@ class Format:
             self._refuse_unreadable()
         if self.is_chat:
             chat = with_system(self._data, chat_of(messages))
-            text = self._tokenizer.chat(chat, self._settings(tools))
+            text = self._tokenizer.chat(chat, self._settings(tools), continues=True)
             return text, self._tokenizer.encode(text)
         text = _text(messages)
         return text, self._tokenizer.encode(text, special=True)

@@ -11,7 +11,7 @@ from typing import Any
 from lorad.envs.format import Format, Tools, chat_of
 from lorad.envs.protocol import Message, Turn
 from lorad.errors import SpecError
-from lorad.rl.data import with_system
+from lorad.rl.rows.messages import with_system
 from lorad.rl.tokenizer import Tokenizer
 from lorad.rl.tools.calls import Call
 from lorad.rl.tools.specs import for_template

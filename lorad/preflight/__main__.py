@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -408,6 +408,8 @@ def _warnings(
         "model: its tokenizer names no end token; every sample will run to rollout.max_new_tokens": not (
             tokenizer.eos_ids or spec.rollout.stop
         ),
+        f"model: its configuration does not name {_named(tokenizer, tokenizer.late_ends)}, with which its "
+        "tokenizer or its chat template ends turns; completions end there as well": bool(tokenizer.late_ends),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
         and not (held_out or spec.eval.sets)
         and spec.algorithm.kind != "tinker",
@@ -420,6 +422,10 @@ def _warnings(
         f"({tokenizer.eos_ids}), so that it does not learn to end them": unended > 0,
     }
     return [text for text, holds in found.items() if holds]
+
+
+def _named(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return " and ".join(tokenizer.decode([number], skip_special=False) for number in ids)
 
 
 def _refused(error: Exception) -> Answer:

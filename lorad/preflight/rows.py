@@ -15,13 +15,18 @@ from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
 from lorad.rl.reward import renamed
 from lorad.rl.rows.columns import find_value
-from lorad.rl.rows.doubts import are_chats, row_doubts
+from lorad.rl.rows.doubts import are_chats, listed, row_doubts
 from lorad.rl.rows.pairs import Judgement, preference_doubts
 from lorad.rl.sources import SUFFIXES, Row
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data, names_of, single
 from lorad.spec.model import Spec
+
+_UNSHOWN = (
+    "the chat template does not write it, so that the model does not see it; write it as the template does, "
+    "or leave it out"
+)
 
 
 def check_rows(
@@ -48,6 +53,8 @@ def check_rows(
         return warnings
     form = data.form if isinstance(data, TargetDataset) else None
     warnings += row_doubts("data.train", data.rows, spec.data, form)
+    if data.unshown:
+        warnings.append(f"data.train: {listed(data.unshown)}: {_UNSHOWN}")
     if has_rows and held_out:
         rows = rows_behind(held_out)
         form = format_of(rows[0], spec.data, spec.algorithm) if held_out[0].targets else None

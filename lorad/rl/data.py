@@ -22,7 +22,9 @@ from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
-from lorad.rl.rows.messages import messages_of
+from lorad.rl.rows.messages import messages_of, with_system
+from lorad.rl.rows.shown import unshown
+from lorad.rl.rows.variables import variables_of
 from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
@@ -90,6 +92,7 @@ class Dataset(ABC):
     has_answers: see `Example`.
     digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
     stream: where rows are read while the run trains, what they are read from.
+    unshown: by source and number of a row, what of its chat the chat template does not write.
     """
 
     size: int | None = None
@@ -100,6 +103,7 @@ class Dataset(ABC):
     has_answers: bool = True
     digest: str = ""
     stream: Stream[Any] | None = None
+    unshown: Mapping[tuple[str, int], str] = {}
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -246,6 +250,7 @@ class _Prompts(Dataset):
 
     def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
         self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
+        self.unshown = self._unshown = dict[tuple[str, int], str]()
         self._lengths: array[int] | None = None  # of the prompts, where they are kept
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
@@ -300,10 +305,15 @@ class _Prompts(Dataset):
         if not self._templated:
             return [self._plain(row) for row in rows]
         chats = [with_system(self._data, messages_of(prompt_of(row, self._data), row)) for row in rows]
+        own, settings = [variables_of(row) for row in rows], self._data.chat_template_kwargs
         try:
-            return self._tokenizer.chats(chats, self._data.chat_template_kwargs)
+            texts = self._tokenizer.chats(chats, settings, own, continues=True)
         except Refused as error:
             raise refusal(error, rows[error.index].where) from error
+        for row, chat, variables, text in zip(rows, chats, own, texts, strict=True):
+            if words := unshown(chat, variables, text):
+                self._unshown.setdefault((row.source, row.number), words)
+        return texts
 
     def _plain(self, row: Row) -> str:
         value = prompt_of(row, self._data)
@@ -467,13 +477,6 @@ def prompt_value_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
     """Return the prompt as the row has it: a text or, behind data.system, messages."""
     value = prompt_of(row, data)
     return value if isinstance(value, str) else with_system(data, messages_of(value, row))
-
-
-def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Behind `data.system`, unless they begin with a system prompt of their own."""
-    if data.system is None or messages[0]["role"] in ("system", "developer"):
-        return messages
-    return [{"role": "system", "content": data.system}, *messages]
 
 
 def refuse_for_chats(data: Data, why: str) -> None:

@@ -44,6 +44,14 @@ class Row(Struct, frozen=True):
     values: dict[str, Any]
     source: str = ""
 
+    @property
+    def is_of_columns(self) -> bool:
+        """Return whether its source has each key in each row, as Parquet and Arrow do: null where a row lacks
+        it.
+        """
+        name = self.where.rpartition(":")[0].lower()
+        return not name.endswith((".jsonl", ".json", ".csv"))
+
 
 def labelled(sources: Sources, read: Callable[[str], Iterator[Row]]) -> Iterator[Row]:
     """Yield the rows of one source, or of each after the other. Raises SpecError, also for builtin tasks

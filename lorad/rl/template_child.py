@@ -86,9 +86,9 @@ def _limit_memory() -> None:
 def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None:
     """Answer with each chat, which may take `seconds`; the first that cannot be rendered is the last."""
     _set_clock(job.date)
-    for chat in job.chats:
+    for chat, own in zip(job.chats, job.own, strict=True):
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        rendered = _render_one(tokenizer, chat, job)
+        rendered = _render_one(tokenizer, chat, job, {**job.settings, **own})
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(msgspec.json.encode(rendered) + b"\n")
         replies.flush()
@@ -96,20 +96,20 @@ def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None
             return
 
 
-def _render_one(tokenizer: Any, chat: list[dict[str, Any]], job: Job) -> Rendered:
-    if taken := sorted(_OWN & job.settings.keys()):
+def _render_one(tokenizer: Any, chat: list[dict[str, Any]], job: Job, settings: dict[str, Any]) -> Rendered:
+    if taken := sorted(_OWN & settings.keys()):
         return Rendered(error=f"{taken[0]} is no variable of a template but a parameter of transformers' own")
+    is_continued = job.continues and chat[-1]["role"] == "assistant"
+    ending = {"continue_final_message" if is_continued else "add_generation_prompt": job.generate}
     try:
-        text = str(
-            tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=job.generate, **job.settings
-            )
-        )
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False, **ending, **settings))
         if len(text) > TEMPLATE_TEXT:
             raise OverflowError
     except (MemoryError, OverflowError) as error:
         return Rendered(error=too_much(error))
     except Exception as error:
+        if "Final message to continue:" in str(error):
+            return Rendered(error="it drops or rewrites the last message, so that it cannot be continued")
         return Rendered(error=(str(error) or type(error).__name__)[:_ERROR_LIMIT])
     return Rendered(text)
 

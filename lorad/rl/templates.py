@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.bounds import CONFIG_BYTES, GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_TEXT
 from lorad.box.paths import python_path
@@ -38,13 +39,16 @@ class Setup(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """Chats to render. settings: further variables of the template. date: what `strftime_now` says, in ISO
-    8601; None: the present. generate: end where the assistant begins to speak."""
+    """Chats to render. settings: further variables of the template; own: those of each chat alone. date: what
+    `strftime_now` says, in ISO 8601; None: the present. generate: end where the assistant begins to speak.
+    continues: chats that end with a turn of the assistant's end within it."""
 
     chats: list[list[dict[str, Any]]]
     settings: dict[str, Any]
+    own: list[dict[str, Any]]
     date: str | None
     generate: bool = True
+    continues: bool = False
 
 
 class Rendered(Struct, frozen=True):
@@ -75,18 +79,17 @@ class Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
 
-    def render(
-        self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None, *, generate: bool = True
-    ) -> list[str]:
-        """Return each chat; with `generate` up to where the assistant begins to speak.
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
-        Raises Refused for the first that has no text.
-        """
+    def render(self, job: Job) -> list[str]:
+        """Return each chat as text. Raises Refused for the first that has none."""
         texts: list[str] = []
         with self._busy:
-            for start in range(0, len(chats), _AT_ONCE):
-                some = [[*map(dict, chat)] for chat in chats[start : start + _AT_ONCE]]
-                self._do(Job(some, dict(settings), date, generate), texts)
+            for start in range(0, len(job.chats), _AT_ONCE):
+                some = slice(start, start + _AT_ONCE)
+                self._do(replace(job, chats=job.chats[some], own=job.own[some]), texts)
         return texts
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """A model's tokenizer, read from its directory without transformers, and its chat template."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,23 @@ import tokenizers
 from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.rl.templates import Chat, Refused, Renderer, Setup, settings_in, template_in
+from lorad.rl.templates import Chat, Job, Refused, Renderer, Setup, settings_in, template_in
 from lorad.rl.tools.calls import SPECIAL, form_of
 from lorad.rl.tools.specs import for_template
 
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_PARTS = [{"type": "text", "text": "lorad one"}, {"type": "text", "text": "lorad two"}]
+_TURN = "lorad turn"
+_FUNCTION = {"name": "f", "arguments": {"a": _TURN}}
+_ASKED: dict[str, Any] = {"role": "user", "content": "a"}
+_ANSWER: dict[str, Any] = {"role": "assistant", "content": _TURN}
+_CALLS: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call00000", "type": "function", "function": _FUNCTION}],
+}
+_BEFORE = {"assistant": [_ASKED], "tool": [_ASKED, _CALLS]}  # messages before one of a role
+_BEHIND = {"system": [_ASKED], "developer": [_ASKED]}
 _ADVICE = (
     "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
 )
@@ -25,10 +38,10 @@ _PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's
 class Tokenizer:
     """Text <-> token ids.
 
-    `eos_ids`: the ids that end a completion, of `generation_config.json`, else `config.json`, else
-    `tokenizer_config.json`; empty when none names one. `pad_id`: the padding id from the same places, else
-    the first of `eos_ids`, else 0. `call_form`: how the model writes calls of tools, by its chat template;
-    None when it has none, or lorad does not read its form. `template`: its text; None without one.
+    `pad_id`: the padding id of `generation_config.json`, else `config.json`, else `tokenizer_config.json`,
+    else the first id that one of them ends completions with, else 0. `call_form`: how the model writes calls
+    of tools, by its chat template; None when it has none, or lorad does not read its form. `template`: its
+    text; None without one.
     """
 
     def __init__(self, directory: Path, *, date: str | None = None) -> None:
@@ -51,6 +64,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._settings = settings_in(directory / "tokenizer_config.json")
         self._date = date
+        self._with_parts = dict[str, bool]()  # by role
         template = self.template = template_in(directory, self._settings)
         self.call_form = form_of(template)
         self._call_ids = [
@@ -58,8 +72,8 @@ class Tokenizer:
         ]
         self._renderer = None if template is None else Renderer(self._setup(template, directory))
         configs = [settings_in(directory / name) for name in ("generation_config.json", "config.json")]
-        self.eos_ids = self._ids(configs, "eos_token")
-        self.pad_id = (*self._ids(configs, "pad_token"), *self.eos_ids, 0)[0]
+        self._named_ends = self._ids(configs, "eos_token")
+        self.pad_id = (*self._ids(configs, "pad_token"), *self._named_ends, 0)[0]
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,6 +93,43 @@ class Tokenizer:
             for number, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.content and not token.normalized and not token.single_word
         }
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a completion: those of `generation_config.json`, else `config.json`; that of
+        `tokenizer_config.json`; and those that the chat template writes behind a turn of the assistant's.
+        """
+        return tuple(dict.fromkeys((*self._named_ends, *self._ids([], "eos_token"), *self._template_ends)))
+
+    @property
+    def late_ends(self) -> tuple[int, ...]:
+        """Return the ids of `eos_ids` that the model's configuration does not name."""
+        return tuple(number for number in self.eos_ids if number not in self._named_ends)
+
+    @cached_property
+    def _template_ends(self) -> tuple[int, ...]:
+        """The tokens that the chat template writes behind the words of a last turn, and behind its calls."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        behind_words = self._probed([_ASKED, _ANSWER]).rpartition(_TURN)
+        words = self.encode(behind_words[2].lstrip())[:1] if behind_words[1] else []
+        if not words or words[0] not in added:
+            return ()
+        behind_calls = self._probed([_ASKED, _CALLS]).rpartition(_TURN)
+        calls = self.encode(behind_calls[2].rstrip())[-1:] if behind_calls[1] else []
+        return (*words, *(number for number in calls if number in added and added[number].special))
+
+    def _probed(self, chat: list[dict[str, Any]]) -> str:
+        """Return what the chat template makes of a made-up chat; "" where it refuses it, or there is none."""
+        if self._renderer is None:
+            return ""
+        was_running = self._renderer.is_running
+        try:
+            return self._renderer.render(Job([chat], {}, [{}], self._date, generate=False))[0]
+        except Refused:
+            return ""
+        finally:
+            if not was_running:
+                self.close()
 
     def number_of(self, token: str) -> int | None:
         """Return the id of a token of the vocabulary, special ones included."""
@@ -127,23 +178,37 @@ class Tokenizer:
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
     def chat(
-        self, messages: Chat, settings: Mapping[str, Any] | None = None, *, generate: bool = True
+        self,
+        messages: Chat,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        generate: bool = True,
+        continues: bool = False,
     ) -> str:
         """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
 
-        settings: further variables of the template, `tools` among them: see `tools/specs.py`.
+        settings: further variables of the template, `tools` among them: see `tools/specs.py`. For the others
+        see `chats`.
         Raises SpecError without a template and when the template refuses the messages or takes too long.
         """
         try:
-            return self.chats([messages], settings or {}, generate=generate)[0]
+            return self.chats([messages], settings or {}, generate=generate, continues=continues)[0]
         except Refused as error:
             raise refusal(error) from error
 
     def chats(
-        self, chats: Sequence[Chat], settings: Mapping[str, Any], *, generate: bool = True
+        self,
+        chats: Sequence[Chat],
+        settings: Mapping[str, Any],
+        own: Sequence[Mapping[str, Any]] = (),
+        *,
+        generate: bool = True,
+        continues: bool = False,
     ) -> list[str]:
         """`chat` of many at once; without `generate` as they stand, with nothing behind the last message.
 
+        own: variables of each chat alone; none, where it is empty. continues: a chat that ends with the
+        assistant's words ends behind them, so that the model goes on with that turn.
         Raises SpecError without a template and for calls of tools that are none, and Refused for the first
         without a text.
         """
@@ -152,8 +217,31 @@ class Tokenizer:
                 "messages need a chat template and the model has none",
                 hint="give prompts as strings, or put chat_template.jinja into the model directory",
             )
-        some = [for_template(chat) for chat in chats]
-        return self._renderer.render(some, settings, self._date, generate=generate)
+        some = [self._in_parts(for_template(chat)) for chat in chats]
+        for index, chat in enumerate(some if continues else ()):
+            last = chat[-1]
+            if last["role"] == "assistant" and (last.get("tool_calls") or not last.get("content")):
+                raise Refused(index, "its last message is the assistant's, and has no words to continue")
+        each = [dict(one) for one in own] or [{}] * len(some)
+        return self._renderer.render(Job(some, dict(settings), each, self._date, generate, continues))
+
+    def _in_parts(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Join parts of content with line breaks, as vLLM does, unless the template reads parts."""
+        return [
+            {**message, "content": "\n".join(part["text"] for part in message["content"])}
+            if isinstance(message.get("content"), list) and not self._reads_parts(message["role"])
+            else message
+            for message in chat
+        ]
+
+    def _reads_parts(self, role: str) -> bool:
+        """Return whether the template writes both of two parts of a message, and not that they are parts."""
+        if role not in self._with_parts:
+            chat = [*_BEFORE.get(role, []), {"role": role, "content": _PARTS}, *_BEHIND.get(role, [])]
+            text = self._probed(chat)
+            start, end = (text.find(part["text"]) for part in _PARTS)
+            self._with_parts[role] = 0 <= start < end and "type" not in text[start:end]
+        return self._with_parts[role]
 
     def close(self) -> None:
         """End the process that renders; the next `chat` starts another."""

@@ -70,9 +70,9 @@ class Counted(Tokenizer):
 
     messages = characters = 0
 
-    def chats(self, chats: Sequence[Any], settings: Any, *, generate: bool = True) -> list[str]:
+    def chats(self, chats: Sequence[Any], *others: Any, **how: Any) -> list[str]:
         self.messages += sum(map(len, chats))
-        return super().chats(chats, settings, generate=generate)
+        return super().chats(chats, *others, **how)
 
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         self.characters += sum(map(len, texts))

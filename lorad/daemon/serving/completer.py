@@ -30,7 +30,7 @@ with quick_imports():
     from lorad.protocol.connection import Connection
     from lorad.protocol.heartbeat import Count, Tell
     from lorad.protocol.preflight import ErrorSaid
-    from lorad.rl.data import with_system
+    from lorad.rl.rows.messages import with_system
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.data import Data
 

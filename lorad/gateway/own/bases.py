@@ -22,6 +22,7 @@ class Base:
         facts = read_facts(directory)
         self.tokenizer = Tokenizer(directory)
         self.rendering = asyncio.Lock()
+        self.eos_ids = self.tokenizer.eos_ids  # a chat template is asked for its own: not on the loop
         self.vocab, self.max_positions = facts.vocab, facts.max_positions
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
 

@@ -63,7 +63,7 @@ class _Completion:
         )
 
     def _ends(self, token: int) -> bool:
-        return token in self.base.tokenizer.eos_ids
+        return token in self.base.eos_ids
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Generator:
             return Generation(
                 served, base, ranking, made, completions, None, _nothing(), counted, wish.n, ready
             )
-        sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
+        sampling = wish.sampling(most, base.eos_ids, logprobs=asked.logprobs)
         alias = wish.model if wish.model != served.name else ""
         items = peer.connection.stream("serve", Generate(served.name, made, sampling, alias))
         first = await _following(items)

@@ -9,7 +9,7 @@ from msgspec import Struct
 from lorad.errors import SpecError
 from lorad.rl.rows.columns import find_value, prompt_of, value_of
 from lorad.rl.rows.forms import advice
-from lorad.rl.rows.messages import messages_of
+from lorad.rl.rows.messages import is_trained, messages_of
 from lorad.rl.sources import Row
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat
@@ -24,16 +24,14 @@ _KEYS: dict[DataFormat, tuple[str, ...]] = {
 
 
 class Turns(Struct, frozen=True):
-    """A chat: the assistant's turns from message `first` on are trained."""
+    """A chat. trained: the places of its messages that are trained, turns of the assistant's.
+
+    left_out: such turns that say of themselves that they are not trained.
+    """
 
     messages: list[dict[str, Any]]
-    first: int
-
-    @property
-    def trained(self) -> list[int]:
-        """Return the places of the messages that are trained."""
-        roles = enumerate(message["role"] for message in self.messages)
-        return [place for place, role in roles if role == "assistant" and place >= self.first]
+    trained: list[int]
+    left_out: int = 0
 
 
 def _formats(algorithm: Algorithm) -> tuple[DataFormat, ...]:
@@ -103,15 +101,26 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
                     f"{row.where}: {data.messages_key} is text, not a list of messages",
                     hint='Give {"role": …, "content": …} for each, or set data.format to completion.',
                 )
-            return [Turns(messages_of(value, row, data.messages_key), 0)]
+            return [_turns([], messages_of(value, row, data.messages_key), value)]
         case "preference":
             said = [_said(row, data, key) for key in ("chosen_key", "rejected_key")]
-            if all(messages[0]["role"] != "assistant" for messages in said):
+            if all(messages[0]["role"] != "assistant" for messages, _ in said):
                 return _apart(*said)
         case _:
             said = [_said(row, data, "completion_key")]
     prompt = messages_of(prompt_of(row, data), row)
-    return [Turns([*prompt, *messages], len(prompt)) for messages in said]
+    return [_turns(prompt, messages, value) for messages, value in said]
+
+
+def _turns(prompt: list[dict[str, Any]], messages: list[dict[str, Any]], value: Any) -> Turns:
+    """Return a chat whose turns of the assistant's behind the prompt are trained, unless they say no.
+
+    value: what the row has for `messages`.
+    """
+    says = [is_trained(message, "") for message in value] if isinstance(value, list) else [True]
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    trained = [len(prompt) + place for place in answers if says[place]]
+    return Turns([*prompt, *messages], trained, len(answers) - len(trained))
 
 
 def label_of(row: Row, data: Data) -> bool:
@@ -144,16 +153,20 @@ def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, lis
     return texts[0], texts[1:]
 
 
-def _apart(chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]) -> list[Turns]:
+def _apart(*chats: tuple[list[dict[str, Any]], Any]) -> list[Turns]:
     """Return two chats that are trained from where they differ, at the latest from the end of the shorter."""
-    pairs = zip(chosen[:-1], rejected[:-1], strict=False)
+    pairs = zip(*(messages[:-1] for messages, _ in chats), strict=False)
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    return [Turns(chosen, common), Turns(rejected, common)]
+    return [_turns(messages[:common], messages[common:], value[common:]) for messages, value in chats]
 
 
-def _said(row: Row, data: Data, key: str) -> list[dict[str, Any]]:
-    """Return a completion as messages: a text and a single message, too. Raises SpecError."""
+def _said(row: Row, data: Data, key: str) -> tuple[list[dict[str, Any]], Any]:
+    """Return a completion as messages, a text and a single message too, and what the row has for them.
+
+    Raises SpecError.
+    """
     value = value_of(row, data, key)
     if isinstance(value, str):
-        return [{"role": "assistant", "content": value}]
-    return messages_of([value] if isinstance(value, dict) else value, row, getattr(data, key))
+        return [{"role": "assistant", "content": value}], value
+    value = [value] if isinstance(value, dict) else value
+    return messages_of(value, row, getattr(data, key)), value

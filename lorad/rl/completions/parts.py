@@ -33,7 +33,7 @@ REWRITES = "the chat template renders what is before an assistant's turn in anot
 class Part(Struct, frozen=True):
     """A part of a sample as text, and whether it is trained. The first part is the prompt.
 
-    is_bare: nothing follows what is said, so that an end token is added.
+    is_bare: it ends with what is said, so that an end token is added unless that ends with one.
     """
 
     text: str
@@ -141,9 +141,9 @@ def _begin(messages: Sequence[Mapping[str, Any]], place: int, least: int) -> int
 
 
 def _is_bare(message: Mapping[str, Any], text: str) -> bool:
-    """Return whether nothing follows what a message says, which is the last of a text."""
-    said = message["content"]
-    return isinstance(said, str) and text.rstrip().endswith(said.strip())
+    """Return whether a text ends with what a message says, so that perhaps nothing ends the turn."""
+    said = message.get("content") or ""
+    return text.rstrip().endswith((said if isinstance(said, str) else said[-1]["text"]).strip())
 
 
 def _samples(

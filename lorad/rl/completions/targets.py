@@ -36,10 +36,12 @@ from lorad.rl.data import (
     order_of,
     prompt_value_of,
     refuse_for_chats,
-    with_system,
 )
 from lorad.rl.rows.columns import find_value, text_of, value_of
+from lorad.rl.rows.messages import TRAINED_KEYS, with_system
 from lorad.rl.rows.pairs import Judgement
+from lorad.rl.rows.shown import unshown
+from lorad.rl.rows.variables import variables_of
 from lorad.rl.sources import Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
@@ -139,6 +141,7 @@ class TargetDataset(Dataset):
     def _begin(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
         self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
         self.unended = self.split = 0
+        self.unshown = self._unshown = dict[tuple[str, int], str]()
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._order.place(index) for index in range(position, position + n)]
@@ -254,9 +257,10 @@ class TargetDataset(Dataset):
                 if is_behind
                 else self._tokenizer.encode(part.text)
             )
-            if part.is_bare and not set(new[-1:]) & set(eos):
-                new += eos[:1]
             stops = [place + 1 for place, token in enumerate(new) if token in eos]
+            if part.is_bare and not (stops and self._is_blank(new[stops[-1] :])):
+                new += eos[:1]
+                stops += [len(new)] * bool(eos)
             learnt = (stops[-1] if stops else len(new)) if part.trained else 0
             self.unended += part.trained and not stops
             tokens += new
@@ -269,6 +273,9 @@ class TargetDataset(Dataset):
         end = len(trained) - trained[::-1].index(True)
         prompt = np.array(tokens[:size], np.int32)
         return prompt, Target(np.array(tokens[size:end], np.int32), np.array(trained[size:end]))
+
+    def _is_blank(self, tokens: Sequence[int]) -> bool:
+        return not self._tokenizer.decode(tokens, skip_special=False).strip()
 
     @property
     def _templated(self) -> bool:
@@ -290,9 +297,15 @@ class TargetDataset(Dataset):
         """Return the groups of each chat. Raises SpecError."""
         chats = [(row, turns) for row in rows for turns in self._chats(row)]
         found: dict[str, list[_Group]] = {row.where: [] for row in rows}
-        for (row, _), samples in zip(chats, cut_chats(chats, self._texts, self._are_too_long), strict=True):
+        for (row, turns), samples in zip(
+            chats, cut_chats(chats, self._texts, self._are_too_long), strict=True
+        ):
             found[row.where].append(samples.parts)
             self.dropped += samples.left
+            text = "".join(part.text for part in samples.parts[-1])
+            trained = turns.trained[: len(turns.trained) - samples.left]
+            if words := unshown(turns.messages, variables_of(row), text, trained):
+                self._unshown.setdefault((row.source, row.number), words)
         return [self._grouped(row, found[row.where]) for row in rows]
 
     def _are_too_long(self, prompts: Sequence[str]) -> bool:
@@ -312,7 +325,13 @@ class TargetDataset(Dataset):
         found = []
         for turns in turns_of(row, self._data, self.form):
             messages = with_system(self._data, turns.messages)
-            found.append(Turns(messages, turns.first + len(messages) - len(turns.messages)))
+            added = len(messages) - len(turns.messages)
+            found.append(Turns(messages, [place + added for place in turns.trained], turns.left_out))
+            if turns.left_out and not turns.trained:
+                raise SpecError(
+                    f"{row.where}: each turn of the assistant's says that it is not trained",
+                    hint=f"Leave the row out, or one of {', '.join(TRAINED_KEYS)} of a turn.",
+                )
             if not found[-1].trained:
                 roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
                 raise SpecError(
@@ -328,9 +347,13 @@ class TargetDataset(Dataset):
         return found
 
     def _texts(self, chats: Sequence[tuple[Row, list[dict[str, Any]]]], generate: bool) -> list[str]:
-        settings = self._data.chat_template_kwargs
+        settings, variables = self._data.chat_template_kwargs, dict[str, dict[str, Any]]()
+        for row, _ in chats:
+            if row.where not in variables:
+                variables[row.where] = variables_of(row)
+        own = [variables[row.where] for row, _ in chats]
         try:
-            return self._tokenizer.chats([chat for _, chat in chats], settings, generate=generate)
+            return self._tokenizer.chats([chat for _, chat in chats], settings, own, generate=generate)
         except Refused as error:
             raise refusal(error, chats[error.index][0].where) from error
 

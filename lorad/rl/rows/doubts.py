@@ -1,21 +1,19 @@
 """What rows say that is allowed and probably not meant."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lorad.rl.rows.columns import find_value, text_of
-from lorad.rl.rows.messages import ROLES
+from lorad.rl.rows.messages import ROLES, TRAINED_KEYS
+from lorad.rl.rows.variables import SETTINGS, TOOLS, column_of, is_of_tools
 from lorad.rl.sources import Row
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data, DataFormat
 from lorad.spec.model import Spec
 
 _SHOWN = 40  # characters of a turn
-_OF_TEMPLATES = ("tools", "chat_template_kwargs")  # columns that others give to the chat template
 _SIDES = ("prompt_key", "completion_key", "chosen_key", "rejected_key")
-_OF_CHATS = (*_OF_TEMPLATES, "functions", "system")
-_EXCLUDING = ("weight", "loss", "train", "loss_mask", "trainable")  # keys of messages that others read
 
 
 def row_doubts(key: str, rows: Iterable[Row], data: Data, form: DataFormat | None) -> list[str]:
@@ -36,14 +34,24 @@ def are_chats(spec: Spec, data: Data, tokenizer: Tokenizer) -> bool:
     return spec.env.name is None and tokenizer.has_chat_template and data.chat_template == "auto"
 
 
-def listed(words: dict[tuple[str, int], str]) -> str:
+def listed(words: Mapping[tuple[str, int], str]) -> str:
     """Return the first row by source and number, with its words, and the number of the others."""
     (source, number), first = next(iter(words.items()))
     others = f" and {len(words) - 1} more" if len(words) > 1 else ""
     return f"row {number}{f' of {source}' if source else ''} ({first}){others}"
 
 
+def _continued(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return the last words of a prompt that ends with the assistant's, which the model continues."""
+    return _last_words(row, data, form) if form is None else ""
+
+
 def _answered(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return the last words of a prompt that ends with the assistant's, behind which a completion begins."""
+    return "" if form is None else _last_words(row, data, form)
+
+
+def _last_words(row: Row, data: Data, form: DataFormat | None) -> str:
     """Return the last words of a prompt whose last turn is the assistant's."""
     prompt = _prompt(row, data, form)
     last = prompt[-1] if isinstance(prompt, list) else {}
@@ -83,27 +91,40 @@ def _of_no_role(row: Row, data: Data, form: DataFormat | None) -> str:
     chats = [find_value(row, data, key) for key in keys if key != "prompt_key" or data.prompt_format is None]
     messages = [message for chat in chats if isinstance(chat, list) for message in chat]
     roles = (message.get("role") for message in messages if isinstance(message, dict))
-    return next((f"role {role}" for role in roles if isinstance(role, str) and role not in ROLES), "")
-
-
-def _unshown(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return a column of the row that other programs show to the model."""
-    beside = row.values.get("input")
-    columns = row.values | beside if isinstance(beside, dict) else row.values
-    names = _OF_CHATS if form == "messages" else _OF_TEMPLATES
-    return next((name for name in names if columns.get(name) and name not in data.chat_template_kwargs), "")
-
-
-def _excluded(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return the key, with its value, by which a row says that a turn of its chat is not to be trained."""
-    chat = find_value(row, data, "messages_key") if form == "messages" else None
-    excluding = (
-        f"{key} {message[key]}"
-        for message in (chat if isinstance(chat, list) else ())
-        for key in _EXCLUDING
-        if message.get(key) in (0, False)
+    return next(
+        (f"role {role}" for role in roles if isinstance(role, str) and role not in (*ROLES, "function")), ""
     )
-    return next(excluding, "")
+
+
+def _unread(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return a column of the row that other programs show to the model, and that is not read here."""
+    names = [name for name in TOOLS if (tools := column_of(row, name)) and not is_of_tools(tools)]
+    names += [SETTINGS] if isinstance(column_of(row, SETTINGS), list | str) else []
+    others = ("system", "enable_thinking") if form == "messages" else ("enable_thinking",)
+    return next(iter(names + [name for name in others if row.values.get(name) not in (None, "")]), "")
+
+
+def _of_another(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return the role of a message that is not the assistant's, and says that it is trained."""
+    chat = find_value(row, data, "messages_key") if form == "messages" else None
+    roles = (
+        speaker
+        for message in (chat if isinstance(chat, list) else ())
+        if (speaker := message.get("role") or message.get("from")) not in ("assistant", "gpt")
+        and any(message.get(key) for key in TRAINED_KEYS)
+    )
+    return next((f"role {role}" for role in roles), "")
+
+
+def _with_null(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return the name of an argument of a trained call that is null, where no source made it up."""
+    chat = find_value(row, data, "messages_key") if form == "messages" and not row.is_of_columns else None
+    for message in chat if isinstance(chat, list) else ():
+        for call in message.get("tool_calls") or ():
+            arguments = call.get("function", call).get("arguments")
+            if isinstance(arguments, Mapping) and (names := [k for k, v in arguments.items() if v is None]):
+                return f"argument {names[0]}"
+    return ""
 
 
 def _prompt(row: Row, data: Data, form: DataFormat | None) -> Any:
@@ -113,13 +134,16 @@ def _prompt(row: Row, data: Data, form: DataFormat | None) -> Any:
 
 
 _DOUBTS: dict[str, Callable[[Row, Data, DataFormat | None], str]] = {
+    "the prompt ends with a turn of the assistant's, which the model continues; drop that turn where it is "
+    "an answer": _continued,
     "the prompt ends with a turn of the assistant's, behind which another one is begun; drop that turn, or "
-    "put the answer into the column of data.answer_key": _answered,
+    "put it into the completion": _answered,
     "the prompt is a text, in which messages are written as JSON; make it a list": _written_as_json,
     "the prompt says nothing; leave the row out": _says_nothing,
     f"no such role; those of messages are {', '.join(ROLES)}": _of_no_role,
-    "the model is not shown that column; data.chat_template_kwargs shows the same to all rows": _unshown,
-    "nothing reads that key of a message, so that each turn of the assistant's is trained; give such a chat "
-    "as prompt and completion": _excluded,
+    "the model is not shown that column; data.chat_template_kwargs shows the same to all rows, and a column "
+    "chat_template_kwargs what is a row's": _unread,
+    "such a message says that it is trained, and only turns of the assistant's are": _of_another,
+    "it is null, and trained as null; leave the key out where a data frame made it up": _with_null,
 }
 """Sentences about a row, and what returns the words of a row for which they are true, else an empty text."""

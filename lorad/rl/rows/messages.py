@@ -6,18 +6,22 @@ from typing import Any
 from lorad.errors import SpecError
 from lorad.rl.sources import Row
 from lorad.rl.tools.specs import for_template
+from lorad.spec.data import Data
 from lorad.text import some_of
 
 _SPEAKERS = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_SAID_BESIDE = ("tool_calls", "thinking", "reasoning_content")  # where content may be null
+TRAINED_KEYS = ("weight", "loss", "train", "trainable", "training", "loss_mask")
+"""Keys by which OpenAI, ms-swift, axolotl, slime and verl say whether a message is trained."""
+_SAID_BESIDE = ("tool_calls", "thinking", "reasoning_content", "reasoning")  # where content may be null
+_TEXT_PARTS = ("text", "input_text", "output_text", None)
 _MESSAGE = 'A message is {"role": "user", "content": "…"}.'
 
 
 def messages_of(value: Any, row: Row, what: str = "the prompt") -> list[dict[str, Any]]:
     """Return a text as what a user says, and a list as messages. what: the name of it in errors.
 
-    Raises SpecError.
+    A key that is null is left out, and so are those that say whether a message is trained. Raises SpecError.
     """
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -26,27 +30,65 @@ def messages_of(value: Any, row: Row, what: str = "the prompt") -> list[dict[str
     if not value:
         raise SpecError(f"{row.where}: {what} is an empty list", hint=_MESSAGE)
     return [
-        _message(message, f"{row.where}: message {place} of {what}") for place, message in enumerate(value, 1)
+        _message(message, f"{row.where}: message {place} of {what}")
+        for place, message in enumerate(as_written(value, row), 1)
     ]
 
 
+def as_written(value: Any, row: Row) -> Any:
+    """Return a value of a row without the keys that its source made up, as null, for it alone lacked them."""
+    return _without_null(value) if row.is_of_columns else value
+
+
+def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages behind `data.system`, unless they begin with a system prompt of their own."""
+    if data.system is None or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": data.system}, *messages]
+
+
+def is_trained(message: Mapping[str, Any], where: str) -> bool:
+    """Return whether a message says that it is trained, as it does unless a key of it says no.
+
+    Raises SpecError for a key that is neither yes nor no. where: begins the error.
+    """
+    for key in TRAINED_KEYS:
+        value = message.get(key)
+        if isinstance(value, list | dict | str) or value not in (None, 0, 1):
+            raise SpecError(
+                f"{where} has {key} {value!r:.40}, which is neither 0 nor 1",
+                hint="A message is trained or it is not: lorad weighs no part of one.",
+            )
+    return not any(message.get(key) in (0, False) for key in TRAINED_KEYS)
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_null(one) for key, one in value.items() if one is not None}
+    return [_without_null(one) for one in value] if isinstance(value, list) else value
+
+
 def _message(value: Any, where: str) -> dict[str, Any]:
-    """Return a message with its content as one text. where: begins an error. Raises SpecError."""
+    """Return a message as chat templates take it. where: begins an error. Raises SpecError."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} is {type(value).__name__}, not an object", hint=_MESSAGE)
-    message = dict(value)
+    is_trained(value, where)
+    message = {key: one for key, one in value.items() if one is not None and key not in TRAINED_KEYS}
     if message.get("role") is None and isinstance(message.get("from"), str):
         message = _of_sharegpt(message, where)
     if not isinstance(message.get("role"), str):
         raise SpecError(f"{where} has no role; there is {some_of(message)}", hint=_MESSAGE)
+    if call := message.pop("function_call", None):  # as OpenAI wrote calls before tool_calls
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    if message["role"] == "function":
+        message["role"] = "tool"
     content = message.setdefault("content", None)
     if isinstance(content, list):
-        if kinds := [_kind(part) for part in content if not isinstance(_text_of(part), str)]:
+        if kinds := [_kind(part) for part in content if not _is_text(part)]:
             raise SpecError(f"{where} has a part of type {kinds[0]}", hint="lorad trains on text alone.")
-        content = message["content"] = "\n".join(part["text"] for part in content)  # as vLLM has it
-    if content is None and not any(message.get(key) for key in _SAID_BESIDE):
+    elif content is None and not any(message.get(key) for key in _SAID_BESIDE):
         raise SpecError(f"{where} has no content", hint=f"{_MESSAGE} A call has tool_calls.")
-    if content is not None and not isinstance(content, str):
+    elif content is not None and not isinstance(content, str):
         raise SpecError(f"{where} has content that is no text: {content!r:.60}", hint=_MESSAGE)
     try:
         return for_template([message])[0]
@@ -67,8 +109,9 @@ def _of_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
     return {**message, "role": role, "content": said}
 
 
-def _text_of(part: Any) -> Any:
-    return part.get("text") if isinstance(part, Mapping) else None
+def _is_text(part: Any) -> bool:
+    is_of_text = isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS
+    return is_of_text and isinstance(part.get("text"), str)
 
 
 def _kind(part: Any) -> str:

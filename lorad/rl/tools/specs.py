@@ -13,6 +13,7 @@ from lorad.errors import SpecError
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HINT = 'Write {"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}.'
+_CALL = 'Write {"id": …, "type": "function", "function": {"name": …, "arguments": "{…}"}}.'
 _ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Returns?|Raises|Yields|Examples?|Notes?):\s*$")
 
@@ -58,7 +59,9 @@ def wrapped(given: Mapping[str, Any]) -> dict[str, Any]:
         raise SpecError(f"{name!r} is no name of a tool: letters, digits, _, . and - only", hint=_HINT)
     if not isinstance(function.get("parameters", {}), Mapping):
         raise SpecError(f"the parameters of tool {name} are no JSON schema", hint=_HINT)
-    return {"type": "function", "function": dict(function)}
+    if function is given:
+        return {"type": "function", "function": dict(function)}
+    return dict(given) if "type" in given else {"type": "function", **given}
 
 
 def wrapped_all(given: Sequence[Any]) -> list[dict[str, Any]]:
@@ -71,15 +74,23 @@ def wrapped_all(given: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose calls have their arguments as objects, as chat templates want them; clients send
-    them as a string of JSON. Raises SpecError.
+    """Return messages without keys that are null, and whose calls have their arguments as objects, as chat
+    templates want them; clients send them as a string of JSON. Raises SpecError.
     """
     return [
-        {**message, "tool_calls": [_read_call(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else dict(message)
+        {
+            key: _read_calls(value) if key == "tool_calls" else value
+            for key, value in message.items()
+            if value is not None and (value or key != "tool_calls")
+        }
         for message in messages
     ]
+
+
+def _read_calls(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list | tuple):
+        raise SpecError("tool_calls is no list of calls", hint=_CALL)
+    return [_read_call(call) for call in given]
 
 
 def _read_call(given: Any) -> dict[str, Any]:
@@ -87,7 +98,7 @@ def _read_call(given: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise SpecError(
             "tool_calls: a call needs a function with a name",
-            hint='Write {"id": …, "type": "function", "function": {"name": …, "arguments": "{…}"}}.',
+            hint=_CALL,
         )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):

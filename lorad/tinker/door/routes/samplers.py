@@ -141,7 +141,7 @@ async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler,
     stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
     ids = tuple(one for one in stop if isinstance(one, int))
     if params.stop is None:
-        ids = tuple(sorted((await door.pools.base(door.bases[sampler.base])).tokenizer.eos_ids))
+        ids = tuple(sorted((await door.pools.base(door.bases[sampler.base])).eos_ids))
     return Sampling(
         min(params.max_tokens or room, room),
         temperature=params.temperature,

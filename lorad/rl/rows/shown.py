@@ -1,0 +1,48 @@
+"""What a chat says that its chat template does not write."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # one of them is enough: they are copies
+_MARKS = ("<think>", "</think>")  # content with these is rewritten by many templates
+_SHOWN = 40  # characters
+
+
+def unshown(
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    text: str,
+    trained: Sequence[int] = (),
+) -> str:
+    """Return what of a chat is not in its text, in words; "" where everything is.
+
+    trained: the places of the turns that are trained, the last of which ends the text. Of what the assistant
+    thought, that turn's alone has to be there.
+    """
+    for tool in variables.get("tools", ()):
+        if (name := tool["function"]["name"]) not in text:
+            return f"tool {name}"
+    place = 0
+    end = trained[-1] + 1 if trained else len(messages)
+    for number, message in enumerate(messages[:end], 1):
+        for what, said in _said(message, is_last=bool(trained) and number == end):
+            start = text.find(said, place)
+            if start < 0 and said not in text and json.dumps(said, ensure_ascii=False)[1:-1] not in text:
+                return f"{what} of message {number}, role {message['role']}: “{said[:_SHOWN]}”"
+            place = max(place, start)
+    return ""
+
+
+def _said(message: Mapping[str, Any], *, is_last: bool) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a message, each with the name of its key."""
+    content = message.get("content") or ""
+    thoughts = [thought for key in _THOUGHTS if (thought := message.get(key)) and isinstance(thought, str)]
+    if is_last and thoughts:
+        yield "thinking", thoughts[0].strip()
+    for part in [content] if isinstance(content, str) else [part["text"] for part in content]:
+        is_rewritten = message["role"] == "assistant" and any(mark in part for mark in _MARKS)
+        if part.strip() and not is_rewritten:
+            yield "content", part.strip()
+    for call in message.get("tool_calls") or ():
+        yield "call", call.get("function", call)["name"]

@@ -1,0 +1,54 @@
+"""Variables of the chat template that a row brings: its tools, and its chat_template_kwargs."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lorad.errors import SpecError
+from lorad.rl.rows.messages import as_written
+from lorad.rl.sources import Row
+
+TOOLS = ("tools", "functions")
+SETTINGS = "chat_template_kwargs"
+
+
+def variables_of(row: Row) -> dict[str, Any]:
+    """Return the variables that a row has beside its messages, or in the column `input` with them.
+
+    A column is read as a list or as its JSON; one that is no list of objects is about something else.
+    Raises SpecError for a tool without a name.
+    """
+    settings = column_of(row, SETTINGS)
+    found = dict(settings) if isinstance(settings, Mapping) else {}
+    tools = next((value for name in TOOLS if is_of_tools(value := column_of(row, name))), None)
+    if tools:
+        found["tools"] = [_tool(tool, f"{row.where}: tool {place}") for place, tool in enumerate(tools, 1)]
+    return found
+
+
+def column_of(row: Row, name: str) -> Any:
+    """Return a column of the row, or of its column `input`, read where it is JSON in a text."""
+    beside = row.values.get("input")
+    value = row.values.get(name) or (beside.get(name) if isinstance(beside, Mapping) else None)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return as_written(value, row)
+
+
+def is_of_tools(value: Any) -> bool:
+    """Return whether a column is a list of tools."""
+    return isinstance(value, list) and all(isinstance(tool, Mapping) for tool in value)
+
+
+def _tool(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a tool as the row has it, within `function` if it is not. Raises SpecError."""
+    function = given.get("function", given)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise SpecError(
+            f"{where} has no name",
+            hint='A tool is {"type": "function", "function": {"name": …, "parameters": {JSON schema}}}.',
+        )
+    return {"type": "function", "function": dict(given)} if function is given else dict(given)
