@@ -36,8 +36,20 @@ TARGETS = {
 }
 """Leaf names of the linears on which a server takes adapters, where it has a list: SGLang 0.5.23 ends with a
 line on its usage when it is given another."""
-_SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ROTATED = (
+    "q_proj and k_proj of the base are reordered when it is loaded, those of adapters are not",
+    _ATTENTION[:2],
+)
+UNSERVED = {
+    ("vllm", "glm4"): ("its names for gate_up_proj are gate_proj and up_proj", ("gate_up_proj",)),
+    ("vllm", "llama4"): _ROTATED,
+    ("sglang", "llama4"): _ROTATED,
+    ("sglang", "qwen3_next"): ("it does not know the sizes of this model's linears", (*_ATTENTION, *_MLP)),
+}
+"""Why vLLM 0.32 or SGLang 0.5.23 takes no adapters on linears of a model type, by their leaf names."""
+_SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
 _Shapes = Mapping[str, tuple[int, int]]
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+")
 _FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
@@ -78,6 +90,18 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         engine_args=rollout.engine_args,
         routes=facts.routes,
     )
+
+
+def refuse_unserved(spec: Spec, facts: ModelFacts, adapter: AdapterConfig) -> None:
+    """Raise SpecError for linears on which the server takes no adapters for this model type."""
+    why, leaves = UNSERVED.get((spec.rollout.backend, facts.model_type), ("", ()))
+    if left := sorted({leaf(module) for module in adapter.modules} & {*leaves}):
+        raise SpecError(
+            f"{spec.rollout.backend} takes no adapters on {', '.join(left)} of {facts.model_type}: {why}",
+            key="lora.target_modules",
+            hint=f"Leave them as they are with lora.exclude_modules: {json.dumps(left)}, or use another "
+            "rollout.backend.",
+        )
 
 
 def max_rank(spec: Spec) -> int:

@@ -274,7 +274,8 @@ def _architecture(data: Mapping[str, Any], where: str) -> str:
         raise SpecError(
             f"{where}: the builtin backend does not know the architecture {name}"
             + (f" of model_type {model_type}" if other_type else ""),
-            hint=f"supported: {', '.join(_SUPPORTED)}; other models need trainer.backend: megatron or fsdp",
+            hint=f"supported: {', '.join(_SUPPORTED)}; other models need trainer.backend: megatron or fsdp, "
+            "and rollout.backend: sglang or vllm",
         )
     return str(name)
 

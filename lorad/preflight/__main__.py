@@ -58,6 +58,7 @@ with quick_imports():
         check_adapter,
         check_bits,
         check_devices,
+        check_names,
         check_sizes,
         check_trainer,
     )
@@ -187,6 +188,7 @@ def _checked(
     told += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
+    told += check_names(spec, adapter, directory, box) if is_here else []
     if spec.lora.adapter_path is not None:
         check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)

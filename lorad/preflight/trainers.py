@@ -3,19 +3,26 @@ installation.
 """
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, experts_of, leaf
 from lorad.backends.registry import RANKED
-from lorad.backends.setup import AXES, fused
+from lorad.backends.setup import AXES, fused, refuse_unserved
 from lorad.backends.trainer_install import installed_versions, interpreter_of, older
 from lorad.box.config import Backend, Config
-from lorad.errors import SpecError
-from lorad.models.facts import ModelFacts
+from lorad.box.paths import python_path
+from lorad.errors import SpecError, from_wire
+from lorad.models.facts import ModelFacts, known_config
+from lorad.preflight.telling import begin
 from lorad.spec.model import Spec
 from lorad.trainers.arguments import ADAPTS, ATTENTION, OWN, SPLITS
 
@@ -24,6 +31,14 @@ _WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
 ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the nodes"
 _NUMBER = re.compile(r"\.\d+(?=\.)")
+_NAMES_SECONDS = 100.0
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """What `lorad.trainers.fsdp.names` answers."""
+
+    names: list[str] = []
+    error: dict[str, Any] | None = None
 
 
 def check_trainer_keys(spec: Spec) -> None:
@@ -160,7 +175,11 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
 
 
 def check_adapter(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device: str) -> None:
-    """Check that the trainer can train this adapter of modules that it can adapt. Raises SpecError."""
+    """Check that the trainer can train this adapter of modules that it can adapt, and the engine serve it.
+
+    Raises SpecError.
+    """
+    refuse_unserved(spec, facts, adapter)
     if adapter.dora:
         _check_dora(spec, adapter)
     backend, kind = spec.trainer.backend, facts.model_type
@@ -175,6 +194,45 @@ def check_adapter(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device:
         _check_fused(adapter)
     if spec.trainer.backend == "megatron":
         _check_experts(spec, facts, adapter, device)
+
+
+def check_names(spec: Spec, adapter: AdapterConfig, directory: Path, config: Config) -> list[str]:
+    """Check that fsdp has the adapter's linears under their names in the checkpoint. Returns warnings; raises
+    SpecError.
+
+    The ranks' own function answers in a process of its own, since it imports torch. Of a model that lorad
+    computes itself, the names are known.
+    """
+    if spec.trainer.backend != "fsdp" or known_config(directory) is not None:
+        return []
+    begin("asking what fsdp calls the linears")
+    backend = config.backends.get("fsdp", Backend())
+    own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path(backend.env.get("PYTHONPATH"))}
+    command = [str(interpreter_of("fsdp", backend.python)), "-P", "-m", "lorad.trainers.fsdp.names"]
+    try:
+        done = subprocess.run(
+            [*command, str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=_NAMES_SECONDS,
+            env={**os.environ, **backend.env, **own},
+        )
+        answer = msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=_Names)
+    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+        return [f"trainer.backend: fsdp could not be asked what it calls the linears of the model: {error}"]
+    if answer.error is not None:
+        raise from_wire(answer.error)
+    if unknown := [module for module in adapter.modules if module not in answer.names]:
+        ends = unknown[0].partition("layers.")[2]
+        theirs = next((name for name in answer.names if ends and name.endswith(ends)), answer.names[0])
+        raise SpecError(
+            f"fsdp has no linear {unknown[0]}, nor {len(unknown) - 1} others of the {len(adapter.modules)} "
+            f"that would be adapted: transformers calls its linears {theirs} and the like",
+            key="model.path",
+            hint="lorad trains no checkpoint yet whose names are others than those of its class in "
+            "transformers; give one of the language model alone.",
+        )
+    return []
 
 
 def _check_dora(spec: Spec, adapter: AdapterConfig) -> None:

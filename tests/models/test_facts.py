@@ -44,6 +44,13 @@ def test_targets_leave_out_experts_and_vision(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.experts.gate_up_proj" in found.experts
 
 
+def test_layers_that_predict_later_tokens_are_no_part(tmp_path: Path) -> None:
+    later = {"mtp.layers.0.self_attn.q_proj.weight": (8, 8), "model.layers.2.self_attn.q_proj.weight": (8, 8)}
+    make_moe(tmp_path / "with", more=later | {"mtp.fc.weight": (8, 16)})
+    make_moe(tmp_path / "without")
+    assert read_facts(tmp_path / "with") == read_facts(tmp_path / "without")
+
+
 def test_a_tied_head_is_no_target(tmp_path: Path) -> None:
     make_moe(tmp_path, tie_word_embeddings=True)
     assert "lm_head" not in read_facts(tmp_path).linears

@@ -1,6 +1,7 @@
 """What the preflight says of weight files is what the loader would say of them, minutes later."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -99,3 +100,98 @@ def test_what_is_equal_or_implied_is_let_through(tmp_path: Path) -> None:
     more = {derived: torch.ones(8)}
     directory = written(tmp_path / "base", lambda t: t | more | {"lm_head.weight": t[EMBED].clone()})
     assert preflight(convert({"model": {"path": str(directory)}}), cwd=tmp_path).parameters > 0
+
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+}
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+IN_TOWER = {"text_config": TEXT, "vision_config": TOWER | {"model_type": "siglip_vision_model"}}
+FUSED = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"pad_token_id": 0}
+
+
+def foreign(
+    directory: Path, prefix: str, linears: dict[str, tuple[int, int]], config: dict[str, Any]
+) -> Path:
+    """Write a checkpoint of an architecture that lorad does not compute itself."""
+    shutil.copytree(resolve("builtin:tiny"), directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    (directory / "config.json").write_text(json.dumps(config))
+    names = [f"{prefix}layers.{layer}.{name}.weight" for layer in range(2) for name in linears]
+    save_file(
+        {name: torch.zeros(shape) for name, shape in zip(names, [*linears.values()] * 2, strict=True)},
+        directory / "model.safetensors",
+    )
+    return directory
+
+
+QUERY, PACKED = (
+    {"self_attn.q_proj": (32, 32)},
+    {"self_attn.qkv_proj": (64, 32), "mlp.gate_up_proj": (128, 32)},
+)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("config", "prefix", "linears", "says"),
+    [
+        (
+            {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], **IN_TOWER},
+            "language_model.model.",
+            QUERY,
+            r"no linear language_model\.model\.layers\.0\.self_attn\.q_proj, nor 1 others .* calls its "
+            r"linears model\.language_model\.layers\.0\.self_attn\.q_proj",
+        ),
+        (
+            {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]},
+            "language_model.model.",
+            QUERY,
+            r"AutoModelForCausalLM\.$",
+        ),
+        ({"model_type": "mix_moe", "architectures": ["MixMoe"]}, "model.", QUERY, "has model type `mix_moe`"),
+        (
+            {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], **FUSED},
+            "model.",
+            PACKED,
+            "no python for vllm",
+        ),
+    ],
+)
+def test_fsdp_knows_the_names_of_a_checkpoint(
+    config: dict[str, Any], prefix: str, linears: dict[str, tuple[int, int]], says: str, tmp_path: Path
+) -> None:
+    directory = foreign(tmp_path / "base", prefix, linears, TEXT | config)
+    error = checked(directory, trainer={"backend": "fsdp"}, rollout={"backend": "vllm"})
+    assert re.search(says, error.problem) and error.hint
+    assert error.key == ("rollout.backend" if "vllm" in says else "model.path")
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "linears", "left"),
+    [
+        ("vllm", "glm4", PACKED, "gate_up_proj"),
+        ("vllm", "llama4", QUERY, "q_proj"),
+        ("sglang", "llama4", QUERY, "q_proj"),
+        ("sglang", "qwen3_next", QUERY, "q_proj"),
+    ],
+)
+def test_servers_without_a_place_for_linears_are_named(
+    server: str, kind: str, linears: dict[str, tuple[int, int]], left: str, tmp_path: Path
+) -> None:
+    directory = foreign(tmp_path / "base", "model.", linears, TEXT | {"model_type": kind})
+    error = checked(directory, trainer={"backend": "fsdp"}, rollout={"backend": server})
+    assert error.problem.startswith(f"{server} takes no adapters on {left} of {kind}: ")
+    assert error.key == "lora.target_modules" and f'["{left}"]' in error.hint

@@ -162,7 +162,8 @@ def _words(nested: object) -> list[str]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    """Return what an error says, without the table of all that transformers knows."""
+    return " ".join(str(error).partition("Model type should be one of")[0].split())[:300]
 
 
 @torch.no_grad()

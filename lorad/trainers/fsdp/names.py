@@ -1,0 +1,35 @@
+"""python -m lorad.trainers.fsdp.names DIRECTORY: the linears of a checkpoint as the ranks of fsdp call them.
+
+Writes a line of JSON on stdout: the names, or the error that the ranks would end with.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from lorad.errors import SpecError, to_wire
+from lorad.trainers.fsdp import architecture, experts
+
+
+def class_names(directory: Path) -> list[str]:
+    """Return the names of the linears in transformers' model, without reading weights. Raises SpecError."""
+    config = architecture.read_config(directory)
+    kinds = architecture.attentions(torch.float32, torch.device("cpu"))
+    model = architecture.empty_model(config, torch.float32, kinds)
+    layers = architecture.decoder_layers(model)
+    linears = architecture.linear_shapes(model, layers)
+    return sorted({**linears, **experts.expert_shapes(experts.experts_in(layers, model))})
+
+
+def main() -> None:
+    try:
+        answer = msgspec.json.encode({"names": class_names(Path(sys.argv[1]))})
+    except SpecError as error:
+        answer = msgspec.json.encode({"error": to_wire(error)})
+    sys.stdout.write(f"\n{answer.decode()}\n")
+
+
+if __name__ == "__main__":
+    main()
