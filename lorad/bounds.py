@@ -11,6 +11,8 @@ _KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 # Data
 ROW_BYTES = 64 * MIB  # of one line: problems with all of their test cases have 20
 
+KEPT_BYTES = 16 * GIB  # of rows that a user's checks and runs made ready; a million short chats take 1.5 GiB
+
 # Requests to the daemon
 BODY_BYTES = 4 * MIB  # of the JSON of the largest, which has the tokens of many prompts; beyond: 413
 SPEC_BODY_BYTES = 1 * MIB  # of one that brings a spec

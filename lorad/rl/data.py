@@ -4,10 +4,7 @@ it.
 
 import hashlib
 import json
-import math
-import random
 import re
-import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +17,9 @@ from msgspec import Struct, structs
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
+from lorad.rl.kept.cache import Key, kept_rows, key_of
+from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
+from lorad.rl.order import order_of
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
 from lorad.rl.rows.messages import messages_of, with_system
@@ -31,19 +31,12 @@ from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import GENERATED, Data, Sources, labels_of, shares_of, single
+from lorad.spec.data import GENERATED, Data, Sources, labels_of, single
 from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
 CHUNK, _CHARACTERS = 1024, 4 << 20  # rows, and characters in them, that are tokenised at once
-
-
-class Target(Struct, frozen=True, eq=False):
-    """A completion in the data. tokens: int32 [t]; trained: bool [t]."""
-
-    tokens: np.ndarray
-    trained: np.ndarray
 
 
 class Example(Struct, frozen=True):
@@ -149,66 +142,6 @@ class TaskDataset(Dataset):
         )
 
 
-class _Order:
-    """Rows of a dataset, epoch after epoch. Shuffled, every epoch has its own order, from (seed, epoch)."""
-
-    def __init__(self, size: int, seed: int | str, *, shuffled: bool) -> None:
-        self._size, self._seed, self._shuffled = size, seed, shuffled
-        self._epoch, self._places = -1, list[int]()
-
-    def place(self, index: int) -> tuple[int, int]:
-        """Return the row at a position of the endless sequence, and its epoch."""
-        epoch, offset = divmod(index, self._size)
-        if epoch != self._epoch:
-            places = list(range(self._size))
-            if self._shuffled:
-                random.Random(f"{self._seed}/{epoch}").shuffle(places)
-            self._epoch, self._places = epoch, places
-        return self._places[offset], epoch
-
-
-class _Mixture:
-    """Rows of several sources in given shares, each source in its own order, epoch after epoch.
-
-    At each position comes the source that is furthest behind its share, the first of such: after n positions
-    each has its share of n, to less than the number of sources. So shares hold within every step.
-    """
-
-    def __init__(
-        self, labels: Sequence[str], shares: Mapping[str, float], seed: int, *, shuffled: bool
-    ) -> None:
-        """labels: the source of each row. Raises SpecError where a source has no row."""
-        total = math.fsum(shares.values())
-        self._shares = [share / total for share in shares.values()]
-        rows: dict[str, list[int]] = {label: [] for label in shares}
-        for place, label in enumerate(labels):
-            rows[label].append(place)
-        if empty := [label for label, places in rows.items() if not places]:
-            hint = "Leave it out, or see whether its rows are too long."
-            raise SpecError(f"{empty[0]} has no usable row", key="data", hint=hint)
-        self._rows = [*rows.values()]
-        seeds = (f"{seed}/{label}" for label in shares)
-        self._orders = [
-            _Order(len(places), own, shuffled=shuffled) for places, own in zip(self._rows, seeds, strict=True)
-        ]
-        self._counts = [0] * len(self._rows)
-        self._sources, self._numbers = array("H"), array("Q")  # of each position that was asked for
-        self._growing = threading.Lock()
-
-    def place(self, index: int) -> tuple[int, int]:
-        """Return the row at a position of the endless sequence, and the epoch of its source."""
-        with self._growing:
-            for position in range(len(self._sources), index + 1):
-                behind = [s * (position + 1) - n for s, n in zip(self._shares, self._counts, strict=True)]
-                chosen = behind.index(max(behind))
-                self._sources.append(chosen)
-                self._numbers.append(self._counts[chosen])
-                self._counts[chosen] += 1
-            source, number = self._sources[index], self._numbers[index]
-            place, epoch = self._orders[source].place(number)
-            return self._rows[source][place], epoch
-
-
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Cut rows into parts that are large enough to be tokenised at once, and take little memory."""
     chunk, characters = list[Row](), 0
@@ -231,13 +164,6 @@ def _length(value: Any) -> int:
     return sum(map(_length, value)) if isinstance(value, list) else 0
 
 
-def order_of(rows: Sequence[Row], sources: Sources, seed: int, *, shuffled: bool) -> _Order | _Mixture:
-    """Return the order of rows of these sources. Raises SpecError."""
-    if shares := shares_of(sources):
-        return _Mixture([row.source for row in rows], shares, seed, shuffled=shuffled)
-    return _Order(len(rows), seed, shuffled=shuffled)
-
-
 def name_of(sources: Sources) -> str:
     """Return how errors, and rows of one source, call them."""
     if isinstance(sources, str) and Path(sources).suffix.lower() not in SUFFIXES:
@@ -251,10 +177,10 @@ class _Prompts(Dataset):
     def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
         self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
         self.unshown = self._unshown = dict[tuple[str, int], str]()
-        self._lengths: array[int] | None = None  # of the prompts, where they are kept
+        self._lengths = array("I")  # of the prompts
 
-    def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
-        """Yield the rows that are kept, each with its prompt as text."""
+    def _kept(self, rows: Iterable[Row]) -> Iterator[Kept]:
+        """Yield the rows that are kept, each with its prompt."""
         for chunk in chunks(rows):
             texts = self._rendered(chunk)
             for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
@@ -262,28 +188,22 @@ class _Prompts(Dataset):
                     raise SpecError(
                         f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
                     )
-                if self._lengths is not None:
-                    self._lengths.append(len(tokens))
+                self._lengths.append(len(tokens))
                 is_short = len(tokens) <= self._data.max_prompt_tokens
                 if is_short or self._data.too_long == "truncate":
                     self.cut += not is_short
-                    yield row, text
+                    yield Kept(row, str(row.number), text, np.array(tokens, np.int32))
                 else:
                     self.dropped += 1
 
-    def _examples(self, chosen: Sequence[tuple[Row, str, int]]) -> list[Example]:
-        """Return what the model gets of rows, each with its prompt as text and its epoch."""
-        encoded = self._encode([text for _, text, _ in chosen])
-        return [self._example(*one, tokens) for one, tokens in zip(chosen, encoded, strict=True)]
-
-    def _example(self, row: Row, prompt: str, epoch: int, tokens: list[int]) -> Example:
+    def _example(self, kept: Kept, epoch: int) -> Example:
+        row, prompt, tokens = kept.row, kept.text, kept.prompt.tolist()
         value = value_of(row, self._data, "answer_key") if self.has_answers else ""
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
             prompt = self._tokenizer.decode(tokens, skip_special=False)
-        number = f"{row.source or self._name}/{row.number}/{epoch}"
         return Example(
-            number,
+            f"{row.source or self._name}/{kept.name}/{epoch}",
             prompt,
             text_of(value),
             tokens,
@@ -327,21 +247,66 @@ class _Prompts(Dataset):
         )
 
 
+class Summary:
+    """What is found of rows while they are made ready."""
+
+    def __init__(self, data: Data) -> None:
+        self._data, self._digest = data, hashlib.sha256()
+        self._said = b""
+        self._row: Row | None = None
+        self._unanswered: Row | None = None
+        self.has_answers = False
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def of(self, kept: Iterable[Kept]) -> Iterator[Kept]:
+        """Yield what is kept. Raises SpecError for the first row without an answer, where others have one."""
+        for one in kept:
+            if one.row is not self._row:
+                self._look_at(one.row)
+            self._digest.update(self._said)
+            yield one
+        if self.has_answers and self._unanswered is not None:
+            value_of(self._unanswered, self._data, "answer_key")
+
+    def _look_at(self, row: Row) -> None:
+        said = [row.number, row.values, *([row.source] if row.source else [])]
+        self._row, self._said = row, json.dumps(said, sort_keys=True, default=str).encode()
+        if find_value(row, self._data, "answer_key") is not None:
+            self.has_answers = True
+        elif self._unanswered is None:
+            self._unanswered = row
+
+
 class _RowDataset(_Prompts):
-    """Rows in memory."""
+    """Rows that are made ready before the run."""
 
     def __init__(
-        self, sources: Sources, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int
+        self,
+        sources: Sources,
+        rows: Iterable[Row],
+        data: Data,
+        tokenizer: Tokenizer,
+        seed: int,
+        key: Key | None = None,
     ) -> None:
-        """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        """Checks every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
+        row is left.
+        """
         super().__init__(sources, data, tokenizer)
-        self.prompt_lengths = self._lengths = array("Q")
+        summary = Summary(data)
+
+        def facts() -> Facts:
+            counts, lengths = (self.dropped, self.cut), self._lengths.tobytes()
+            return Facts(summary.has_answers, summary.digest, *counts, self._unshown, lengths)
+
         with bounded_memory(self._name):
-            kept = list(self._kept(rows))
-        self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
-        self.size = len(self._rows)
-        self.digest = digest_of(self._rows)
-        self.has_answers = any(find_value(row, data, "answer_key") is not None for row in self._rows)
+            self._rows, found = kept_rows(key, lambda: summary.of(self._kept(rows)), facts)
+        self.size, self.digest, self.has_answers = len(self._rows), found.digest, found.has_answers
+        self.dropped, self.cut, self.unshown = found.dropped, found.cut, found.unshown
+        self.prompt_lengths = array("I", found.lengths)
         if not self._rows and not self.dropped:
             raise SpecError(f"{self._name} has no row", key="data", hint="Add rows.")
         if not self._rows:
@@ -352,17 +317,14 @@ class _RowDataset(_Prompts):
                 hint="Raise data.max_prompt_tokens or add rows.",
             )
         self._order = order_of(self._rows, sources, seed, shuffled=data.shuffle)
-        if self.has_answers:
-            for row in self._rows:
-                value_of(row, data, "answer_key")
 
     @property
     def rows(self) -> Sequence[Row]:
-        return self._rows
+        return RowsOf(self._rows)
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._order.place(index) for index in range(position, position + n)]
-        return self._examples([(self._rows[place], self._texts[place], epoch) for place, epoch in chosen])
+        return [self._example(self._rows[place], epoch) for place, epoch in chosen]
 
 
 class _Streamed(_Prompts):
@@ -373,18 +335,18 @@ class _Streamed(_Prompts):
         super().__init__(source, data, tokenizer)
         self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
         self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
-        (first, _), _ = self._rows.item(0)
-        self.has_answers = find_value(first, data, "answer_key") is not None
+        first, _ = self._rows.item(0)
+        self.has_answers = find_value(first.row, data, "answer_key") is not None
 
     @property
     def rows(self) -> Sequence[Row]:
-        return [row for row, _ in self._rows.known()]
+        return [kept.row for kept in self._rows.known()]
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._rows.item(index) for index in range(position, position + n)]
-        return self._examples([(row, text, epoch) for (row, text), epoch in chosen])
+        return [self._example(kept, epoch) for kept, epoch in chosen]
 
-    def _usable(self, rows: list[Row]) -> list[tuple[Row, str]]:
+    def _usable(self, rows: list[Row]) -> list[Kept]:
         return [*self._kept(trained_on(rows, self._data))]
 
 
@@ -403,7 +365,8 @@ def load_data(
     if data.streaming and split == "train":
         name = single(source)
         return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
-    return _RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed)
+    key = key_of(source, data, tokenizer, cwd, split)
+    return _RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed, key)
 
 
 def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Row]:
@@ -484,11 +447,3 @@ def refuse_for_chats(data: Data, why: str) -> None:
     for key in ("system", "chat_template_kwargs"):
         if getattr(data, key):
             raise SpecError(f"{why}, so that nothing would read it", key=f"data.{key}", hint="Leave it out.")
-
-
-def digest_of(rows: Iterable[Row]) -> str:
-    digest = hashlib.sha256()
-    for row in rows:
-        said = [row.number, row.values, *([row.source] if row.source else [])]
-        digest.update(json.dumps(said, sort_keys=True, default=str).encode())
-    return digest.hexdigest()

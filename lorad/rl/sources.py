@@ -82,7 +82,7 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
     return readers[SUFFIXES.index(suffix)](path)
 
 
-def _tell(name: str, done: int, total: int, unit: str = "") -> None:
+def tell(name: str, done: int, total: int, unit: str = "") -> None:
     """Say how far the reading of a source is."""
     HEART.tell(f"reading {name[-_SHOWN:]} {done} of {total}{unit}")
     HEART.progress()
@@ -115,7 +115,7 @@ def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path
     size = os.fstat(raw.fileno()).st_size
     for number in count(1):
         if number % _TOLD == 0:
-            _tell(path.name, raw.tell() >> 20, size >> 20, " MB")
+            tell(path.name, raw.tell() >> 20, size >> 20, " MB")
         line = file.readline(ROW_BYTES + 1)
         if len(line) > ROW_BYTES:
             raise SpecError(
@@ -182,7 +182,7 @@ def _read_json(path: Path) -> Iterator[Row]:
         raise SpecError(f"{path}: not a list of objects", hint="One object a line is .jsonl.")
     for number, values in enumerate(found, 1):
         if number % _TOLD == 0:
-            _tell(path.name, number, len(found), " rows")
+            tell(path.name, number, len(found), " rows")
         if not isinstance(values, dict):
             raise SpecError(f"{path}:{number}: not a JSON object", hint='Each is one object, {"prompt": …}.')
         yield Row(number, f"{path}:{number}", values)
@@ -202,7 +202,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                     rows = [] if batch is None else batch.to_pylist()
                 if batch is None:
                     return
-                _tell(path.name, number, file.metadata.num_rows, " rows")
+                tell(path.name, number, file.metadata.num_rows, " rows")
                 for values in rows:
                     number += 1
                     yield Row(number, f"{path}:{number}", values)
@@ -248,7 +248,7 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
 def _of_hub(source: str, rows: Any) -> Iterator[Row]:
     for number, values in enumerate(rows, 1):
         if number % _TOLD == 0:
-            _tell(source, number, len(rows), " rows")
+            tell(source, number, len(rows), " rows")
         yield Row(number, f"{source}:{number}", dict(values))
 
 

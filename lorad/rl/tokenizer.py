@@ -1,11 +1,15 @@
 """A model's tokenizer, read from its directory without transformers, and its chat template."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from msgspec import structs
 
 from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
@@ -57,7 +61,8 @@ class Tokenizer:
                 "AutoTokenizer.from_pretrained(…).save_pretrained(directory)",
             )
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(read_file(path, JSON_BYTES))
+            data = read_file(path, JSON_BYTES)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises bare Exception
             raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
         self._tokenizer.no_padding()
@@ -70,10 +75,21 @@ class Tokenizer:
         self._call_ids = [
             number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
         ]
-        self._renderer = None if template is None else Renderer(self._setup(template, directory))
+        setup = self._chats = None if template is None else self._setup(template, directory)
+        self._renderer = None if setup is None else Renderer(setup)
+        self._sha256 = hashlib.sha256(data).hexdigest()
         configs = [settings_in(directory / name) for name in ("generation_config.json", "config.json")]
         self._named_ends = self._ids(configs, "eos_token")
         self.pad_id = (*self._ids(configs, "pad_token"), *self._named_ends, 0)[0]
+
+    @cached_property
+    def known(self) -> str:
+        """A digest of all that tokens and chats follow from."""
+        when = (
+            (self._date or datetime.now().date().isoformat()) if "strftime_now" in str(self.template) else ""
+        )
+        about = [self._sha256, self._chats and structs.astuple(self._chats), self.eos_ids, when]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     @property
     def has_chat_template(self) -> bool:

@@ -8,12 +8,12 @@ tokens; else by itself.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import structs
 
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
@@ -26,17 +26,18 @@ from lorad.rl.data import (
     Example,
     NoData,
     Split,
-    Target,
+    Summary,
     TaskDataset,
     chunks,
-    digest_of,
     load_data,
     load_eval,
     name_of,
-    order_of,
     prompt_value_of,
     refuse_for_chats,
 )
+from lorad.rl.kept.cache import Key, kept_rows, key_of
+from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
+from lorad.rl.order import order_of
 from lorad.rl.rows.columns import find_value, text_of, value_of
 from lorad.rl.rows.messages import TRAINED_KEYS, with_system
 from lorad.rl.rows.pairs import Judgement
@@ -53,16 +54,6 @@ from lorad.spec.data import Data, DataFormat, Sources, single
 from lorad.spec.model import Spec
 
 _Group = list[list[Part]]  # samples of one prompt
-
-
-class _Kept(Struct, frozen=True, eq=False):
-    """A row that is trained on, or a turn of one. name: of it. prompt: int32, tokens of `text`."""
-
-    row: Row
-    name: str
-    text: str
-    prompt: np.ndarray
-    targets: tuple[Target, ...]
 
 
 class _TargetTask(Dataset):
@@ -98,20 +89,43 @@ class TargetDataset(Dataset):
         tokenizer: Tokenizer,
         seed: int,
         algorithm: Algorithm,
+        key: Key | None = None,
     ) -> None:
-        """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        """Checks every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
+        row is left.
+        """
         self._begin(sources, data, tokenizer)
-        name = self._name
-        rows = iter(rows)
-        if not (first := list(islice(rows, 1))):
-            raise SpecError(f"{name} has no row", key="data", hint="Add rows.")
-        self.form: DataFormat = format_of(first[0], data, algorithm)
-        everything = (row for part in (first, rows) for row in part)
+        name, summary = self._name, Summary(data)
+        self.form: DataFormat = "auto"
+
+        def made() -> Iterator[Kept]:
+            first = next(there)
+            self.form = format_of(first, data, algorithm)
+            return summary.of(self._read(chain([first], there)))
+
+        def facts() -> Facts:
+            return Facts(
+                has_answers=summary.has_answers,
+                digest=summary.digest,
+                unshown=self._unshown,
+                dropped=self.dropped,
+                cut=self.cut,
+                form=self.form,
+                split=self.split,
+                unended=self.unended,
+            )
+
+        there = iter(rows)
         with bounded_memory(name):
-            self._kept = list(self._read(everything))
-        self.size = len(self._kept)
-        self.prompt_lengths = [kept.prompt.size for kept in self._kept]
-        self.completion_lengths = [target.tokens.size for kept in self._kept for target in kept.targets]
+            try:
+                self._kept, found = kept_rows(key, made, facts)
+            except StopIteration:
+                raise SpecError(f"{name} has no row", key="data", hint="Add rows.") from None
+        self.size, self.digest, self.has_answers = len(self._kept), found.digest, found.has_answers
+        self.dropped, self.cut, self.form = found.dropped, found.cut, found.form
+        self.split, self.unended, self.unshown = found.split, found.unended, found.unshown
+        self.prompt_lengths = self._kept.prompt_lengths
+        self.completion_lengths = self._kept.completion_lengths
         if not self._kept:
             left_out = f", {self.dropped} were too long" if self.dropped else ""
             raise SpecError(
@@ -119,22 +133,17 @@ class TargetDataset(Dataset):
                 key="data",
                 hint="Raise data.max_sample_tokens or add rows.",
             )
-        self._order = order_of([kept.row for kept in self._kept], sources, seed, shuffled=data.shuffle)
-        self.digest = digest_of(kept.row for kept in self._kept)
-        self.has_answers = any(find_value(kept.row, data, "answer_key") is not None for kept in self._kept)
-        if self.has_answers:
-            for kept in self._kept:
-                value_of(kept.row, data, "answer_key")
+        self._order = order_of(self._kept, sources, seed, shuffled=data.shuffle)
 
     @property
     def rows(self) -> Sequence[Row]:
-        return [kept.row for kept in self._kept]
+        return RowsOf(self._kept)
 
     def judgements(self) -> Iterator[Judgement]:
-        """Yield the preferences in memory as they are trained."""
+        """Yield the preferences of the rows as they are trained."""
         yield from (self._judgement(kept) for kept in self._kept)
 
-    def _judgement(self, kept: _Kept) -> Judgement:
+    def _judgement(self, kept: Kept) -> Judgement:
         label = label_of(kept.row, self._data) if self.form == "labels" else None
         return Judgement(kept.row, kept.prompt, tuple(target.tokens for target in kept.targets), label)
 
@@ -154,7 +163,8 @@ class TargetDataset(Dataset):
     @property
     def lengths(self) -> np.ndarray:
         """int64 [rows]: tokens of the completions of each."""
-        return np.array([sum(target.tokens.size for target in kept.targets) for kept in self._kept])
+        lengths = np.array(self.completion_lengths, np.int64)
+        return np.asarray(lengths.reshape(len(self._kept), -1).sum(axis=1))
 
     @property
     def tokens_digest(self) -> str:
@@ -165,7 +175,7 @@ class TargetDataset(Dataset):
                 digest.update(tokens.size.to_bytes(8, "little") + tokens.astype("<i4").tobytes())
         return digest.hexdigest()
 
-    def _example(self, kept: _Kept, epoch: int) -> Example:
+    def _example(self, kept: Kept, epoch: int) -> Example:
         answer = value_of(kept.row, self._data, "answer_key") if self.has_answers else ""
         row = kept.row
         name = f"{row.source or self._name}/{kept.name}/{epoch}"
@@ -182,7 +192,7 @@ class TargetDataset(Dataset):
             answer_value=answer,
         )
 
-    def _prompt_value(self, kept: _Kept) -> str | list[dict[str, Any]]:
+    def _prompt_value(self, kept: Kept) -> str | list[dict[str, Any]]:
         """Return the prompt as the row has it: a text or messages."""
         data, row = self._data, kept.row
         if not self._templated:
@@ -193,7 +203,7 @@ class TargetDataset(Dataset):
         turns = self._chats(row)[0]
         return turns.messages[: turns.trained[int(kept.name.partition(".")[2] or 0)]]
 
-    def _read(self, rows: Iterable[Row]) -> Iterator[_Kept]:
+    def _read(self, rows: Iterable[Row]) -> Iterator[Kept]:
         prefixes = Prefixes(self._tokenizer, special=not self._templated)
         for chunk in chunks(rows):
             found = self._parts(chunk)
@@ -209,7 +219,7 @@ class TargetDataset(Dataset):
 
     def _group(
         self, row: Row, name: str, group: _Group, tokenised: Sequence[tuple[np.ndarray, Target]]
-    ) -> Iterator[_Kept]:
+    ) -> Iterator[Kept]:
         """Yield samples of one prompt unless they are too long."""
         prompt, targets = tokenised[0][0], tuple(target for _, target in tokenised)
         if group[0][0] != group[-1][0]:
@@ -224,7 +234,7 @@ class TargetDataset(Dataset):
             self.dropped += 1
         else:
             self.cut += kept is not targets
-            yield _Kept(row, name, group[0][0].text, prompt, kept)
+            yield Kept(row, name, group[0][0].text, prompt, kept)
 
     def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
         """Return the completions within data.max_sample_tokens; None where the row is left out."""
@@ -383,7 +393,7 @@ class _TargetStream(TargetDataset):
         chosen = [self._rows.item(index) for index in range(position, position + n)]
         return [self._example(kept, epoch) for kept, epoch in chosen]
 
-    def _usable(self, rows: list[Row]) -> list[_Kept]:
+    def _usable(self, rows: list[Row]) -> list[Kept]:
         if rows and self.form == "auto":
             self.form = format_of(rows[0], self._data, self._algorithm)
         return [*self._read(trained_on(rows, self._data))]
@@ -451,7 +461,9 @@ def _rows(
 ) -> TargetDataset:
     _refuse_for_plain(data, tokenizer)
     rows = labelled(source, lambda name: read_rows(name, split, cwd))
-    return TargetDataset(source, rows, data, tokenizer, seed, algorithm)
+    about = (split, str(algorithm.kind), str(algorithm.name), algorithm.preference.loss)
+    key = key_of(source, data, tokenizer, cwd, *about)
+    return TargetDataset(source, rows, data, tokenizer, seed, algorithm, key)
 
 
 def _refuse_for_plain(data: Data, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,1 @@
+"""Rows that are ready to be trained on, out of memory."""
