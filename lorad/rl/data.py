@@ -18,8 +18,8 @@ from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.kept.cache import Key, kept_rows, key_of
+from lorad.rl.kept.order import order_of
 from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
-from lorad.rl.order import order_of
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
 from lorad.rl.rows.messages import messages_of, with_system

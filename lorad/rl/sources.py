@@ -29,6 +29,14 @@ _BATCH = 1024  # rows that are unpacked at once
 _TOLD = 256  # rows after which it is said how far reading is
 _SHOWN = 30  # characters of a name that are said
 SUFFIXES = (".jsonl", ".parquet", ".csv", ".json")  # of files that rows are read from
+_OTHER_FILES = {
+    **dict.fromkeys((".gz", ".zst", ".xz", ".bz2", ".zip"), "It is compressed: unpack it."),
+    **dict.fromkeys((".ndjson", ".jsonlines"), "One JSON object a line is .jsonl: rename it."),
+    **dict.fromkeys((".tsv", ".txt", ".arrow"), "Write its rows as .jsonl, .parquet or .csv."),
+}
+"""What to do about files of other forms."""
+_LIST = "A .json file is one list, [{…}, {…}]; one object a line is .jsonl: rename it."
+_LINE = 'Each line is one object, {"prompt": …}; one list of all objects is .json.'
 HUB_FORM = "hub:org/name[@revision][:config]:split"
 _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}"
 
@@ -151,7 +159,7 @@ def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Row]:
                 f"{where}: not JSON: {why}", hint="Each line is one JSON object, in UTF-8."
             ) from error
         if not isinstance(values, dict):
-            raise SpecError(f"{where}: not a JSON object", hint='Each line is one object, {"prompt": …}.')
+            raise SpecError(f"{where}: not a JSON object", hint=_LINE)
         yield Row(number, where, values)
 
 
@@ -159,6 +167,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
     """Yield the lines below the header; every value is text, and an empty one is absent."""
     try:
         with open_data(path) as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            csv.field_size_limit(ROW_BYTES)
             reader = csv.DictReader(_lines(file, raw, path), strict=True)
             for number, values in enumerate(reader, 1):
                 if None in values or None in values.values():
@@ -177,9 +186,9 @@ def _read_json(path: Path) -> Iterator[Row]:
         with open_data(path) as file, bounded_memory(str(path)):
             found = json.loads(file.read())
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: not JSON: {error}", hint="One object a line is .jsonl.") from error
+        raise SpecError(f"{path}: not JSON: {error}", hint=_LIST) from error
     if not isinstance(found, list):
-        raise SpecError(f"{path}: not a list of objects", hint="One object a line is .jsonl.")
+        raise SpecError(f"{path}: not a list of objects", hint=_LIST)
     for number, values in enumerate(found, 1):
         if number % _TOLD == 0:
             tell(path.name, number, len(found), " rows")
@@ -225,7 +234,7 @@ def hub_parts(source: str, split: str, path: Path) -> tuple[str, str | None, str
         raise SpecError(
             f"{source} is no task, no .jsonl, .parquet, .csv or .json file and no hub name",
             key="data",
-            hint=f"Give {_FORMS}.",
+            hint=_OTHER_FILES.get(path.suffix.lower(), f"Give {_FORMS}."),
         )
     config, colon, chosen = (found["parts"] or "").rpartition(":")
     return found["name"], (config or None) if colon else None, chosen or split, found["revision"]

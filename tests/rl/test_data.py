@@ -194,6 +194,30 @@ def test_rows_come_from_other_files(tokenizer: Tokenizer, tmp_path: Path, name: 
     assert (second.prompt, second.answer, "level" in second.row) == ("S:1=", "1", False)
 
 
+def test_a_field_of_csv_is_as_long_as_a_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    long = "1," * 100_000
+    (tmp_path / "a.csv").write_text(f'prompt,answer\nS:1=,"{long}"\n')
+    (found,) = load(tokenizer, "a.csv", tmp_path).take(0, 1)
+    assert found.answer == long
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("a.jsonl.gz", "", "unpack it"),
+        ("a.ndjson", "{}", "rename it"),
+        ("a.tsv", "a\tb", r"as .jsonl, .parquet or .csv"),
+        ("a.json", '{"prompt": "a"}\n{"prompt": "b"}\n', "one object a line is .jsonl"),
+        ("a.jsonl", '[{"prompt": "a"}]', "list of all objects is .json"),
+    ],
+)
+def test_files_of_other_forms_get_advice(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, text: str, hint: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert hint in str(refusal(tokenizer, name, tmp_path).hint)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [

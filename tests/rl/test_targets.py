@@ -49,7 +49,7 @@ def refused(tokenizer: Tokenizer, cwd: Path, *rows: Any, **data: Any) -> str:
     with pytest.raises(SpecError) as error:
         load(tokenizer, cwd, *rows, **data)
     assert error.value.hint
-    return str(error.value)
+    return f"{error.value} {error.value.hint}"
 
 
 def chat_tokenizer(directory: Path, family: str) -> Tokenizer:
@@ -200,6 +200,13 @@ def test_the_key_of_a_missing_column_is_named(
     row: Any, algorithm: str, key: str, tiny: Tokenizer, tmp_path: Path
 ) -> None:
     assert refused(tiny, tmp_path, row, algorithm=algorithm).startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize("column", ["conversation", "dialog", "items"])
+def test_the_column_of_a_chat_is_named(column: str, tiny: Tokenizer, tmp_path: Path) -> None:
+    spoken = [{"from": "human", "value": "one?"}, {"from": "gpt", "value": "1"}]
+    told = refused(tiny, tmp_path, {"id": 7, column: spoken})
+    assert told.startswith("data.messages_key: ") and f"set data.messages_key to {column}." in told
 
 
 def test_messages_need_a_template(tiny: Tokenizer, tmp_path: Path) -> None:

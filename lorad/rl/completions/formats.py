@@ -71,6 +71,8 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
     lacks = {one: [key for key in _KEYS[one] if not _has(row, data, key)] for one in takes}
     nearest = min(takes, key=lambda one: len(lacks[one]) / len(_KEYS[one]))
     first = lacks[nearest][0]
+    if "messages" in takes and (chats := [name for name, value in row.values.items() if _is_chat(value)]):
+        return "data.messages_key", f"{chats[0]} is a chat: set data.messages_key to {chats[0]}."
     if len(lacks[nearest]) == len(_KEYS[nearest]):
         ways = (" and ".join(f"data.{key}" for key in _KEYS[one]) for one in takes)
         return "data", f"Set {', or '.join(ways)}, to the columns that have them."
@@ -78,6 +80,13 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
     free = [name for name in row.values if name not in known]
     example = f": data.{first}={free[0]}" if len(free) == 1 else ""
     return f"data.{first}", f"Set data.{first} to the column that has it{example}."
+
+
+def _is_chat(value: Any) -> bool:
+    """Return whether a column is a chat, as OpenAI or ShareGPT has one."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and ("role" in one or "from" in one) for one in value
+    )
 
 
 def _is_named(row: Row, data: Data, key: str) -> bool:

@@ -36,8 +36,8 @@ from lorad.rl.data import (
     refuse_for_chats,
 )
 from lorad.rl.kept.cache import Key, kept_rows, key_of
+from lorad.rl.kept.order import order_of
 from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
-from lorad.rl.order import order_of
 from lorad.rl.rows.columns import find_value, text_of, value_of
 from lorad.rl.rows.messages import TRAINED_KEYS, with_system
 from lorad.rl.rows.pairs import Judgement

@@ -26,6 +26,7 @@ from lorad.rl.sources import SUFFIXES, tell
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data, Sources, names_of
 
+_PARALLEL = "TOKENIZERS_PARALLELISM"
 _LEAST = 4 << 20  # bytes of data that are worth a file
 _AT_ONCE = 1 << 22
 _ABANDONED = 3600.0  # seconds after which nobody writes to a file any more
@@ -81,8 +82,9 @@ def kept_rows(
             return found
     rows = KeptRows(_directory)
     try:
-        for one in made():
-            rows.add(one)
+        with _all_cores():
+            for one in made():
+                rows.add(one)
         said = facts()
         if key is not None and path is not None and rows.is_large and key.holds():
             with contextlib.suppress(OSError):
@@ -91,6 +93,20 @@ def kept_rows(
         return rows, said
     finally:
         rows.close()
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[None]:
+    """Let tokenizers use all cores within the block, in this process alone: what it starts is to use one."""
+    before = os.environ.get(_PARALLEL)
+    os.environ[_PARALLEL] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLEL]
+        else:
+            os.environ[_PARALLEL] = before
 
 
 def _make_room(directory: Path, newest: Path) -> None:

@@ -32,12 +32,15 @@ _FORMS: tuple[tuple[_Need, str, str], ...] = (
         "This is Alpaca's form: set data.prompt_format to "
         '"{instruction}\\n{input}" and data.completion_key to output.',
     ),
+    ("completion", "instruction response", f"Set {_TO_ANSWER.format('instruction', 'response')}."),
+    ("completion", "input output", f"Set {_TO_ANSWER.format('input', 'output')}."),
     ("completion", "instruction output", f"Set {_TO_ANSWER.format('instruction', 'output')}."),
     (
         "completion",
         "query response",
         f"This is ms-swift's form: set {_TO_ANSWER.format('query', 'response')}.",
     ),
+    ("completion", "question response", f"Set {_TO_ANSWER.format('question', 'response')}."),
     ("completion", "question answer", f"Set {_TO_ANSWER.format('question', 'answer')}."),
     ("completion", "problem solution", f"Set {_TO_ANSWER.format('problem', 'solution')}."),
     ("completion", "prompt response", "Set data.completion_key to response."),

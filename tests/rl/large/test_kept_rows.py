@@ -18,8 +18,8 @@ from lorad.rl.kept import cache, rows
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data
 from lorad.spec.model import convert
+from tests.rl.large.test_long_chats import Counted, everything
 from tests.rl.test_chat_templates import TEMPLATES, write
-from tests.rl.test_long_chats import Counted, everything
 from tests.rl.test_targets import CHAT, load
 
 WIDE = Data(max_prompt_tokens=10_000)
