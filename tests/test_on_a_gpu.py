@@ -13,11 +13,14 @@ import torch
 from lorad.engines.base import BASE, Engine
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.engine import BuiltinEngine
+from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.compute import Compute
-from lorad.models.decoder import logits
+from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, resolve
+from lorad.models.kv import attend, attend_in_part
 from lorad.models.loading import load_base
+from lorad.models.lora import FrozenLora, MixedLora
 from lorad.models.merge import Merger
 from lorad.protocol.batch import Batch
 from lorad.trainers.base import Policy, Trainer
@@ -28,6 +31,7 @@ from tests.conformance.trainer_kit import MakeTrainer, accumulate, spec_for
 from tests.conformance.trainer_suite import TrainerSuite
 from tests.engines.test_decode_batch import call, finish, same, version
 from tests.kit.fakes.random_adapters import Shapes
+from tests.trainers import test_experts_of_slots as experts_of_slots
 
 TINY, GPU = resolve("builtin:tiny"), torch.device(os.environ.get("LORAD_TEST_DEVICE", "cuda:0"))
 pytestmark = pytest.mark.skipif(
@@ -114,3 +118,39 @@ async def test_bfloat16_on_the_device_stays_near_float32(compute: Compute) -> No
         assert rms(ours - theirs) < 0.06
     cosine = gradients[0] @ gradients[1] / np.prod([np.linalg.norm(each) for each in gradients])
     assert cosine > 0.99
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_adapters_on_experts_are_those_of_a_cpu(kind: str) -> None:
+    """Of all experts and of some, of ranks that no product of a GPU takes, alone and beside another."""
+    moe, found = resolve("builtin:tiny-moe"), []
+    for dtype, device in ((torch.float32, torch.device("cpu")), (getattr(torch, kind), GPU)):
+        base = load_base(moe, dtype, device)
+        slots = [experts_of_slots.filled(base, 3, 1), experts_of_slots.filled(base, 8, 2, "2", "1")]
+        states = experts_of_slots.states(base, slots, range(2))
+        loras = [FrozenLora(base, slot.snapshot().tensors, slot.spec.adapter.scale) for slot in slots]
+        mixed = MixedLora(base, loras)
+        mixed.assign(np.repeat([1, 0], 24))
+        ids = torch.arange(48, device=device).view(2, 24) + 3
+        with torch.no_grad():
+            served = hidden(base, ids, torch.arange(24, device=device), CausalAttention(), mixed)
+        found.append([t.float().cpu() for t in (states, served, *(slot.grads for slot in slots))])
+    for ours, expected in zip(found[1], found[0], strict=True):
+        assert torch.isfinite(ours).all()
+        assert torch.cosine_similarity(ours.flatten(), expected.flatten(), 0) > 0.99
+
+
+@pytest.mark.parametrize(("rows", "span"), [(2, 64), (2, 1024), (40, 1024)])
+def test_attention_in_parts_has_its_total(rows: int, span: int) -> None:
+    """By the fused kernel and by products: what is seen, and the logsumexp of the scores."""
+    dtype = torch.float32 if GPU.type == "cpu" else torch.bfloat16
+    random = torch.Generator().manual_seed(rows)
+    q = torch.randn(rows, 2, 4, 64, generator=random).to(GPU, dtype)
+    keys, values = torch.randn(2, rows, 2, span, 64, generator=random).to(GPU, dtype)
+    bias = torch.zeros(rows, 1, 1, span, dtype=dtype, device=GPU)
+    bias[:, ..., span // 2 + 3 :] = float("-inf")
+    out, total = attend_in_part(q, keys, values, bias)
+    scores = (q.float() @ keys.float().mT) / 8 + bias.float()
+    assert (total - scores.logsumexp(-1, keepdim=True)).abs().max() < 0.02
+    assert (out.float() - scores.softmax(-1) @ values.float()).abs().max() < 0.02
+    assert (attend(q, keys, values, bias).float() - out.float()).abs().max() < 0.02

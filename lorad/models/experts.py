@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lorad.models.base import Base, Experts, Weight
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
-from lorad.models.ops import apply, clamped_swiglu, grouped, swiglu
+from lorad.models.ops import apply, clamped_swiglu, ends_of, grouped, swiglu
 from lorad.routes import RouteShape
 
 Routing = Callable[[int, Tensor | None, Tensor], Tensor]
@@ -46,7 +46,7 @@ def mixture(
     index, weights = _route(x, experts, config, choose)
     order, flat = _Order.by_expert(index), index.reshape(-1)
     ends = ends_of(flat, config.count)
-    added = lora.routed(layer, order.tokens, ends.tolist()) if lora and lora.has_experts(layer) else None
+    added = lora.routed(layer, order.tokens, ends) if lora and lora.has_experts(layer) else None
     of = flat.index_select(0, order.pairs) if config.is_fused else None
 
     def linear(name: str, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
@@ -158,12 +158,6 @@ def _route_by_sigmoid(
     if config.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return index, weights * config.scale
-
-
-def ends_of(flat: Tensor, count: int) -> Tensor:
-    """int32 [experts]: where the rows of each expert end."""
-    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
-    return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
 
 
 def route_shape(base: Base) -> RouteShape | None:

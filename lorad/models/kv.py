@@ -15,6 +15,9 @@ _Seen = tuple[torch.Tensor, torch.Tensor]
 
 
 _EVEN = 16
+_FEW, _LONG = 64, 512
+"""A GPU's fused kernel waits where rows times kv heads are at most so many and keys at least so many: 8 rows
+of 4,096 tokens take 173 us a layer, two products 77 (H100)."""
 
 
 def bytes_per_token(base: Base) -> int:
@@ -162,14 +165,10 @@ class DecodeAttention:
         folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
         if beside is not None:
             return self._beside(layer, folded, keys, values, beside).reshape(q.shape)
-        if self.seen is None and q.device.type == "cuda":
-            mask = self.bias.expand(-1, -1, folded.shape[2], -1)
-            return F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask).reshape(q.shape)
-        out, scores = attend(folded, keys, values, self.bias)
-        if self.seen is not None:
-            before, total = self.seen(layer, folded, None)
-            out = _joined(out, scores.float().logsumexp(-1, keepdim=True), before, total)
-        return out.reshape(q.shape)
+        if self.seen is None:
+            return attend(folded, keys, values, self.bias).reshape(q.shape)
+        own = attend_in_part(folded, keys, values, self.bias)
+        return _joined(*own, *self.seen(layer, folded, None)).reshape(q.shape)
 
     def _beside(
         self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, beside: Beside
@@ -180,17 +179,15 @@ class DecodeAttention:
             is_far = ~beside.near(self.positions, torch.arange(self.span, device=q.device))
             bias = bias.masked_fill(is_far[:, None, None], float("-inf"))
         if self.seen is None:
-            return attend(q, keys, values, bias, sinks)[0]
-        out, scores = attend(q, keys, values, bias)
-        (before, total), own = self.seen(layer, q, beside), scores.float().logsumexp(-1, keepdim=True)
+            return attend(q, keys, values, bias, sinks)
+        (out, own), (before, total) = attend_in_part(q, keys, values, bias), self.seen(layer, q, beside)
         share = torch.sigmoid(torch.logaddexp(own, total) - sinks.float())
         return (_joined(out, own, before, total) * share).to(q.dtype)
 
 
 def _joined(out: torch.Tensor, own: torch.Tensor, before: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Join what rows see in two parts, whose scores have the logsumexps own and total; -inf: nothing."""
-    joined = torch.lerp(out.float(), before.float(), torch.sigmoid(total - own))
-    return torch.where(total.isinf(), out, joined.to(out.dtype))
+    """Join what rows see in two parts, whose scores have the logsumexps own, finite, and total, or -inf."""
+    return torch.lerp(out.float(), before.float(), torch.sigmoid(total - own)).to(out.dtype)
 
 
 def attend(
@@ -199,16 +196,37 @@ def attend(
     values: torch.Tensor,
     bias: torch.Tensor,
     sinks: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for long
-    queries. Returns the shape of q, and the scores [n, kv heads, queries, span].
+) -> torch.Tensor:
+    """Return what short queries see, in the shape of q: by the fused kernel, which is made for long ones,
+    where a GPU has work enough for it, and by two batched products elsewhere.
 
     q: [n, kv heads, queries, head_dim]; keys, values: [n, kv heads, span, head_dim]; bias: added to the
     scores. sinks: [kv heads, queries, 1], see `Beside`.
     """
+    count, heads, span, _ = keys.shape
+    if sinks is None and q.device.type == "cuda" and (count * heads > _FEW or span < _LONG):
+        mask = bias.expand(-1, -1, q.shape[2], -1)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+    return _by_products(softmax(_scores(q, keys, bias), sinks), values).view(q.shape)
+
+
+def attend_in_part(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> _Seen:
+    """Return the same for a part of what queries see, and the logsumexp of its scores."""
+    scores = _scores(q, keys, bias).float()
+    shares = softmax(scores)
+    # a share is exp(score - total)
+    total = scores.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()
+    return _by_products(shares, values).view(q.shape), total
+
+
+def _scores(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """[n, kv heads, queries, span]; a GPU leaves them in float32."""
     count, heads, queries, dim = q.shape
-    span = keys.shape[2]
-    scores = torch.bmm(q.reshape(-1, queries, dim), keys.flatten(0, 1).transpose(1, 2))
-    scores = scores.view(count, heads, queries, span).mul_(dim**-0.5).add_(bias)
-    weights = softmax(scores, sinks)
-    return torch.bmm(weights.view(-1, queries, span), values.flatten(0, 1)).view(q.shape), scores
+    flat = q.reshape(-1, queries, dim), keys.flatten(0, 1).transpose(1, 2)
+    is_narrow = q.device.type == "cuda" and q.dtype != torch.float32
+    scores = torch.bmm(*flat, out_dtype=torch.float32) if is_narrow else torch.bmm(*flat)
+    return scores.view(count, heads, queries, -1).mul_(dim**-0.5).add_(bias)
+
+
+def _by_products(shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(shares.to(values.dtype).flatten(0, 1), values.flatten(0, 1))

@@ -7,8 +7,8 @@ row; a bias is added after that.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from lorad.adapters.adapter import MAGNITUDE
 from lorad.models.base import Base, Weight
 from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
-from lorad.models.ops import grouped
+from lorad.models.ops import ends_of, grouped
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 _ROWS = 4096  # of a weight that are fp32 at once
 _Place = tuple[int, str]
 """(layer, fused group)"""
-_PADDING = 8
-"""How many times as many rows as there are may be computed for the sake of one product for all."""
+EVEN_RANK = 8
+"""`F.grouped_mm` takes ranks on a GPU that are multiples of this."""
 _Pair = tuple[torch.Tensor, torch.Tensor]
 """A fused (A [rank, in], B [out, rank]); the scale is already in B, and c of DoRA."""
 _Gain = tuple[torch.Tensor, torch.Tensor]
@@ -53,11 +53,11 @@ class LoraApply(Protocol):
         """Return whether the adapter has something at any expert of a layer."""
         ...
 
-    def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
+    def routed(self, layer: int, tokens: torch.Tensor, ends: torch.Tensor) -> RoutedLora:
         """Return what the experts of a layer get.
 
         tokens: int64 [S], the token of each row, sorted by expert and then by token. ends: where the rows of
-        each expert end.
+        each expert end, int32 [experts].
         """
         ...
 
@@ -156,7 +156,7 @@ class FrozenLora:
                 self.gains[place] = c, torch.zeros_like(c) if bias is None else (1 - c) * bias.float()
             self.pairs[place] = a.to(base.dtype), b.to(base.dtype)
         self._with_experts = layers_with_experts(self.pairs)
-        # by layer and linear, [experts, …], where all experts have something: what `pairs` has are views
+        # by layer and linear, [experts, …], 0 where an expert has nothing: what `pairs` has are views
         self.of_experts: dict[_Place, _Pair] = {}
         if base.config.experts is not None:
             for layer, linear in itertools.product(self._with_experts, ("gate_up", "down")):
@@ -164,11 +164,14 @@ class FrozenLora:
 
     def _stack_experts(self, layer: int, linear: str, count: int) -> None:
         places = [(layer, f"experts.{expert}.{linear}") for expert in range(count)]
-        pairs = [self.pairs[place] for place in places if place in self.pairs]
-        if len(pairs) == count and len({len(a) for a, _ in pairs}) == 1:
-            a, b = torch.stack([a.mT for a, _ in pairs]).mT, torch.stack([b for _, b in pairs])
-            self.of_experts[layer, linear] = a, b
-            self.pairs.update(zip(places, zip(a, b, strict=True), strict=True))
+        pairs = {place: self.pairs[place] for place in places if place in self.pairs}
+        if pairs:
+            a, b = self.of_experts[layer, linear] = _room((count,), pairs.values())
+            for n, place in enumerate(places):
+                if place in pairs:
+                    _put(a[n], b[n], pairs[place])
+                    rank = len(pairs[place][0])
+                    self.pairs[place] = a[n, :rank], b[n, :, :rank]
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.pairs.get((layer, group))
@@ -184,8 +187,8 @@ class FrozenLora:
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts
 
-    def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
-        return _RoutedFrozen(self, layer, ends)
+    def routed(self, layer: int, tokens: torch.Tensor, ends: torch.Tensor) -> RoutedLora:
+        return _RoutedFrozen(self, layer)
 
     def nbytes(self) -> int:
         """Return the bytes that the copy holds."""
@@ -228,31 +231,34 @@ class MixedLora:
         # by layer and linear, [count, experts, …]: what `stacks` has of each expert are views of these
         self.of_experts: dict[_Place, _Pair] = {}
         self.gains: dict[_Place, _Gain] = {}  # [count, out]
-        places = signature(base, loras)
-        for (layer, group), rank, has_gain in places:
+        for (layer, group), rank, has_gain in signature(base, loras):
             pair = next(one.pairs[layer, group] for one in loras if one and (layer, group) in one.pairs)
-            shapes = (rank, pair[0].shape[1]), (pair[1].shape[0], rank)
             kind, _, linear = group.removeprefix("experts.").partition(".")
             if not group.startswith("experts."):
-                a, b = (pair[0].new_zeros(self.count, *shape) for shape in shapes)
-                self.stacks[layer, group] = a, b
+                a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
+                self.stacks[layer, group] = a, pair[1].new_zeros(self.count, len(pair[1]), rank)
                 if has_gain:
                     c = torch.ones(self.count, len(pair[1]), device=base.device)
                     self.gains[layer, group] = c, torch.zeros_like(c)
                 continue
             if (layer, linear) not in self.of_experts:
-                self.of_experts[layer, linear] = _for_experts(base, self.count, places, layer, linear, pair)
+                stacks = [
+                    one.of_experts[layer, linear]
+                    for one in loras
+                    if one and (layer, linear) in one.of_experts
+                ]
+                room = self.count, len(stacks[0][0])
+                self.of_experts[layer, linear] = _room(room, [(a[0], b[0]) for a, b in stacks])
             a, b = self.of_experts[layer, linear]
             self.stacks[layer, group] = a[:, int(kind)], b[:, int(kind)]
         self._with_experts = layers_with_experts(self.stacks)
         self.numbers = [0] * self.count
         self.fill(loras)
-        self.owner: _Array = np.zeros(0, np.int64)
         self.gather: torch.Tensor | None = None
-        self.place = torch.zeros(0, dtype=torch.int64, device=base.device)
+        self.place = torch.zeros(tokens, dtype=torch.int64, device=base.device)
+        self._owner = torch.zeros_like(self.place)
         if per and self.count > 1:
             self.gather = torch.zeros(self.count * per, dtype=torch.int64, device=base.device)
-            self.place = torch.zeros(tokens, dtype=torch.int64, device=base.device)
 
     def fill(self, loras: Sequence[FrozenLora | None]) -> None:
         """Serve these instead, adapter by adapter; their signature must be the one that was given first."""
@@ -271,17 +277,18 @@ class MixedLora:
 
         When the forwards have more tokens, what is added to the rest of them is of no adapter in particular.
         """
-        self.owner = owner
         if self.count == 1:
             return
         gather, place = _moves(owner, self.count, self.per, self.device)
+        owners = torch.from_numpy(owner).to(self.device)
         if not self.per:
-            self.gather, self.place = gather, place
+            self.gather, self.place, self._owner = gather, place, owners
         else:
             assert self.gather is not None
             everybody = torch.arange(len(self.gather), device=self.device)
             self.gather.copy_(everybody if gather is None else gather)
             self.place[: len(owner)] = place
+            self._owner[: len(owner)] = owners
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if (gain := self.gains.get((layer, group))) is not None:
@@ -303,87 +310,58 @@ class MixedLora:
     def has_experts(self, layer: int) -> bool:
         return layer in self._with_experts
 
-    def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
-        """Rows of a step that is captured have no fixed expert: not for those."""
-        return _RoutedMixed(self, layer, self.owner[tokens.cpu().numpy()], ends)
+    def routed(self, layer: int, tokens: torch.Tensor, ends: torch.Tensor) -> RoutedLora:
+        return _RoutedMixed(self, layer, self._owner.index_select(0, tokens), ends)
 
 
 class _RoutedFrozen:
     """One adapter on the rows of a layer's experts."""
 
-    def __init__(self, lora: FrozenLora, layer: int, ends: Sequence[int]) -> None:
-        self._lora, self._layer, self._ends = lora, layer, ends
-        experts = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        self._moves = None
-        if _way_of(experts, len(ends)) == "padded":
-            a, _ = next(iter(lora.pairs.values()))
-            self._moves = _moves(experts, len(ends), 0, a.device)
+    def __init__(self, lora: FrozenLora, layer: int) -> None:
+        self._lora, self._layer = lora, layer
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
         y, stack = grouped(x, weights, ends), self._lora.of_experts.get((self._layer, linear))
-        if stack is not None and self._moves is not None:
-            return _added(stack, x, y, *self._moves)
-        for expert, rows in runs(self._ends):
-            self._lora.apply(self._layer, f"experts.{expert}.{linear}", x[rows], y[rows])
-        return y
+        return y if stack is None else y.add_(_delta(stack, x, ends))
 
 
 class _RoutedMixed:
-    """Several adapters on the rows of a layer's experts. owner: of each row."""
+    """Several adapters on the rows of a layer's experts, which are sorted by adapter and then by expert.
 
-    def __init__(self, lora: MixedLora, layer: int, owner: _Array, ends: Sequence[int]) -> None:
-        self._lora, self._layer, self._owner, self._ends = lora, layer, owner, ends
-        expert = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        pairs, count = owner * len(ends) + expert, lora.count * len(ends)
-        self._way, self._pairs = _way_of(pairs, count), torch.from_numpy(pairs).to(lora.device)
-        self._moves = _moves(pairs, count, 0, lora.device) if self._way == "padded" else None
+    owner: the adapter of each row, int64 [S].
+    """
+
+    def __init__(self, lora: MixedLora, layer: int, owner: torch.Tensor, ends: torch.Tensor) -> None:
+        self._lora, self._layer = lora, layer
+        every = torch.arange(len(owner), dtype=ends.dtype, device=ends.device)
+        pairs = owner * len(ends) + torch.searchsorted(ends, every, right=True)
+        self._order = torch.argsort(pairs, stable=True)
+        self._home = torch.empty_like(self._order)
+        self._home[self._order] = every.long()
+        self._ends = ends_of(pairs, lora.count * len(ends))
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
         y, stack = grouped(x, weights, ends), self._lora.of_experts.get((self._layer, linear))
         if stack is None:
             return y
-        a, b = (half.flatten(0, 1) for half in stack)
-        if self._moves is not None:
-            return _added((a, b), x, y, *self._moves)
-        if self._way == "row by row":
-            a, b = a.index_select(0, self._pairs), b.index_select(0, self._pairs)
-            return y.add_(torch.bmm(b, torch.bmm(a, x.unsqueeze(-1))).squeeze(-1))
-        for expert, rows in runs(self._ends):
-            moves = _moves(self._owner[rows], self._lora.count, 0, self._lora.device)
-            pair = self._lora.stacks.get((self._layer, f"experts.{expert}.{linear}"))
-            _added(pair, x[rows], y[rows], *moves)
-        return y
+        a, b = stack
+        delta = _delta((a.flatten(0, 1), b.flatten(0, 1)), x.index_select(0, self._order), self._ends)
+        return y.add_(delta.index_select(0, self._home))
 
 
-def _way_of(pairs: _Array, count: int) -> Literal["row by row", "padded", "expert by expert"]:
-    """Choose the cheapest way for rows of so many pairs of adapter and expert: pairs copied for each row, all
-    pairs with equally many rows each, or one expert after another where some have far more rows than others.
+def _delta(stack: _Pair, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Return B A x of rows that are sorted by the pairs of a stack [pairs, …]. ends: of the rows of each."""
+    a, b = stack
+    return F.grouped_mm(F.grouped_mm(x, a.mT, offs=ends), b.mT, offs=ends)
+
+
+def _room(counts: Sequence[int], pairs: Iterable[_Pair]) -> _Pair:
+    """Return zeros for A [*counts, rank, in] and B [*counts, out, rank] of equal linears, at the largest rank
+    of any, rounded up to what `F.grouped_mm` takes on a GPU. A lies as that product reads it fastest.
     """
-    if len(pairs) * 2 <= count:
-        return "row by row"
-    most = int(np.bincount(pairs, minlength=count).max())
-    return "padded" if most * count <= _PADDING * len(pairs) else "expert by expert"
-
-
-def runs(ends: Sequence[int]) -> Iterator[tuple[int, slice]]:
-    """Yield each expert that has rows, and which they are."""
-    begin = 0
-    for expert, end in enumerate(ends):
-        if end > begin:
-            yield expert, slice(begin, end)
-        begin = end
-
-
-def _for_experts(base: Base, count: int, places: Signature, layer: int, linear: str, pair: _Pair) -> _Pair:
-    """Make room for the adapters of a layer's experts, at the largest rank of any. pair: of one of them."""
-    assert base.config.experts is not None
-    of_experts = [
-        (group, rank) for (at, group), rank, _ in places if at == layer and group.startswith("experts.")
-    ]
-    rank = max(rank for group, rank in of_experts if group.endswith(f".{linear}"))
-    room = (count, base.config.experts.count)
-    a = pair[0].new_zeros(*room, pair[0].shape[1], rank).mT  # as the product for all of them reads it fastest
-    return a, pair[1].new_zeros(*room, pair[1].shape[0], rank)
+    (a, b), *_ = pairs = list(pairs)
+    rank = -(-max(len(a) for a, _ in pairs) // EVEN_RANK) * EVEN_RANK
+    return a.new_zeros(*counts, a.shape[1], rank).mT, b.new_zeros(*counts, len(b), rank)
 
 
 def moves(owner: _Array, count: int, per: int = 0) -> tuple[_Array, _Array]:

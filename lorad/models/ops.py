@@ -225,6 +225,12 @@ def grouped(x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
     return apply(_Grouped, x, weights, ends) if x.requires_grad else grouped_plainly(x, weights, ends)
 
 
+def ends_of(flat: Tensor, count: int) -> Tensor:
+    """int32 [experts]: where the rows of each expert end."""
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
+    return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
+
+
 class _Grouped(Function):
     """The frozen weights get no gradient, which would be as large as all experts."""
 

@@ -1,8 +1,6 @@
 """A mixture of experts: what autograd makes of one written plainly, whoever else is in the batch."""
 
-import itertools
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from lorad.models.base import Experts
 from lorad.models.config import ExpertsConfig, parse_config
 from lorad.models.directory import linear_shapes
-from lorad.models.experts import ends_of, mixture
-from lorad.models.lora import FrozenLora, MixedLora, _way_of
+from lorad.models.experts import mixture
+from lorad.models.lora import FrozenLora, MixedLora
 from lorad.models.merge import Merger
-from lorad.models.ops import grouped
+from lorad.models.ops import ends_of, grouped
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_transformers
 from tests.models.test_models import lean
@@ -161,9 +159,7 @@ def weight_of(weights: dict[str, Tensor], module: str) -> Tensor:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_adapters_on_experts_equal_merged_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_adapters_on_experts_equal_merged_models(tmp_path: Path, family: str) -> None:
     make_model(tmp_path / "base", family)
     base, loras = load(tmp_path / "base"), []
     for seed in (1, 2):
@@ -184,22 +180,10 @@ def test_adapters_on_experts_equal_merged_models(
         assert (lean(base, long_ids()) - theirs).abs().max() > 0.1
         merged, rest = Merger(base).alone(lora)
         assert rest is None and (lean(merged, long_ids()) - theirs).abs().max() < 1e-3
-    ways = ("row by row", "padded", "expert by expert")
-    for owner, way in itertools.product(([0, 1], [1, 0], [2, 1], [1, 1]), ways):
-        monkeypatch.setattr("lorad.models.lora._way_of", lambda *_, way=way: way)
+    for owner in ([0, 1], [1, 0], [2, 1], [1, 1]):
         together = MixedLora(base, [*loras, None])
         together.assign(np.repeat(owner, long_ids().shape[1]))
         mixed = lean(base, long_ids(), together)
         for row, which in enumerate(owner):
             whole = [*alone, lean(base, long_ids())][which]
             assert (mixed[row] - whole[row]).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("pairs", "way"),
-    [(range(4), "row by row"), (range(8), "padded"), ([*range(8)] * 3, "padded"), ([3] * 40, "padded")],
-)
-def test_rows_are_padded_unless_few_or_uneven(pairs: Sequence[int], way: str) -> None:
-    assert _way_of(np.array(pairs), 8) == way
-    uneven = np.array([3] * 40)
-    assert _way_of(uneven, 16) == "expert by expert"

@@ -1,7 +1,6 @@
 """The lean forward against transformers and PEFT, on random Qwen3 models made here."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,7 @@ def test_gradients_reach_only_what_the_adapter_adds(tmp_path: Path) -> None:
         def has_experts(self, layer: int) -> bool:
             return False
 
-        def routed(self, layer: int, tokens: torch.Tensor, ends: Sequence[int]) -> RoutedLora:
+        def routed(self, layer: int, tokens: torch.Tensor, ends: torch.Tensor) -> RoutedLora:
             raise AssertionError("there are no experts here")
 
     hidden(base, some_ids(), torch.arange(9), CausalAttention(), Shift()).sum().backward()

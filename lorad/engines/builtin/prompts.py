@@ -10,7 +10,7 @@ import torch
 
 from lorad.models.attention import Beside
 from lorad.models.base import Base
-from lorad.models.kv import KVCache, attend, even
+from lorad.models.kv import KVCache, attend_in_part, even
 from lorad.models.lora import moves
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -114,7 +114,7 @@ class SharedPrompts:
         """
         (slots, per, span), rows = shape, len(positions)
         gather, places = self._gather[: slots * per], self._places[:rows]
-        is_one = (self.begins[:rows] > 0)[:, None, None, None]
+        is_alone = (self.begins[:rows] == 0)[:, None, None, None]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
         unseen = torch.arange(span, device=gather.device) >= ends
         bias = torch.zeros(unseen.shape, dtype=self.cache.layers[0].dtype, device=gather.device)
@@ -122,11 +122,11 @@ class SharedPrompts:
 
         def within(beside: Beside, group: int) -> torch.Tensor:
             """[slots, 1, per * group, span]: the bias of a layer with a window, of which each row has its
-            own. One that reaches no prompt leaves none of it.
+            own. One that reaches no prompt leaves next to none of it: -inf alone has no softmax.
             """
             queries = positions.index_select(0, gather).view(slots, 1, per, 1)
             is_far = ~beside.near(queries, torch.arange(span, device=gather.device))
-            return bias.masked_fill(is_far, float("-inf")).repeat_interleave(group, 2)
+            return bias.masked_fill(is_far, torch.finfo(bias.dtype).min).repeat_interleave(group, 2)
 
         def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = self.cache.layers[layer][:, :slots, :, :span].unbind(0)
@@ -134,13 +134,12 @@ class SharedPrompts:
             together = q.index_select(0, gather).view(slots, per, heads, group, dim).transpose(1, 2)
             together = together.reshape(slots, heads, per * group, dim)
             seen_by = within(beside, group) if beside is not None and beside.window else bias
-            out, scores = attend(together, keys, values, seen_by)
             out, total = (
                 part.view(slots, heads, per, group, -1).transpose(1, 2).reshape(slots * per, heads, group, -1)
-                for part in (out, scores.float().logsumexp(-1, keepdim=True))
+                for part in attend_in_part(together, keys, values, seen_by)
             )
-            none = total.new_full((), float("-inf"))
-            return out.index_select(0, places), torch.where(is_one, total.index_select(0, places), none)
+            out = out.index_select(0, places).masked_fill(is_alone, 0)  # nothing, also of a spoilt prompt
+            return out, total.index_select(0, places).masked_fill(is_alone, float("-inf"))
 
         return seen
 

@@ -1,7 +1,5 @@
 """Which experts of the base a batch meets."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,7 +8,7 @@ from lorad.models.attention import CausalAttention
 from lorad.models.base import Base, Weight
 from lorad.models.config import modules_in
 from lorad.models.decoder import Ends, Last, hidden
-from lorad.models.lora import RoutedLora, runs
+from lorad.models.lora import RoutedLora
 from lorad.models.ops import grouped
 
 
@@ -29,8 +27,9 @@ class _Noted:
     def has_experts(self, layer: int) -> bool:
         return True
 
-    def routed(self, layer: int, tokens: Tensor, ends: Sequence[int]) -> RoutedLora:
-        self.met |= {(layer, f"experts.{expert}") for expert, _ in runs(ends)}
+    def routed(self, layer: int, tokens: Tensor, ends: Tensor) -> RoutedLora:
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        self.met |= {(layer, f"experts.{expert}") for expert in counts.nonzero().flatten().tolist()}
         return _Nothing()
 
 

@@ -5,9 +5,10 @@ calls; logical names are views into them. Its files: see `lorad/trainers/checkpo
 """
 
 import hashlib
+import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Half:
 @dataclass(frozen=True, slots=True)
 class Site:
     """The trained part of one fused linear: views into the slot's vectors. a: [modules * rank, in]. scale: of
-    B A. weight, bias: the base's.
+    B A. weight, bias: the base's. Of several experts, all tensors are [experts, …].
     """
 
     a: Tensor
@@ -83,6 +84,7 @@ class Slot:
         self.dropout = _dropout_generator(base.device, spec.seed)
         self.sites = self._sites(base)
         self.with_experts = layers_with_experts(self.sites)
+        self.of_experts = self._of_experts(base)
         self.anchor = torch.zeros((), device=base.device, requires_grad=True)  # nothing ever flows into it
         generator = torch.Generator().manual_seed(spec.seed)
         weights = self.views(self.weights)
@@ -153,6 +155,20 @@ class Slot:
         self.grads.zero_()
         return norm, applied
 
+    def _of_experts(self, base: Base) -> dict[tuple[int, str], list[tuple[range, Site]]]:
+        """Return the sites of experts by (layer, linear): one for all of them, or where only some are trained
+        or they differ, one for each.
+        """
+        found: dict[tuple[int, str], list[tuple[range, Site]]] = {}
+        count = base.config.experts.count if base.config.experts else 0
+        for layer, linear in itertools.product(sorted(self.with_experts), ("gate_up", "down")):
+            places = ((n, (layer, f"experts.{n}.{linear}")) for n in range(count))
+            its = {n: self.sites[place] for n, place in places if place in self.sites}
+            whole = _together([*its.values()]) if len(its) == count else None
+            each = ((range(n, n + 1), _together([site])) for n, site in its.items())
+            found[layer, linear] = [(range(count), whole)] if whole else [(n, one) for n, one in each if one]
+        return found
+
     def _sites(self, base: Base) -> dict[tuple[int, str], Site]:
         """Views over weights and gradients, place by place."""
         weights, grads = self.views(self.weights), self.views(self.grads)
@@ -181,6 +197,27 @@ class Slot:
                 its = weight_at(base, *place) if adapter.dora else ()
                 sites[place] = Site(a, a_grad, tuple(halves), adapter.scale_of(names[0]), *its)
         return sites
+
+
+def _together(sites: Sequence[Site]) -> Site | None:
+    """Return one site for all of some experts; None where they do not lie evenly in the slot's vectors."""
+    first = sites[0]
+    step = sites[-1].a.storage_offset() - first.a.storage_offset()
+    step = step // (len(sites) - 1) if len(sites) > 1 else 0
+
+    def every(one: Tensor) -> Tensor:
+        return one.as_strided((len(sites), *one.shape), (step, *one.stride()), one.storage_offset())
+
+    for number, site in enumerate(sites):
+        is_like = site.a.shape == first.a.shape and _rows(site) == _rows(first)
+        if not is_like or site.a.storage_offset() != first.a.storage_offset() + number * step:
+            return None
+    halves = tuple(Half(h.rows, h.ranks, every(h.b), every(h.b_grad)) for h in first.halves)
+    return Site(every(first.a), every(first.a_grad), halves, first.scale)
+
+
+def _rows(site: Site) -> list[slice]:
+    return [half.rows for half in site.halves]
 
 
 def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ...]]:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.models.experts import Replay, ends_of
-from lorad.models.ops import apply, grouped
+from lorad.models.experts import Replay
+from lorad.models.lora import EVEN_RANK
+from lorad.models.ops import ends_of, grouped
 from lorad.routes import RouteShape
 from lorad.trainers.arguments import ADAPTS, REPLAYS
 
@@ -29,8 +29,6 @@ _MIXTRAL, _OF_MIXTRAL = ".block_sparse_moe.", ("w1", "w3", "w2")  # its checkpoi
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
 _SEEN = "lorad_routes"  # another: a list of the routes that came by
 _Routed = tuple[Tensor, Tensor, Tensor]
-_Run = tuple[int, int, int]
-"""(which of a `_Pair`, first row, end): rows of one adapted expert."""
 
 
 class _Pair(NamedTuple):
@@ -234,14 +232,13 @@ def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tenso
     ends = ends_of(flat, self.num_experts)
     rows = hidden.index_select(0, order // index.shape[1])
     pairs = self.__dict__.get(_PLACE)
-    places = ends.tolist() if pairs is not None and pairs.is_on else []
     y = grouped(rows, self.gate_up_proj, ends)
-    if places:
-        y = y + torch.cat([_added(rows, pairs, name, places, y.shape[1] // 2) for name in _LINEARS[:2]], -1)
+    if pairs is not None and pairs.is_on:
+        y = y + torch.cat([_added(rows, pairs, name, ends, y.shape[1] // 2) for name in _LINEARS[:2]], -1)
     inner = self._apply_gate(y.to(hidden.dtype))
     out = grouped(inner, self.down_proj, ends)
-    if places:
-        out = out + _added(inner, pairs, "down_proj", places, out.shape[1])
+    if pairs is not None and pairs.is_on:
+        out = out + _added(inner, pairs, "down_proj", ends, out.shape[1])
     home = torch.empty_like(order)
     home[order] = torch.arange(len(order), device=order.device)
     out = out.index_select(0, home).view(*index.shape, -1)
@@ -249,40 +246,18 @@ def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tenso
     return total.to(hidden.dtype)
 
 
-def _added(x: Tensor, pairs: _Pairs, linear: str, ends: list[int], out: int) -> Tensor:
-    """[rows, out]: what the adapters add; x [rows, in] is sorted by expert."""
+def _added(x: Tensor, pairs: _Pairs, linear: str, ends: Tensor, out: int) -> Tensor:
+    """[rows, out]: what the adapters add; x [rows, in] is sorted by expert. ends: int32 [experts]."""
     if linear not in pairs.by_linear:
         return x.new_zeros(len(x), out)
     pair = pairs.by_linear[linear]
-    begins = [0, *ends]
-    runs = [(n, begins[expert], ends[expert]) for n, expert in enumerate(pair.experts)]
-    dropped = nn.functional.dropout(x, pairs.dropout, pairs.is_training)
-    added: Tensor = apply(_Lora, dropped.to(pair.a.dtype), pair.a, pair.b, runs, pairs.scale)
-    return added
-
-
-class _Lora(Function):
-    """scale * B A x for each run of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, runs: list[_Run], scale: float) -> Tensor:
-        h, y = x.new_zeros(len(x), a.shape[1]), x.new_zeros(len(x), b.shape[1])
-        for n, begin, end in runs:
-            torch.mm(x[begin:end], a[n].T, out=h[begin:end])
-            torch.mm(h[begin:end], b[n].T, out=y[begin:end])
-        ctx.save_for_backward(x, a, b, h)
-        ctx.runs, ctx.scale = runs, scale
-        return y.mul_(scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, a, b, h = ctx.saved_tensors
-        grad = grad * ctx.scale
-        dx, da, db = torch.zeros_like(x), torch.zeros_like(a), torch.zeros_like(b)
-        for n, begin, end in ctx.runs:
-            mine = grad[begin:end]
-            through = mine @ b[n]
-            torch.mm(mine.T, h[begin:end], out=db[n])
-            torch.mm(through.T, x[begin:end], out=da[n])
-            torch.mm(through, a[n], out=dx[begin:end])
-        return dx, da, db, None, None
+    a: Tensor = pair.a
+    b: Tensor = pair.b
+    if more := -a.shape[1] % EVEN_RANK:
+        a, b = nn.functional.pad(a, (0, 0, 0, more)), nn.functional.pad(b, (0, more))
+    if len(pair.experts) < len(ends):
+        index = torch.tensor(pair.experts, device=x.device)
+        a, b = (one.new_zeros(len(ends), *one.shape[1:]).index_copy(0, index, one) for one in (a, b))
+    dropped = nn.functional.dropout(x, pairs.dropout, pairs.is_training).to(a.dtype)
+    low = nn.functional.grouped_mm(dropped, a.mT, offs=ends)
+    return nn.functional.grouped_mm(low, b.mT, offs=ends) * pairs.scale

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lorad.engines.base import BASE
 from lorad.models.base import Base
-from lorad.models.kv import attend, bytes_per_token
+from lorad.models.kv import attend_in_part, bytes_per_token
 from lorad.protocol.batch import Prompt, Sampling
 from tests.benchmarks.gpu_day import torch_place
 from tests.benchmarks.gpu_day.stage import Place, play
@@ -71,8 +71,8 @@ async def _noise(place: Place, held: Lorad, version: str) -> None:
 
 @torch.no_grad()
 def _attention(place: Place, base: Base, rows: int, context: int, speed: float) -> None:
-    """Compare the fused kernel under a mask, which decoding uses on a GPU, with two products, as shares of
-    what reading the keys and values once allows.
+    """Compare the fused kernel under a mask, which decoding uses on a GPU where rows are many, with the
+    products for few of them, as shares of what reading the keys and values once allows.
     """
     config = base.config
     heads, dim = config.num_key_value_heads, config.head_dim
@@ -83,7 +83,7 @@ def _attention(place: Place, base: Base, rows: int, context: int, speed: float) 
     mask = bias.expand(-1, -1, shape[2], -1)
     ways = {
         "fused": lambda: F.scaled_dot_product_attention(q, keys, values, attn_mask=mask),
-        "products": lambda: attend(q, keys, values, bias),
+        "products": lambda: attend_in_part(q, keys, values, bias),
     }
     for name, way in ways.items():
         seconds = 2 * keys.nbytes / speed / best_seconds(place, way)
