@@ -1,5 +1,7 @@
 """Which experts of the base a batch meets."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,8 +30,9 @@ class _Noted:
         return True
 
     def routed(self, layer: int, tokens: Tensor, ends: Tensor) -> RoutedLora:
-        counts = ends.diff(prepend=ends.new_zeros(1))
-        self.met |= {(layer, f"experts.{expert}") for expert in counts.nonzero().flatten().tolist()}
+        places = [0, *ends.tolist()]
+        met = (expert for expert, (begin, end) in enumerate(pairwise(places)) if end > begin)
+        self.met |= {(layer, f"experts.{expert}") for expert in met}
         return _Nothing()
 
 

@@ -47,7 +47,7 @@ STAGES: Sequence[Stage] = (
     _stage("tests.benchmarks.gpu_day.run", 140, "GRPO in the fused pool, killed and resumed"),
     _stage(
         "tests.benchmarks.gpu_day.rollout",
-        80,
+        110,
         "sampling: shared prompts, four adapters in a batch",
     ),
     _stage("tests.benchmarks.gpu_day.train", 80, "gradients: ragged samples, no memory left"),
