@@ -8,9 +8,9 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from lorad.startup import quick_imports
 
@@ -21,8 +21,10 @@ with quick_imports():
     from typer.main import get_command as build
 
     from lorad import __version__
+    from lorad.box.paths import give_home
     from lorad.cli.complete import VARIABLE, answer
     from lorad.cli.output import print_error, start_dead_daemons, tell_of_starts, watch_versions
+    from lorad.cli.streams import give_up_streams, settle_streams
     from lorad.errors import LoradError, SpecError, StorageError
 
 
@@ -243,6 +245,8 @@ def lorad(
 
 def main() -> None:
     """The console script."""
+    settle_streams()
+    give_home()
     if shell := os.environ.pop(VARIABLE, ""):
         answer(shell, build(app))
         return
@@ -251,15 +255,33 @@ def main() -> None:
     if sys.argv[1:2] not in (["daemon"], ["doctor"], ["tui"]):
         start_dead_daemons()
     try:
-        app()
+        _run()
     except LoradError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
+        _fail(error)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_streams()
         sys.exit(1)
-    except OSError as error:  # from a file that was named, or from the home
-        print_error(StorageError(f"{error.filename or 'lorad'}: {error.strerror or error}"))
-        sys.exit(1)
+    except OSError as error:  # from a file that was named, from the home, or from what is printed to
+        _fail(StorageError(f"{error.filename or 'lorad'}: {error.strerror or error}"))
+    except UnicodeError as error:
+        if sys.getfilesystemencoding() == "utf-8":
+            raise
+        _fail(StorageError(f"this locale has no name for a file: {error}", hint="Set LC_ALL=C.UTF-8."))
+
+
+def _run() -> None:
+    """Run the command. Raises OSError where stdout does not take what it printed."""
+    try:
+        app()
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+
+
+def _fail(error: LoradError) -> NoReturn:
+    with suppress(OSError):
+        print_error(error)
+    give_up_streams()
+    sys.exit(error.exit_code)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lorad.cli.streams import takes_all
 from lorad.cli.table import print_table, shortened
 from lorad.client.shapes import Served, Swapped
 from lorad.client.words import why
@@ -35,10 +36,11 @@ def print_json(data: Any) -> None:
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction) is escaped as
-    \\u.
+    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction, letters that
+    its encoding lacks) is escaped as \\u.
     """
-    lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=False).split("\n")
+    is_ascii = not takes_all(sys.stdout)
+    lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=is_ascii).split("\n")
     return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in lines)
 
 

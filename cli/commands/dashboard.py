@@ -17,6 +17,7 @@ from lorad.box.config import AlarmLimits, Config, config_of
 from lorad.cli.commands.pools import device_row, on_nodes, runs_in, strangers, versions_in
 from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
+from lorad.cli.streams import takes_all
 from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
@@ -168,9 +169,9 @@ def tui(
     """Watch and control runs in the terminal, or (--serve) in a browser."""
     if port is not None and not serve:
         raise typer.BadParameter("it needs --serve", param_hint="--port")
-    if not serve and "TEXTUAL_DRIVER" not in os.environ and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not serve and "TEXTUAL_DRIVER" not in os.environ and (why := _lacking()):
         hint = "`lorad top` prints the same as text, and `lorad tui --serve` shows it in a browser."
-        raise SpecError("lorad tui needs a terminal, and its input or output is not one", hint=hint)
+        raise SpecError(f"lorad tui needs a terminal, and {why}", hint=hint)
     client = connected()
     if serve:
         from lorad.tui.web.server import serve as serve_browsers
@@ -185,6 +186,19 @@ def tui(
 
         screens = LoradApp(client, readonly=readonly, config=config)
     screens.run()
+
+
+def _lacking() -> str:
+    """Say what keeps the terminal from showing the screens; "" where nothing does."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "its input or output is not one"
+    if (kind := os.environ.get("TERM", "")) in ("dumb", "unknown"):
+        return f"TERM={kind} says that this one cannot move its cursor"
+    if not takes_all(sys.__stderr__):
+        return (
+            f"its locale ({sys.stderr.encoding}) lacks the characters that are drawn with: try LC_ALL=C.UTF-8"
+        )
+    return ""
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@ notifications."""
 
 import asyncio
 import os
-import pwd
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import msgspec
 import typer
 
 from lorad.cli import candidates, output
+from lorad.cli.doctor.logout import own_name
 from lorad.cli.options import AsJson
 from lorad.cli.output import note
 from lorad.client.client import Client
@@ -192,16 +192,9 @@ def _of_run(name: str) -> tuple[list[Notify], str, dict[str, Any]]:
     receivers = msgspec.convert(shown.spec.get("notify") or [], list[Notify])
     if not receivers:
         raise NotFound(f"the spec of {name} names nobody in notify", hint="docs/notify.md shows how.")
-    if shown.owner not in ("", str(os.getuid()), _own_name()):
+    if shown.owner not in ("", str(os.getuid()), own_name()):
         raise NotAllowed(
             f"{name} is of {shown.owner}, as whom its notifications are sent", hint="They can try them out."
         )
     facts = {key: getattr(shown, key) for key in ("owner", "state", "step", "steps", "attempt", "version")}
     return receivers, shown.cwd or "/", facts
-
-
-def _own_name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return ""

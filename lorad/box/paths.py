@@ -1,5 +1,6 @@
 """Where everything lies: `LORAD_HOME`, run directories, attempt directories, sockets."""
 
+import contextlib
 import grp
 import hashlib
 import os
@@ -9,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lorad.errors import NotAllowed
+from lorad.errors import NotAllowed, StorageError
 
 SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
@@ -32,11 +33,33 @@ def python_path(*others: str | None) -> str:
 
 
 def default_home() -> Path:
-    """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`."""
-    if home := os.environ.get("LORAD_HOME"):
-        return Path(home).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "lorad"
+    """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`.
+
+    Raises StorageError for a user without a home, as a container's that is a number.
+    """
+    home = os.environ.get("LORAD_HOME")
+    try:
+        if home:
+            return Path(home).expanduser().absolute()
+        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+        return Path(data) / "lorad"
+    except RuntimeError as error:
+        where = f"LORAD_HOME={home}" if home else f"no HOME, and none of user {os.getuid()} in passwd"
+        raise StorageError(f"{where}: {error}", hint="Set LORAD_HOME to a directory of your own.") from None
+
+
+def give_home() -> None:
+    """Set HOME to lorad's own home for a user who has none: third parties keep files there, or die."""
+    with contextlib.suppress(StorageError):
+        if "HOME" not in os.environ and not _has_passwd_entry():
+            os.environ["HOME"] = str(default_home())
+
+
+def _has_passwd_entry() -> bool:
+    try:
+        return bool(pwd.getpwuid(os.getuid()))
+    except KeyError:
+        return False
 
 
 def _socket_path(wanted: Path) -> Path:

@@ -12,6 +12,7 @@ import copy
 import json
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -130,7 +131,9 @@ class Transport:
         try:
             data = b"" if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError as error:
-            raise SpecError(f"{error.object!r} is no text in UTF-8", hint="Type it anew.") from error
+            is_utf8 = sys.getfilesystemencoding() == "utf-8"
+            hint = "Type it anew." if is_utf8 else "This locale is not in UTF-8: set LC_ALL=C.UTF-8."
+            raise SpecError(f"{error.object!r} is no text in UTF-8", hint=hint) from error
         try:
             answer = self._asked(method, path, data)
         except _CUT_OFF as error:

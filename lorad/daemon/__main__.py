@@ -10,8 +10,9 @@
 """
 
 import sys
+from io import TextIOWrapper
 
-from lorad.box.paths import Home, default_home
+from lorad.box.paths import Home, default_home, give_home
 from lorad.errors import LoradError
 from lorad.startup import quick_imports
 
@@ -21,6 +22,10 @@ def main() -> int:
     with quick_imports():
         from lorad.daemon.daemon import run_daemon
 
+    give_home()
+    for stream in (sys.stdout, sys.stderr):  # logs, in any locale
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.setswitchinterval(0.0005)  # a thread that reads for a list waits at most so long for its turn
     try:
         if "--repair" in sys.argv[1:]:

@@ -14,7 +14,12 @@ from lorad.children import guard
 from lorad.notify.table import Message
 from lorad.notify.undelivered import Undelivered
 
-_NOT_PASSED = ("PYTHONPATH", "PYTHONUNBUFFERED", "TOKENIZERS_PARALLELISM")  # lorad set them for itself
+_NOT_PASSED = (  # lorad set them for itself
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONIOENCODING",
+    "TOKENIZERS_PARALLELISM",
+)
 _TERM_SECONDS = 3.0  # after SIGTERM: SIGKILL
 _NOT_STARTED = 127
 _LONGEST = 4000  # characters of a variable

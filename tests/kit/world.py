@@ -42,12 +42,12 @@ class World:
     """`lorad(...)` runs the command line; everything that it starts dies with the world.
 
     python: how an interpreter is called. Command, daemon, drivers and pools are forks of the warm process
-    where there is one, unless that is `COLD`.
+    where there is one, unless that is `COLD`. place: where its directory is made.
     """
 
-    def __init__(self, python: Sequence[str] = WARM) -> None:
+    def __init__(self, python: Sequence[str] = WARM, place: Path | None = None) -> None:
         self.python = python
-        self.root = Path(tempfile.mkdtemp(prefix="lr-"))
+        self.root = Path(tempfile.mkdtemp(prefix="lr-", dir=place))
         self.home = Home(self.root / "home")
         self.client = Client(self.home)
 
@@ -168,8 +168,8 @@ class World:
 
 
 @contextmanager
-def world(python: Sequence[str] = WARM) -> Iterator[World]:
-    made = World(python)
+def world(python: Sequence[str] = WARM, place: Path | None = None) -> Iterator[World]:
+    made = World(python, place)
     try:
         yield made
     finally:

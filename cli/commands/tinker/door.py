@@ -1,6 +1,5 @@
 """lorad tinker env and keys: what a client needs to use this home as Tinker."""
 
-import getpass
 import http.client
 import json
 import os
@@ -14,6 +13,7 @@ from lorad.box.config import TinkerSettings, config_of
 from lorad.box.keys import keep_own_key, keys_file, make_key, own_key, read_keys, revoke_key
 from lorad.box.paths import Home, default_home
 from lorad.cli import output
+from lorad.cli.doctor.logout import own_name
 from lorad.cli.options import AsJson
 from lorad.client import launch
 from lorad.errors import DaemonUnreachable, NotAllowed, SpecError
@@ -74,7 +74,7 @@ def _key(home: Home, settings: TinkerSettings, *, new: bool) -> tuple[str, dict[
     for origin, key in given:
         if key and (answer := _answer(settings, key)) is not None:
             return key, answer, origin
-    key = make_key(keys_file(home, settings), getpass.getuser())
+    key = make_key(keys_file(home, settings), own_name())
     if (answer := _answer(settings, key)) is None:
         raise NotAllowed(
             "the door does not know the key that was just made",
@@ -124,7 +124,7 @@ def make(
 ) -> None:
     """Make a key and print it; only its sha256 is kept."""
     home, settings = _home()
-    print(make_key(keys_file(home, settings), owner or getpass.getuser()))
+    print(make_key(keys_file(home, settings), owner or own_name()))
 
 
 @keys_app.command()
@@ -138,7 +138,7 @@ def _home() -> tuple[Home, TinkerSettings]:
     """Raises NotAllowed in a shared home of another user."""
     home = Home(default_home())
     if home.shared_by is not None and not os.access(home.config, os.R_OK):
-        user = getpass.getuser()
+        user = own_name()
         raise NotAllowed(
             f"{home.root} is shared: keys of its tinker door are made by who administers it",
             hint=f"Ask them for `lorad tinker keys make {user}` and the port; then set TINKER_API_KEY, "

@@ -59,6 +59,7 @@ class Commands:
             "LORAD_HOME": str(home.root),
             "PYTHONPATH": python_path(pythonpath, os.environ.get("PYTHONPATH")),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8:backslashreplace",  # what user code prints ends in logs, in any locale
             "TOKENIZERS_PARALLELISM": "false",
             **runtime.environment(),
         }
