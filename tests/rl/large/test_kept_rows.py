@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +13,14 @@ import pytest
 from pyarrow import parquet
 
 from lorad.errors import LoradError
+from lorad.models.directory import resolve
 from lorad.rl.completions.targets import TargetDataset, load_train
 from lorad.rl.data import load_data
 from lorad.rl.kept import cache, rows
-from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data
 from lorad.spec.model import convert
 from tests.rl.large.test_long_chats import Counted, everything
-from tests.rl.test_chat_templates import TEMPLATES, write
-from tests.rl.test_targets import CHAT, load
+from tests.rl.test_targets import load
 
 WIDE = Data(max_prompt_tokens=10_000)
 
@@ -32,13 +32,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_LEAST", 0)
 
 
-def chats(first: str = "0", count: int = 20) -> list[Any]:
+def texts(first: str = "0", count: int = 20) -> list[Any]:
     said = [first, *map(str, range(1, count))]
-    return [{"messages": [CHAT[0], {"role": "assistant", "content": text}], "answer": text} for text in said]
+    return [{"prompt": "S:2,1=" * 9, "completion": text, "answer": text} for text in said]
 
 
-def model(directory: Path, family: str = "chatml") -> Counted:
-    write(directory, (TEMPLATES / f"{family}.jinja").read_text())
+def model(directory: Path, behind: str = "") -> Counted:
+    """The tokenizer of builtin:tiny without a chat template."""
+    tiny = resolve("builtin:tiny")
+    (directory / "tokenizer.json").write_text((tiny / "tokenizer.json").read_text() + behind)
+    shutil.copy(tiny / "config.json", directory)
     return Counted(directory)
 
 
@@ -47,10 +50,10 @@ def files(home: Path) -> list[Path]:
 
 
 def test_the_next_attempt_renders_nothing(home: Path, tmp_path: Path) -> None:
-    first = load(model(tmp_path), tmp_path, *chats())
+    first = load(model(tmp_path), tmp_path, *texts())
     again = model(tmp_path)
-    found = load(again, tmp_path, *chats())
-    assert again.messages == 0 and again.characters < 100 and len(files(home)) == 1
+    found = load(again, tmp_path, *texts())
+    assert again.characters == 0 and len(files(home)) == 1
     assert everything(found) == everything(first)
     facts = [(one.digest, one.tokens_digest, one.form, one.has_answers) for one in (first, found)]
     assert facts[0] == facts[1] and [*first.rows] == [*found.rows]
@@ -68,24 +71,24 @@ def test_prompts_are_found_again(home: Path, tmp_path: Path) -> None:
 
 
 def same(tmp_path: Path) -> TargetDataset:
-    return load(model(tmp_path), tmp_path, *chats())
+    return load(model(tmp_path), tmp_path, *texts())
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        lambda path: load(model(path), path, *chats("9")),
-        lambda path: load(model(path), path, *chats(), max_sample_tokens=50),
-        lambda path: load(model(path, "llama3"), path, *chats()),
-        lambda path: load(model(path), path, *chats(), system="Be brief."),
+        lambda path: load(model(path), path, *texts("9")),
+        lambda path: load(model(path), path, *texts(), max_sample_tokens=400),
+        lambda path: load(model(path, " "), path, *texts()),
+        lambda path: load(model(path), path, *texts(), too_long="truncate"),
     ],
 )
 def test_what_rows_follow_from_is_compared(
     other: Callable[[Path], TargetDataset], home: Path, tmp_path: Path
 ) -> None:
     first = same(tmp_path)
-    assert everything(other(tmp_path)) != everything(first) or len(files(home)) == 2
-    assert everything(same(tmp_path)) == everything(first)
+    other(tmp_path)
+    assert len(files(home)) == 2 and everything(same(tmp_path)) == everything(first)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_a_file_that_is_not_whole_is_not_used(
     first = everything(same(tmp_path))
     harm(files(home)[0])
     again = model(tmp_path)
-    assert everything(load(again, tmp_path, *chats())) == first and again.messages > 0
+    assert everything(load(again, tmp_path, *texts())) == first and again.characters > 0
 
 
 def test_a_damaged_row_is_refused(home: Path, tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ def test_the_files_used_longest_ago_go(home: Path, tmp_path: Path, monkeypatch: 
     abandoned = home / "rows" / ".1-a.tmp"
     abandoned.touch()
     os.utime(abandoned, (0, 0))
-    load(model(tmp_path), tmp_path, *chats("9"))
+    load(model(tmp_path), tmp_path, *texts("9"))
     assert len(files(home)) == 1 and not oldest.exists()
 
 
@@ -135,25 +138,22 @@ def test_without_a_place_rows_stay_in_memory(home: Path, tmp_path: Path) -> None
 
 def test_values_beyond_json_stay_what_they_are(home: Path, tmp_path: Path) -> None:
     on = datetime.date(2026, 11, 27)
-    table = pyarrow.table({"prompt": ["hm " * 300] * 5, "answer": ["1"] * 5, "on": [on] * 5})
+    table = pyarrow.table({"prompt": ["S:2,1=" * 99] * 5, "answer": ["1"] * 5, "on": [on] * 5})
     parquet.write_table(table, tmp_path / "rows.parquet")
-    data = load_data("rows.parquet", "train", WIDE, Tokenizer(model_at(tmp_path)), 0, tmp_path)
+    data = load_data("rows.parquet", "train", WIDE, model(tmp_path), 0, tmp_path)
     assert {row.values["on"] for row in data.rows} == {on} and files(home) == []
 
 
-def model_at(directory: Path) -> Path:
-    return write(directory, (TEMPLATES / "chatml.jinja").read_text())
-
-
 def test_many_rows_take_little_memory(home: Path, tmp_path: Path) -> None:
-    tokenizer = Tokenizer(model_at(tmp_path))
-    row = '{"prompt": "' + "hm " * 100 + '", "completion": "1"}\n'
-    peaks = []
-    for count in (2_000, 8_000):
+    tokenizer = model(tmp_path)
+    row = '{"prompt": "' + "S:2,1=" * 30 + '", "completion": "1"}\n'
+    held = []
+    for count in (200, 201, 801):  # the first imports and remembers
         (tmp_path / "rows.jsonl").write_text(row * count)
         spec = convert({"algorithm": "sft", "data": {"train": "rows.jsonl"}})
         tracemalloc.start()
-        assert load_train(spec, tokenizer, tmp_path).size == count
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        found = load_train(spec, tokenizer, tmp_path)
+        held.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 6_000 * 200  # a row in memory takes 3,000 bytes
+        assert found.size == count
+    assert held[2] - held[1] < 600 * 200  # a row in memory takes a thousand bytes and more
