@@ -42,7 +42,7 @@ _ROTATED = (
     "q_proj and k_proj of the base are reordered when it is loaded, those of adapters are not",
     _ATTENTION[:2],
 )
-UNSERVED = {
+_UNSERVED = {
     ("vllm", "glm4"): ("its names for gate_up_proj are gate_proj and up_proj", ("gate_up_proj",)),
     ("vllm", "llama4"): _ROTATED,
     ("sglang", "llama4"): _ROTATED,
@@ -94,7 +94,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
 
 def refuse_unserved(spec: Spec, facts: ModelFacts, adapter: AdapterConfig) -> None:
     """Raise SpecError for linears on which the server takes no adapters for this model type."""
-    why, leaves = UNSERVED.get((spec.rollout.backend, facts.model_type), ("", ()))
+    why, leaves = _UNSERVED.get((spec.rollout.backend, facts.model_type), ("", ()))
     if left := sorted({leaf(module) for module in adapter.modules} & {*leaves}):
         raise SpecError(
             f"{spec.rollout.backend} takes no adapters on {', '.join(left)} of {facts.model_type}: {why}",

@@ -189,8 +189,7 @@ def _checked(
     adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
     told += check_names(spec, adapter, directory, box) if is_here else []
-    if spec.lora.adapter_path is not None:
-        check_start(spec, model, directory, cwd)
+    check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
     numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
@@ -202,9 +201,8 @@ def _checked(
     check_memory(parts, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
-    told += check_rows(spec, data, held_out, tokenizer, is_scored=is_scored) + check_sets(
-        spec, tokenizer, cwd
-    )
+    told += check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
+    told += check_sets(spec, tokenizer, cwd)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         check = server_check()

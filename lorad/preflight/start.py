@@ -89,7 +89,9 @@ def _shown(value: float | bool) -> str:
 
 
 def check_start(spec: Spec, model: ModelFacts, directory: Path, cwd: Path) -> None:
-    """Check the weights of the adapter to start from. Raises SpecError. directory: the base's."""
+    """Check the weights of an adapter to start from. Raises SpecError. directory: the base's."""
+    if spec.lora.adapter_path is None:
+        return
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     try:
         adapter = read_peft(source_of(spec, cwd), weight_files(directory))

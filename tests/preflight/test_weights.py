@@ -80,7 +80,7 @@ def test_the_check_refuses_as_the_loader_would(name: str, tmp_path: Path) -> Non
     assert (teacher.key, teacher.problem) == ("algorithm.teacher", early.problem)
 
 
-def test_a_shard_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
+def test_a_copy_of_another_shard_is_refused(tmp_path: Path) -> None:
     directory = written(tmp_path / "base", lambda tensors: tensors)
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()

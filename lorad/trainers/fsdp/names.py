@@ -13,7 +13,7 @@ from lorad.errors import SpecError, to_wire
 from lorad.trainers.fsdp import architecture, experts
 
 
-def class_names(directory: Path) -> list[str]:
+def _class_names(directory: Path) -> list[str]:
     """Return the names of the linears in transformers' model, without reading weights. Raises SpecError."""
     config = architecture.read_config(directory)
     kinds = architecture.attentions(torch.float32, torch.device("cpu"))
@@ -25,7 +25,7 @@ def class_names(directory: Path) -> list[str]:
 
 def main() -> None:
     try:
-        answer = msgspec.json.encode({"names": class_names(Path(sys.argv[1]))})
+        answer = msgspec.json.encode({"names": _class_names(Path(sys.argv[1]))})
     except SpecError as error:
         answer = msgspec.json.encode({"error": to_wire(error)})
     sys.stdout.write(f"\n{answer.decode()}\n")
