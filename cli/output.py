@@ -66,8 +66,14 @@ def note(text: str) -> None:
 
 
 def telling(client: "Client", *, quiet: bool) -> "Client":
-    """Have a client show on the terminal what the daemon does about its requests while it waits."""
-    return client if quiet or not sys.stderr.isatty() else client.telling(doing)
+    """Have a client show on the terminal what the daemon does about its requests while it waits, or hear it
+    for nobody: who hears something waits on.
+    """
+    return client.telling(_unseen if quiet or not sys.stderr.isatty() else doing)
+
+
+def _unseen(words: str) -> None:
+    """Show nothing."""
 
 
 def doing(words: str) -> None:

@@ -36,14 +36,18 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
     Transport.on_other_version = _other_version
     place = None if home is None else Home(Path(home).expanduser().absolute())
     if start:
-        return Lorad(Connection(launch.connected(place), start))
+        return Lorad(Connection(launch.connected(place).telling(_unseen), start))
     client = Client(place)
     try:
         client.status()
     except DaemonUnreachable as error:
         hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
         raise DaemonUnreachable(error.message, hint=hint) from None
-    return Lorad(Connection(client, start))
+    return Lorad(Connection(client.telling(_unseen), start))
+
+
+def _unseen(words: str) -> None:
+    """Show nothing: a client that hears what is being done waits as long as that gets on."""
 
 
 def _other_version(version: str) -> None:

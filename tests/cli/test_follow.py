@@ -198,7 +198,8 @@ def test_what_is_waited_for_is_seen_on_terminals(
     for quiet, is_terminal in ((False, False), (True, True), (False, True)):
         monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
         output.telling(client, quiet=quiet)
-        assert (client._http.on_doing is not None) == (is_terminal and not quiet)
+        assert (client._http.on_doing is output.doing) == (is_terminal and not quiet)
+        assert client._http.on_doing is not None
     monkeypatch.setenv("COLUMNS", "40")
     output.doing("loading weights 120 of 272\x1b[5m\n" + "x" * 99)
     assert capsys.readouterr().err == f"\r\x1b[2Kloading weights 120 of 272\\x1b[5m {'x' * 4}…"

@@ -101,6 +101,7 @@ class World:
         # by path without /v1/ and query: what is said instead, or made by a callable
         self.answers: dict[str, Any] = {}
         self.bodies: list[tuple[str, Json]] = []  # of requests that change something: path and body
+        self.doing = ""  # what is said of a request that changes something, while it is done
         self.told: list[Json] = []
         self.news = threading.Condition()
 
@@ -151,6 +152,8 @@ class Prepared(Transport):
     def post(self, path: str, body: Struct | None = None) -> Json:
         path, sent = path.removeprefix("/v1/"), {} if body is None else msgspec.to_builtins(body)
         self.world.bodies.append((path, sent))
+        if self.world.doing and self.on_doing is not None:
+            self.on_doing(self.world.doing)
         if (found := self.world.answers.get(f"POST {path}")) is not None:
             reply: Json = found(sent) if callable(found) else found
             return reply

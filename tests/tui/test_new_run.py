@@ -1,5 +1,6 @@
 """The screen of a new run, by keys alone."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,24 @@ async def test_wrong_value_is_marked_and_starts_nothing() -> None:
         await user.press("1", "up", "down", *"8")
         await until(user, lambda: "✖" not in screen_text(user))
     assert world.bodies == []
+
+
+@pytest.mark.system
+async def test_the_form_says_how_far_the_check_is() -> None:
+    released, world = threading.Event(), a_world()
+
+    def refuse(body: dict[str, Any]) -> dict[str, Any]:
+        released.wait(60)
+        raise SpecError("there is no file /x", key="data", hint="Look there.")
+
+    world.doing = "reading sft.jsonl 41 of 87 MB"
+    world.answers["POST runs"] = refuse
+    async with using(world, (80, 24)) as user:
+        await begin(user)
+        await user.press(*"new", "ctrl+s")
+        await until(user, lambda: "reading sft.jsonl 41 of 87 MB" in line(user, "#says"))
+        released.set()
+        await until(user, lambda: "no file /x" in line(user, "#says"))
 
 
 @pytest.mark.system

@@ -32,6 +32,7 @@ from lorad.tui.spec_lines import Flat, SpecLine, lines, text_of
 from lorad.tui.widgets.line import Line
 from lorad.tui.yaml import WRONG, rendered
 
+_SILENT = 600.0  # seconds in which the daemon says nothing at all
 _PATH = (Field("path", "path", says="of a YAML file", check=needed),)
 
 
@@ -297,10 +298,18 @@ class NewRun(Base):
     def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
         """The run's name, and what the daemon warned of."""
         client = self.lorad.client
-        name = client.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
+        told = client.patient(_SILENT).telling(
+            lambda words: self.app.call_from_thread(self._tell_doing, words)
+        )
+        name = told.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
         with contextlib.suppress(LoradError):  # it exists all the same
             return name, client.show(name).warnings
         return name, []
+
+    def _tell_doing(self, words: str) -> None:
+        """Say how far the daemon is with a request."""
+        if words and self._is_starting:
+            self.query_one("#says", Line).say(f"The daemon: {one_line(words)} …")
 
     def _tell_refused(self, error: LoradError) -> None:
         about, reason = blamed(error)
