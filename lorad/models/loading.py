@@ -30,7 +30,6 @@ def load_base(
     one that the forward would leave out.
     """
     config = read_config(directory)
-    check_tensors(directory, config)
     prepare(device)
     source = _Source(directory, dtype, device, quantize)
     embed = source.take(EMBEDDINGS, config.vocab_size, config.hidden_size)
@@ -42,13 +41,17 @@ def load_base(
 
 
 class _Source:
-    """Tensors by name over all shards of a directory, each read once and cast on its way to its place."""
+    """Tensors by name over all shards of a directory, each read once and cast on its way to its place.
+
+    Raises SpecError unless the files are the model of config.json, see `check_tensors`.
+    """
 
     def __init__(
         self, directory: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize | None
     ) -> None:
         self.directory, self.dtype, self.device, self.quantize = directory, dtype, device, quantize
         self.files: dict[str, Path] = {}
+        check_tensors(directory, read_config(directory))
         for path in weight_files(directory):
             try:
                 with safe_open(path, framework="pt") as file:
@@ -70,7 +73,7 @@ class _Source:
         """
         whole = torch.empty(sum(rows), *columns, dtype=dtype or self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
-            part.copy_(self._mapped(name))
+            part.copy_(self._mapped(name, tuple(part.shape)))
             HEART.progress()
         return whole
 
@@ -79,15 +82,18 @@ class _Source:
         if self.quantize is None:
             return self.stack(names, rows, shape[-1]).view(shape)
         parts = []
-        for name in names:
-            parts.append(pack(self._mapped(name), self.quantize, self.dtype, self.device))
+        for name, count in zip(names, rows, strict=True):
+            mapped = self._mapped(name, (count, shape[-1]))
+            parts.append(pack(mapped, self.quantize, self.dtype, self.device))
             HEART.progress()
         return stacked(parts, shape)
 
-    def _mapped(self, name: str) -> torch.Tensor:
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A view of the file, to be copied before the next is asked for."""
         with safe_open(self.files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise SpecError(f"{self.files[name]} was changed while it was read", hint="start again")
         self.rest.discard(name)
         HEART.tell(f"loading weights {len(self.files) - len(self.rest)} of {len(self.files)}")
         return tensor
@@ -96,7 +102,7 @@ class _Source:
         """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. gate_up: outputs of
         gate and up take turns in the file, and follow each other here.
         """
-        found, is_pair = self._mapped(name), ".gate_up_" in name
+        found, is_pair = self._mapped(name, shape), ".gate_up_" in name
         parts = [found[..., first::2] for first in range(2)] if is_pair else [found]
         parts = [part.mT if len(shape) == 3 else part for part in parts]
         whole = torch.empty(shape[0], shape[-1], *shape[1:-1], dtype=self.dtype, device=self.device)
