@@ -10,6 +10,7 @@
 # make bench-load          200 clients beside 8 running jobs, and a daemon that has nothing to do
 # make bench-nodes         what 100 and 400 nodes cost a pool, and a version given to 16 of them directly and by way of each other
 # make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
+# make bench-data          time and memory of checks and of a first step on 10,000 to 1,000,000 chats
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
@@ -62,7 +63,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -227,7 +228,7 @@ bench-tinker: $(VENV)/.ready-dev
 	@clients=$$(.ci/setup-tinker); mapfile -t clients <<<"$$clients"; \
 	env $(QUIET) "$${clients[@]}" $(BIN)/python -m tests.benchmarks.load.door $(ARGS)
 
-bench-history bench-tui bench-nodes: $(VENV)/.ready-dev
+bench-history bench-data bench-tui bench-nodes: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.load.$(@:bench-%=%) $(ARGS)
 
 authz: $(VENV)/.ready-dev

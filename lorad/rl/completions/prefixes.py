@@ -13,7 +13,8 @@ _SHORT, _MOST = 64, 4096  # characters of a text whose ids are remembered, and s
 
 class Prefixes:
     """Tokenises each beginning only from its last added token on (`<|im_start|>`), before which no tokenizer
-    looks: so a text costs its length, however many of its beginnings are asked for.
+    looks; where it has none, from the end of a shorter beginning on, as long as that gives the tokens of the
+    text. So a text costs its length, however many of its beginnings are asked for.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
@@ -39,11 +40,18 @@ class Prefixes:
         starts = [0, *(match.start() for match in found)]
         numbers = [0, *places.tolist()]
         behind = [0, *(match.end() for match in found)]
-        chosen = [bisect_right(behind, end) - 1 for end in ends]
-        return [
-            (numbers[one], self._encoded(text[starts[one] : end]))
-            for one, end in zip(chosen, ends, strict=True)
-        ]
+        beginnings, last, there = list[tuple[int, list[int]]](), 0, 0
+        for end in ends:
+            chosen = bisect_right(behind, end) - 1
+            first, more = numbers[chosen], list[int]()
+            if not chosen and last:  # no added token: from the beginning before, unless that changes a token
+                first, more = there, self._encoded(text[last:end])
+            if not more or ids[first : first + len(more)] != more:
+                first, more = numbers[chosen], self._encoded(text[starts[chosen] : end])
+            if ids[first : first + len(more)] == more:
+                last, there = end, first + len(more)
+            beginnings.append((first, more))
+        return beginnings
 
     def _encoded(self, text: str) -> list[int]:
         if len(text) > _SHORT:

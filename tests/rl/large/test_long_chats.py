@@ -107,8 +107,12 @@ def test_turns_behind_too_long_prompts_are_counted(tmp_path: Path) -> None:
 def test_beginnings_are_tokenised_as_alone(family: str, tmp_path: Path) -> None:
     tokenizer, of = chat_tokenizer(tmp_path, family), random.Random(1)
     marks = [*json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]]
-    words = [*WORDS, *(mark["content"] for mark in marks)]
-    for special in (False, True):
+    plain = [word for word in WORDS if not word.startswith("<")]
+    for words, special in (
+        (WORDS + [mark["content"] for mark in marks], False),
+        (plain, False),
+        (WORDS, True),
+    ):
         prefixes = Prefixes(tokenizer, special=special)
         for _ in range(30):
             text = "".join(of.choices(words, k=40))
@@ -121,8 +125,9 @@ def test_beginnings_are_tokenised_as_alone(family: str, tmp_path: Path) -> None:
 def test_beginnings_cost_no_second_tokenisation(tmp_path: Path) -> None:
     write(tmp_path, (TEMPLATES / "chatml.jinja").read_text())
     tokenizer = Counted(tmp_path)
-    text = "<|im_start|>user\none two<|im_end|>\n" * 1000
-    ids = tokenizer.encode(text)
-    before = tokenizer.characters
-    Prefixes(tokenizer, special=False).of(text, ids, np.arange(100, len(text), 100).tolist())
-    assert tokenizer.characters - before < len(text)
+    for turn in ("<|im_start|>user\none two<|im_end|>\n", "User: one two\nBot: three\n"):
+        text = turn * 1000
+        ids = tokenizer.encode(text)
+        before = tokenizer.characters
+        Prefixes(tokenizer, special=False).of(text, ids, np.arange(100, len(text), 100).tolist())
+        assert tokenizer.characters - before < 3 * len(text)
