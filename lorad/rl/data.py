@@ -36,6 +36,7 @@ from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
+_NOTED = 100_000  # rows of which something is noted, at most
 CHUNK, _CHARACTERS = 1024, 4 << 20  # rows, and characters in them, that are tokenised at once
 
 
@@ -97,6 +98,7 @@ class Dataset(ABC):
     digest: str = ""
     stream: Stream[Any] | None = None
     unshown: Mapping[tuple[str, int], str] = {}
+    _unshown: dict[tuple[str, int], str]
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -108,6 +110,11 @@ class Dataset(ABC):
         """Return the `n` examples after the first `position`; equal arguments give equal examples, in any
         process.
         """
+
+    def _note(self, row: Row, words: str) -> None:
+        """Keep what of a row is not shown, if it is anything; of a stream that goes on and on, the first."""
+        if words and len(self._unshown) < _NOTED:
+            self._unshown[row.source, row.number] = words
 
 
 class NoData(Dataset):
@@ -231,8 +238,7 @@ class _Prompts(Dataset):
         except Refused as error:
             raise refusal(error, rows[error.index].where) from error
         for row, chat, variables, text in zip(rows, chats, own, texts, strict=True):
-            if words := unshown(chat, variables, text):
-                self._unshown.setdefault((row.source, row.number), words)
+            self._note(row, unshown(chat, variables, text))
         return texts
 
     def _plain(self, row: Row) -> str:

@@ -184,7 +184,9 @@ def _read_json(path: Path) -> Iterator[Row]:
     """Yield the objects of one list."""
     try:
         with open_data(path) as file, bounded_memory(str(path)):
-            found = json.loads(file.read())
+            found = json.loads(text := file.read())
+            if b"\\u" in text:
+                json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: not JSON: {error}", hint=_LIST) from error
     if not isinstance(found, list):

@@ -74,7 +74,7 @@ def _rendered(
 
 
 def _message(given: dict[str, Any], base: Base) -> dict[str, Any]:
-    """Return a message with its content as one string and its other keys as the client wrote them.
+    """Return a message with its content as text, or parts of text, and its other keys as they were written.
 
     Raises ApiError if the content is not text, or of tools where the model has none.
     """
@@ -89,8 +89,7 @@ def _message(given: dict[str, Any], base: Base) -> dict[str, Any]:
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             raise refused("messages", "only content of type text is supported.", UNSUPPORTED)
-        content = "\n".join(part["text"] for part in content)  # as vLLM has it
-    if content is not None and not isinstance(content, str):
+    elif content is not None and not isinstance(content, str):
         raise refused("messages", "content is a string, or a list of parts of type text.")
     return {**given, "content": content or ""}
 

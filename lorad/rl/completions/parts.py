@@ -64,7 +64,7 @@ def cut_chats(
     for row, turns in chats:
         places = turns.trained
         if len(places) <= _FEW:
-            yield Samples(_samples(row, turns.messages, places, [*islice(pairs, len(places))]))
+            yield Samples(_samples(row, turns.messages, places, [*islice(pairs, len(places))], texts))
         elif (parts := _by_exchanges(row, turns.messages, places, texts)) is not None:
             yield Samples([parts])
         else:
@@ -96,7 +96,7 @@ def _by_prefixes(
         HEART.progress()
         if not grows and too_long([before for before, _ in some]):
             break
-    return Samples(_samples(row, messages, places[: len(pairs)], pairs), len(places) - len(pairs))
+    return Samples(_samples(row, messages, places[: len(pairs)], pairs, texts), len(places) - len(pairs))
 
 
 def _by_exchanges(
@@ -146,14 +146,36 @@ def _is_bare(message: Mapping[str, Any], text: str) -> bool:
     return text.rstrip().endswith((said if isinstance(said, str) else said[-1]["text"]).strip())
 
 
+def _set_apart(row: Row, messages: list[dict[str, Any]], place: int, pair: _Pair, texts: Texts) -> _Pair:
+    """Return a turn behind what the model sees before it, also where the template writes that otherwise once
+    there is the turn, as Hermes does with what tools answer: the turn is what follows the generation prompt.
+    The pair as it is where that is not to be found.
+    """
+    before, after = pair
+    last = max((number for number in range(place) if messages[number]["role"] == "assistant"), default=-1)
+    asked, answered = texts([(row, messages[:place]), (row, messages[: last + 1] or messages[:1])], False)
+    known = answered if last >= 0 else ""
+    mark = before[len(asked) :] if before.startswith(asked) else ""
+    rest = after[len(known) :] if after.startswith(known) else ""
+    return (before, before + rest.partition(mark)[2]) if mark.strip() and rest.count(mark) == 1 else pair
+
+
 def _samples(
-    row: Row, messages: Sequence[Mapping[str, Any]], places: Sequence[int], pairs: Sequence[_Pair]
+    row: Row,
+    messages: list[dict[str, Any]],
+    places: Sequence[int],
+    pairs: Sequence[_Pair],
+    texts: Texts,
 ) -> list[list[Part]]:
     """Cut a chat into parts: of one sample, or of one for each turn where the template rewrites the past.
 
     pairs: the chat up to each trained turn, and with that turn. Raises SpecError where the second does not
     begin with the first.
     """
+    pairs = [
+        pair if pair[1].startswith(pair[0]) else _set_apart(row, messages, place, pair, texts)
+        for place, pair in zip(places, pairs, strict=True)
+    ]
     if not all(after.startswith(before) for before, after in pairs):
         raise SpecError(
             f"{row.where}: {REWRITES} with that turn, so that the turn cannot be found in the text",

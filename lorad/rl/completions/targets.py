@@ -314,8 +314,7 @@ class TargetDataset(Dataset):
             self.dropped += samples.left
             text = "".join(part.text for part in samples.parts[-1])
             trained = turns.trained[: len(turns.trained) - samples.left]
-            if words := unshown(turns.messages, variables_of(row), text, trained):
-                self._unshown.setdefault((row.source, row.number), words)
+            self._note(row, unshown(turns.messages, variables_of(row), text, trained))
         return [self._grouped(row, found[row.where]) for row in rows]
 
     def _are_too_long(self, prompts: Sequence[str]) -> bool:

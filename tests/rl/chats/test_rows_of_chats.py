@@ -169,7 +169,8 @@ def test_tools_of_a_row_reach_its_template(columns: Any, tmp_path: Path) -> None
 
 def test_an_empty_list_of_tools_is_none(tmp_path: Path) -> None:
     tokenizer = made(tmp_path, "{{ tools is none }}" + TEMPLATE)
-    for empty in ([], "[]", "", None):
+    empties: list[Any] = [[], "[]", "", None]
+    for empty in empties:
         (example,) = prompts(tokenizer, tmp_path, {"prompt": "Ulm?", "tools": empty}).take(0, 1)
         assert example.prompt.startswith("True<|im_start|>user")
 
@@ -214,7 +215,7 @@ def test_a_null_that_is_written_stays(tmp_path: Path) -> None:
     assert trained(tokenizer, found.take(0, 1)[0]) == ['<call>weather {"city": null}</call><|im_end|>']
 
 
-@pytest.mark.parametrize(("template", "joint"), [(TEMPLATE, "\n"), (IN_PARTS, "")])
+@pytest.mark.parametrize(("template", "joint"), [(TEMPLATE, "\n"), (IN_PARTS, "")], ids=["text", "parts"])
 def test_parts_are_joined_as_the_template_does(template: str, joint: str, tmp_path: Path) -> None:
     tokenizer = made(tmp_path, template)
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "image_url": None}]
