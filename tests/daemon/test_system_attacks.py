@@ -48,13 +48,13 @@ async def test_endlessly_printing_check_is_refused() -> None:
     endless = "while True: print('x' * 65536)"
     with pytest.raises(SpecError, match="printed over"):
         async with guarded([sys.executable, "-c", endless], os.environ) as process:
-            await exchanged(process, b"{}")
+            await exchanged(process, b"{}", list[str]().append)
 
 
 async def test_check_that_is_killed_says_so() -> None:
     argv = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     async with guarded(argv, os.environ) as process:
-        said = await exchanged(process, b"{}")
+        said = await exchanged(process, b"{}", list[str]().append)
     with pytest.raises(SpecError, match="was killed: the machine may have no memory left"):
         answer(*said, process.returncode or 0)
 
