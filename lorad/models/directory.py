@@ -130,6 +130,18 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
+def indexed(directory: Path) -> dict[str, list[str]]:
+    """Return the tensors that the index says are in each of `weight_files`; nothing where there is no index.
+
+    Raises SpecError.
+    """
+    found: dict[str, list[str]] = {path.name: [] for path in weight_files(directory)}
+    if found.keys() != {_SINGLE}:
+        for name, file in read_json(directory / INDEX, INDEX_BYTES)["weight_map"].items():
+            found[file].append(name)
+    return found
+
+
 def _shards(index: Path) -> list[str]:
     """Return the files that the index names, each of which lies beside it. Raises SpecError."""
     named = read_json(index, INDEX_BYTES).get("weight_map")

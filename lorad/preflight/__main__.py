@@ -194,6 +194,7 @@ def _checked(
     teacher = check_teacher(spec, cwd, directory, model)
     numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
     tokenizer = Tokenizer(directory)
+    tokenizer.refuse_unembedded(tokenizer.eos_ids, "model: what ends a completion")
     begin("reading the data")
     data = load_train(spec, tokenizer, cwd)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)

@@ -6,7 +6,7 @@ from safetensors import SafetensorError, safe_open
 
 from lorad.errors import SpecError
 from lorad.files import open_file, refuse_sparse
-from lorad.models.directory import resolve, weight_files
+from lorad.models.directory import INDEX, indexed, resolve
 
 
 def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
@@ -17,13 +17,25 @@ def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
 
 
 def check_weights(directory: Path) -> None:
-    """Check that every weight file is as long as its header says. Raises SpecError."""
-    for path in weight_files(directory):
+    """Check that every weight file is as long as its header says and has what the index says.
+
+    Raises SpecError.
+    """
+    for name, tensors in indexed(directory).items():
+        path = directory / name
         try:
-            with open_file(path) as file, safe_open(path, framework="np"):
+            with open_file(path) as file, safe_open(path, framework="np") as weights:
                 refuse_sparse(file, path)
+                absent = sorted({*tensors} - {*weights.keys()})
         except (SafetensorError, OSError) as error:
             told = getattr(error, "strerror", None) or error
             raise SpecError(
                 f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
             ) from None
+        if absent:
+            raise SpecError(
+                f"{path} lacks {absent[0]}, and {len(absent)} of the {len(tensors)} tensors that {INDEX} "
+                "says are in it",
+                key="model.path",
+                hint="It may be of another model, or of another download: download it again.",
+            )

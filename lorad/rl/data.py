@@ -190,7 +190,8 @@ class _Prompts(Dataset):
         """Yield the rows that are kept, each with its prompt."""
         for chunk in chunks(rows):
             texts = self._rendered(chunk)
-            for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
+            places = [row.where for row in chunk]
+            for row, text, tokens in zip(chunk, texts, self._encode(texts, places), strict=True):
                 if not tokens:
                     raise SpecError(
                         f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
@@ -220,8 +221,8 @@ class _Prompts(Dataset):
             answer_value=value,
         )
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._tokenizer.encode_batch(texts, special=not self._templated)
+    def _encode(self, texts: Sequence[str], places: Sequence[str]) -> list[list[int]]:
+        return self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
 
     @property
     def _templated(self) -> bool:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ class Tokenizer:
         configs = [settings_in(directory / name) for name in ("generation_config.json", "config.json")]
         self._named_ends = self._ids(configs, "eos_token")
         self.pad_id = (*self._ids(configs, "pad_token"), *self._named_ends, 0)[0]
+        text = configs[1].get("text_config")
+        size = configs[1].get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+        self._embedded = size if isinstance(size, int) else None  # how many ids the model has embeddings for
 
     @cached_property
     def known(self) -> str:
@@ -88,7 +92,8 @@ class Tokenizer:
         when = (
             (self._date or datetime.now().date().isoformat()) if "strftime_now" in str(self.template) else ""
         )
-        about = [self._sha256, self._chats and structs.astuple(self._chats), self.eos_ids, when]
+        about: list[Any] = [self._sha256, self._chats and structs.astuple(self._chats), self.eos_ids, when]
+        about += [self._embedded] if self._is_larger else []
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     @property
@@ -160,8 +165,13 @@ class Tokenizer:
         """
         return self.encode_batch([text], special=special)[0]
 
-    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Encode many texts at once, while other threads run. Raises SpecError when the library gives up."""
+    def encode_batch(
+        self, texts: Sequence[str], *, special: bool = False, places: Sequence[str] = ()
+    ) -> list[list[int]]:
+        """Encode many texts at once, while other threads run. places: where each text is from.
+
+        Raises SpecError when the library gives up, and for a token that the model has no embedding for.
+        """
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
         except (
@@ -170,7 +180,27 @@ class Tokenizer:
             if type(error).__name__ != "PanicException":
                 raise
             raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=_PATTERN) from None
-        return [encoding.ids for encoding in encodings]
+        found = [list(encoding.ids) for encoding in encodings]
+        for ids, where in zip(found, places or repeat(""), strict=False) if self._is_larger else ():
+            self.refuse_unembedded(ids, where)
+        return found
+
+    @cached_property
+    def _is_larger(self) -> bool:
+        """Whether any token may have no embedding."""
+        highest = max(self._tokenizer.get_vocab_size() - 1, *self._tokenizer.get_added_tokens_decoder(), 0)
+        return self._embedded is not None and highest >= self._embedded
+
+    def refuse_unembedded(self, ids: Sequence[int], where: str) -> None:
+        """Raise SpecError for an id that the model has no embedding for. where: the text is from."""
+        if self._embedded is not None and (number := max(ids, default=0)) >= self._embedded:
+            token = self.decode([number], skip_special=False)
+            raise SpecError(
+                f"{where and f'{where}: '}the token {token} has the id {number}, and there are embeddings "
+                f"for {self._embedded}",
+                hint="Resize them with transformers (resize_token_embeddings) and train them before, or take "
+                "the token out of the text, the chat template and tokenizer.json.",
+            )
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))

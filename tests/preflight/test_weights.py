@@ -92,7 +92,9 @@ def test_a_copy_of_another_shard_is_refused(tmp_path: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     assert preflight(convert({"model": {"path": str(directory)}}), cwd=tmp_path).parameters > 0
     shutil.copy(directory / "a.safetensors", directory / "b.safetensors")
-    assert f"and {len(names[1::2])} are missing in all" in checked(directory).problem
+    count = len(names[1::2])
+    lost = f"b.safetensors lacks {names[1]}, and {count} of the {count} tensors that model.safetensors.index"
+    assert lost in checked(directory).problem
 
 
 def test_what_is_equal_or_implied_is_let_through(tmp_path: Path) -> None:

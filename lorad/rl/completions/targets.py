@@ -207,9 +207,15 @@ class TargetDataset(Dataset):
         prefixes = Prefixes(self._tokenizer, special=not self._templated)
         for chunk in chunks(rows):
             found = self._parts(chunk)
-            samples = [parts for groups in found for group in groups for parts in group]
-            texts = ["".join(part.text for part in parts) for parts in samples]
-            encoded = iter(self._tokenizer.encode_batch(texts, special=not self._templated))
+            samples = [
+                (row.where, "".join(part.text for part in parts))
+                for row, groups in zip(chunk, found, strict=True)
+                for group in groups
+                for parts in group
+            ]
+            places, texts = [place for place, _ in samples], [text for _, text in samples]
+            ids = self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
+            encoded = iter(ids)
             for row, groups in zip(chunk, found, strict=True):
                 self.split += len(groups) > 1
                 for number, group in enumerate(groups):

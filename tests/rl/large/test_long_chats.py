@@ -74,9 +74,9 @@ class Counted(Tokenizer):
         self.messages += sum(map(len, chats))
         return super().chats(chats, *others, **how)
 
-    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], **how: Any) -> list[list[int]]:
         self.characters += sum(map(len, texts))
-        return super().encode_batch(texts, special=special)
+        return super().encode_batch(texts, **how)
 
 
 def cost(directory: Path, turns: int, **data: Any) -> tuple[int, int]:
