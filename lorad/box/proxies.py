@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0")  # without IPv6, on which httpx falls over there
+_LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0")  # without IPv6, on which httpx falls over there
 
 
 def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
@@ -12,7 +12,7 @@ def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
     names = [name for name, value in environment.items() if name.lower().endswith("_proxy") and value]
     before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     hosts = [host.strip() for host in before.split(",") if host.strip()]
-    missing = [host for host in LOOPBACK if host not in hosts]
+    missing = [host for host in _LOOPBACK if host not in hosts]
     if "*" in hosts or not missing or not {name.lower() for name in names} - {"no_proxy"}:
         return {}
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*hosts, *missing]))

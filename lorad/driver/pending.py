@@ -208,7 +208,7 @@ def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
     if kept.episodes:
         scoring = Scoring.of([episode.score for episode in kept.episodes])
     else:
-        scoring = Scoring.of(kept.scores) if kept.scores else session.rewarder.begin(_inputs(groups))
+        scoring = Scoring.of(kept.scores) if kept.scores else session.rewarder.begin(_inputs(session, groups))
     wanted = Plan(kept.step, examples, kept.position, kept.version, kept.trained)
     return Rollout(
         plan=wanted,
@@ -240,8 +240,10 @@ def _samples(session: Session, kept: _Kept, examples: list[Example]) -> list[Sam
     return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(played)]
 
 
-def _inputs(groups: list[list[Sample]]) -> list[list[RewardInput]]:
-    return [[sample.for_reward() for sample in group] for group in groups]
+def _inputs(session: Session, groups: list[list[Sample]]) -> list[list[RewardInput]]:
+    session.rewarder.start()
+    tokenizer, raw = session.tokenizer, session.rewarder.wants_raw
+    return [[sample.for_reward(tokenizer, raw=raw) for sample in group] for group in groups]
 
 
 def _digest(examples: Sequence[Example], *, of_rows: bool) -> str:

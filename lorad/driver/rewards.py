@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.loggers.keys import read_key
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.reward import PACKAGED, RewardInput, builtin, lacking
+from lorad.rl.reward import HIDING, PACKAGED, RewardInput, builtin, lacking
 from lorad.spec.reward import RewardSpec
 
 _PACKAGED = Path(__file__).parent / "user"
@@ -89,6 +89,16 @@ class Rewarder:
         """Return whether scoring is worth to be done while others are sampled."""
         return any(function.workers is not None for function in self._functions)
 
+    @property
+    def wants_raw(self) -> bool:
+        """Return whether a function, of those that are loaded, asks for the text as it was sampled."""
+        return any(f.workers is not None and f.workers.wants_raw for f in self._functions)
+
+    @property
+    def required(self) -> dict[str, list[str]]:
+        """Return the columns that each function cannot do without. Raises SpecError."""
+        return {function.spec.name: function.start() for function in self._functions}
+
     def start(self) -> None:
         """Load the functions now. Raises SpecError when one cannot be loaded."""
         for function in self._functions:
@@ -126,6 +136,41 @@ class Rewarder:
     def score(self, samples: Sequence[RewardInput]) -> list[Score]:
         """Score samples, each a group of its own; one Score for each, in order. Blocks."""
         return self.begin([[sample] for sample in samples]).scores()
+
+    def try_out(
+        self, groups: Sequence[Sequence[RewardInput]], seconds: float
+    ) -> dict[str, list[tuple[RewardInput, Reply]] | None]:
+        """Call each function of a file on groups, and afterwards no more: one that takes a single sample on
+        the first of each group, a judge once.
+
+        Returns samples and replies by the name of the function; None where it has not ended by then.
+        """
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            self.close()
+
+        timer, found = threading.Timer(seconds, end), dict[str, list[tuple[RewardInput, Reply]] | None]()
+        timer.start()
+        for function in [one for one in self._functions if one.setup.file]:
+            some = groups[:1] if function.spec.name == "judge" else groups
+            if not (function.workers and function.workers.start().is_batch):
+                some = [group[:1] for group in some]
+            part, samples = _Part(function, [*map(len, some)]), [sample for group in some for sample in group]
+            for place, sample in enumerate(samples):
+                part.add(place, sample)
+            replies = part.replies()
+            found[function.spec.name] = None if over.is_set() else list(zip(samples, replies, strict=True))
+        timer.cancel()
+        timer.join()
+        return found
+
+    def hidden(self, columns: Iterable[str]) -> dict[str, list[str]]:
+        """Return the columns that each function names and does not get, as what it gets has these names."""
+        named = {f.spec.name: f.workers.start().names for f in self._functions if f.workers}
+        found = {name: sorted({*names} & {*columns} & HIDING) for name, names in named.items()}
+        return {name: columns for name, columns in found.items() if columns}
 
     def notes(self) -> list[str]:
         """Return what the run should say of its functions; each is returned once."""
@@ -370,4 +415,5 @@ def _setup(spec: RewardSpec, cwd: Path) -> Setup:
         memory_key="reward.memory",
         timeout=spec.timeout,
         is_packaged=True,
+        raw=spec.raw,
     )

@@ -252,8 +252,11 @@ class Sample(Struct, frozen=True, eq=False):
         """Return the number of sampled tokens."""
         return self.logprobs.size
 
-    def for_reward(self) -> RewardInput:
-        return self.example.for_reward(self.text, self.finish, self.tokens.tolist())
+    def for_reward(self, tokenizer: Tokenizer, *, raw: bool) -> RewardInput:
+        """Return what a reward is given. raw: whether a function asks for `raw_completion`."""
+        tokens = self.tokens.tolist()
+        text = tokenizer.decode(tokens, skip_special=False) if raw else ""
+        return self.example.for_reward(self.text, self.finish, tokens, text)
 
 
 @dataclass(frozen=True)

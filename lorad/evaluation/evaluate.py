@@ -73,7 +73,15 @@ def evaluate(wanted: Wanted) -> Evaluated:
             _refuse_lacking(rewarder, examples[0])
             made = [*_completed(client, name, examples, sampling)]
             to_score = [
-                [e.for_reward(one.text, one.finish or "length", one.tokens) for one in some]
+                [
+                    e.for_reward(
+                        one.text,
+                        one.finish or "length",
+                        one.tokens,
+                        tokenizer.decode(one.tokens, skip_special=False) if rewarder.wants_raw else "",
+                    )
+                    for one in some
+                ]
                 for e, some in zip(examples, made, strict=True)
             ]
             scores = rewarder.begin(to_score).scores()

@@ -1,6 +1,7 @@
 """Try rewards on completions that are there: the saved samples of a run, or lines that somebody wrote."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from lorad.client.evaluate import Graded, Grading
 from lorad.client.shapes import Sample
 from lorad.driver.rewards import Rewarder
 from lorad.errors import Conflict, SpecError
+from lorad.models.directory import resolve
 from lorad.rl.data import name_of, prompt_value_of, rows_of
 from lorad.rl.reward import RewardInput, renamed
 from lorad.rl.rows.columns import find_value, text_of
 from lorad.rl.sources import Row, json_lines
 from lorad.rl.tasks import TASKS
+from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data, single
 from lorad.spec.model import Spec, convert
 
@@ -49,12 +52,21 @@ def grade(grading: Grading) -> Graded:
     with Rewarder(spec.rewards, Path(grading.cwd)) as rewarder:
         for completion in flat:
             _refuse_lacking(rewarder, completion)
-        scores = rewarder.begin([[completion.input for completion in group] for group in groups]).scores()
+        inputs = [[completion.input for completion in group] for group in groups]
+        if grading.run and rewarder.wants_raw:
+            inputs = _with_raw(spec, inputs)
+        scores = rewarder.begin(inputs).scores()
     graded = [
         replace(completion.sample, reward=score.value, rewards=dict(score.parts), error=score.error or None)
         for completion, score in zip(flat, scores, strict=True)
     ]
     return Graded(samples=graded)
+
+
+def _with_raw(spec: Spec, groups: list[list[RewardInput]]) -> list[list[RewardInput]]:
+    """Add the text with special tokens and the stop string to saved samples. Raises SpecError."""
+    decode = partial(Tokenizer(resolve(spec.model.path)).decode, skip_special=False)
+    return [[replace(one, raw_completion=decode(one.completion_ids)) for one in group] for group in groups]
 
 
 def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
@@ -103,6 +115,7 @@ def _of_line(row: Row, data: Data) -> Iterator[_Ungraded]:
         input = RewardInput(
             prompt=prompt,
             completion=text,
+            raw_completion=text,
             answer="" if answer is None else text_of(answer),
             finish=finish,
             row=columns,

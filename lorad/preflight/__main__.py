@@ -48,8 +48,9 @@ with quick_imports():
     from lorad.preflight.notify import check_receivers
     from lorad.preflight.pool_memory import Numbers, adapters_alone, pool_memory, step_of
     from lorad.preflight.quantize import check_blocks
+    from lorad.preflight.rewards import TRIED, check_reward
     from lorad.preflight.routes import check_routes, records_routes
-    from lorad.preflight.rows import check_rows, refuse_lacking
+    from lorad.preflight.rows import check_rows
     from lorad.preflight.start import check_start, naming_adapter, source_of, supplied_spec
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.telling import begin, telling
@@ -65,9 +66,8 @@ with quick_imports():
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
-    from lorad.rl.data import Dataset, Example, rows_behind
+    from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
-    from lorad.rl.reward import OF_TRL, SAMPLE_KEYS, renamed
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
@@ -76,8 +76,6 @@ with quick_imports():
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
-    from lorad.spec.reward import RewardSpec
-    from lorad.text import some_of
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
@@ -201,8 +199,8 @@ def _checked(
     free = available_memory() if available is None and device == "cpu" and is_here else available
     check_memory(parts, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
-    is_scored = _check_user_code(spec, data, held_out, tokenizer, cwd)
-    told += check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
+    is_scored, doubtful = _check_user_code(spec, data, held_out, tokenizer, cwd)
+    told += doubtful + check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
     told += check_sets(spec, tokenizer, cwd)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
@@ -342,53 +340,23 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
 
 def _check_user_code(
     spec: Spec, data: Dataset, held_out: list[Example], tokenizer: Tokenizer, cwd: Path
-) -> bool:
+) -> tuple[bool, list[str]]:
     """Rewards, environments, losses and advantages can be loaded and do what they should.
 
-    Raises SpecError. Returns whether evals have a reward.
+    Raises SpecError. Returns whether evals have a reward, and warnings.
     """
     if spec.algorithm.kind == "tinker":
-        return False
+        return False, []
     begin("loading the reward")
     check_functions(spec.algorithm, cwd)
-    scored = data.take(0, 1) if spec.algorithm.kind == "rl" else held_out[:1]
+    is_rl, count = spec.algorithm.kind == "rl", min(TRIED, data.size or TRIED)
+    scored = data.take(0, count) if is_rl else held_out[:count]
     if spec.env.name is None:
-        return _check_reward(spec, scored, data, held_out, cwd)
+        for reward in spec.rewards:
+            refuse_unset(reward.env, "reward.env")
+        return check_reward(spec, scored, data, held_out, tokenizer, cwd)
     check_env(spec, scored[0], tokenizer, cwd)
-    return True
-
-
-def _check_reward(
-    spec: Spec, examples: list[Example], data: Dataset, held_out: list[Example], cwd: Path
-) -> bool:
-    """The reward can be loaded, and every row has what it asks for. Raises SpecError. Returns whether samples
-    of these examples have a reward.
-
-    Held-out completions need no reward, so that one that is not given may lack something.
-
-    examples: the first of those whose samples are scored; none where none are.
-    """
-    for reward in spec.rewards:
-        refuse_unset(reward.env, "reward.env")
-    is_rl = spec.algorithm.kind == "rl"
-    with Rewarder(spec.rewards, cwd) as rewarder:
-        rewarder.start()
-        if not examples:
-            return is_rl
-        has_answers = data.has_answers if is_rl else bool(examples[0].answer)
-        lacking = rewarder.lacking(examples[0].row, has_answers=has_answers)
-        if is_rl and not lacking:
-            for rows in (data.rows, rows_behind(held_out)):
-                refuse_lacking(rewarder, rows, spec.data)
-    for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
-        there = sorted(SAMPLE_KEYS.union(examples[0].row) - set(missing))
-        hint = f"{renamed(missing)}There is {some_of(there)}; data.answer_key names the column of answers."
-        if of_trl := sorted(OF_TRL.intersection(missing)):
-            hint = f"Only TRL's trainer gives {', '.join(of_trl)}: let the function do without."
-        raise SpecError(
-            f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint
-        )
-    return not lacking
+    return True, []
 
 
 def _warnings(

@@ -6,21 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from lorad.driver.rewards import Rewarder
-from lorad.errors import SpecError
 from lorad.preflight.answers import Sampling, answer_doubts
 from lorad.preflight.telling import begin
 from lorad.rl.completions.formats import format_of, label_of
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Dataset, Example, rows_behind
-from lorad.rl.reward import renamed
-from lorad.rl.rows.columns import find_value
 from lorad.rl.rows.doubts import are_chats, listed, row_doubts
 from lorad.rl.rows.pairs import Judgement, preference_doubts
-from lorad.rl.sources import SUFFIXES, Row
+from lorad.rl.sources import SUFFIXES
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.data import Data, names_of, single
+from lorad.spec.data import names_of, single
 from lorad.spec.model import Spec
 
 _UNSHOWN = (
@@ -90,20 +86,3 @@ def _on_no_figures(spec: Spec, held_out: Sequence[Example], is_scored: bool) -> 
             f"data.eval: its rows have neither completions (data.{keys}) nor what the reward needs "
             "(data.answer_key), so that nothing is measured of them"
         )
-
-
-def refuse_lacking(rewarder: Rewarder, rows: Sequence[Row], data: Data) -> None:
-    """Raise SpecError for the first row that lacks a column that a reward requires; answers may be empty."""
-    has_answers = any(find_value(row, data, "answer_key") is not None for row in rows)
-    seen = set[frozenset[str]]()
-    for row in rows:
-        columns = frozenset(row.values)
-        if columns in seen:
-            continue
-        seen.add(columns)
-        for name, missing in rewarder.lacking(row.values, has_answers=has_answers).items():
-            raise SpecError(
-                f"{row.where}: {name} needs {', '.join(missing)}, which this row does not have",
-                key="reward",
-                hint=f"{renamed(missing)}Give each row that column, or the parameter a default.",
-            )

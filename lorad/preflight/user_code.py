@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lorad.driver.rewards import Rewarder
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.child import Answer
 from lorad.envs.episode import Task
@@ -16,6 +15,7 @@ from lorad.envs.rendered import open_format
 from lorad.envs.tools import result_of
 from lorad.errors import SpecError
 from lorad.preflight.answers import Sampling, answer_doubts
+from lorad.preflight.rewards import open_rewards, pattern_doubts, try_rewards
 from lorad.rl.data import Example, data_of_set, load_set, rows_behind
 from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
@@ -77,8 +77,12 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
         warnings += answer_doubts(f"eval.sets.{name}.data", rows, data, rewards, sampled, tokenizer)
         for reward in rewards:
             refuse_unset(reward.env, f"{key}.env")
-        with Rewarder(rewards, cwd) as rewarder:
+        stops = spec.rollout.stop
+        with open_rewards(rewards, cwd) as rewarder:
+            warnings += pattern_doubts(rewards, stops, tokenizer, key)
             lacking = rewarder.lacking(first.row, has_answers=bool(first.answer))
+            if not lacking:
+                warnings += try_rewards(rewarder, [first], tokenizer, stops, key, one.n, 1.0)
         for reward_name, missing in lacking.items():
             other = f"Name another reward, or the column of answers in eval.sets.{name}.answer_key."
             raise SpecError(

@@ -60,7 +60,9 @@ class Example(Struct, frozen=True):
     prompt_value: str | list[dict[str, Any]] | None = None
     answer_value: Any = None
 
-    def for_reward(self, completion: str, finish: str, completion_ids: list[int]) -> RewardInput:
+    def for_reward(
+        self, completion: str, finish: str, completion_ids: list[int], raw_completion: str = ""
+    ) -> RewardInput:
         """Return what a reward is given for a completion of this prompt."""
         return RewardInput(
             prompt=self.prompt,
@@ -69,6 +71,7 @@ class Example(Struct, frozen=True):
             finish=finish,
             row=self.row,
             completion_ids=completion_ids,
+            raw_completion=raw_completion,
             prompt_value=self.prompt_value,
             answer_value=self.answer_value,
         )

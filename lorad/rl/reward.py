@@ -17,6 +17,7 @@ class RewardInput(Struct, frozen=True, omit_defaults=True):
     completion: its text without special tokens.
     finish: "stop" or "length".
     completion_ids: its tokens; only for a function that asks for them.
+    raw_completion: its text with special tokens and the stop string; only for a function that asks for it.
     prompt_value: the prompt as the row has it, a text or messages; only for a function of lists.
     answer_value: the answer as the row has it; only for a user's function.
     Both are None where the row has nothing else than `prompt` and `answer`.
@@ -30,13 +31,15 @@ class RewardInput(Struct, frozen=True, omit_defaults=True):
     finish: str
     row: dict[str, Any] = {}
     completion_ids: list[int] = []
+    raw_completion: str = ""
     prompt_value: str | list[dict[str, Any]] | None = None
     answer_value: Any = None
 
 
 OF_TRL = {"trainer_state", "log_extra", "log_metric", "environments"}  # what only its trainer gives
 _OF_VERL = {"solution_str": "completion", "ground_truth": "answer"}
-SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids"}
+SAMPLE_KEYS = {"prompt", "completion", "answer", "finish", "completion_ids", "raw_completion"}
+HIDING = {"finish", "completion_ids", "raw_completion", "raw_completions", "groups"}  # columns of these names
 _Reward = Callable[[RewardInput], float]
 ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 PACKAGED = {  # files of lorad's that are run as one of the user's is: they need packages

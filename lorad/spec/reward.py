@@ -26,6 +26,8 @@ class RewardSpec(Part, frozen=True):
         weight: what it is multiplied with.
         pattern: the regular expression of `regex`; of `judge`, the one whose group is the score, of which the
             last counts, by default the number behind `Score:`.
+        raw: of `regex`: it reads the text with special tokens and the stop string, which others are given
+            without.
         url: of `judge`: the base URL of an OpenAI API, such as `http://localhost:8000/v1`.
         model: of `judge`: the model that is asked.
         key_file: of `judge`: file with the API key, readable by its owner only; null for a server without.
@@ -59,6 +61,7 @@ class RewardSpec(Part, frozen=True):
     label: Annotated[str, Meta(pattern=_LABEL)] | None = None
     weight: float = 1.0
     pattern: str | None = None
+    raw: bool = False
     url: Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+[^\s?#@]*\Z")] | None = None
     model: str | None = None
     key_file: str | None = None
@@ -81,6 +84,8 @@ class RewardSpec(Part, frozen=True):
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name not in ("regex", "judge"):
             raise ValueError(f"pattern is for regex and judge, not for {self.name}")
+        if self.raw and self.name != "regex":
+            raise ValueError(f"raw is for regex, not for {self.name}; a function asks for raw_completion")
         self._check_judge()
         if self.python is not None and ":" not in self.name and self.name not in ("math", "reasoning_gym"):
             raise ValueError(

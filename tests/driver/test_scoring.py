@@ -72,6 +72,35 @@ def test_components_are_metrics_and_in_samples(running: Running, home: Path) -> 
     ]
 
 
+RAW = """
+def alone(completion, raw_completion):
+    return float(raw_completion.startswith(completion) and raw_completion != completion)
+def lists(completions, raw_completions):
+    pairs = zip(raw_completions, completions)
+    return [float("1" not in text and raw.startswith(text)) for raw, text in pairs]
+"""
+
+
+@pytest.mark.system
+def test_raw_text_has_what_stopped_it(running: Running, home: Path) -> None:
+    (home / "raw.py").write_text(RAW)
+    rewards = "[raw.py:alone, raw.py:lists, {name: regex, pattern: '1$', raw: true}]"
+    how = ("rollout.stop=['1']", "rollout.max_new_tokens=16", "trainer.steps=1", "eval.every=0")
+    run = Driven(running, home, "raw", f"reward={rewards}", *how)
+    assert run.drive().reason == "completed"
+    metrics = run.facts("step")[0].data["metrics"]
+    assert metrics["reward/alone"] == metrics["reward/lists"] == 1.0 and metrics["reward/regex"] > 0
+
+
+def test_functions_get_raw_text_they_ask_for(home: Path) -> None:
+    (home / "raw.py").write_text("def raw(raw_completions, **rest): return map(len, raw_completions)")
+    samples = [RewardInput("", "x", "", "stop", raw_completion=text) for text in ("x<|im_end|>", "")]
+    rewards = [RewardSpec(name="raw.py:raw"), RewardSpec(name="regex", pattern="<.im_end.>$", raw=True)]
+    with Rewarder(rewards, home) as rewarder:
+        assert [score.value for score in rewarder.score(samples)] == [12.0, 0.0]
+        assert rewarder.wants_raw
+
+
 def test_scoring_begins_before_sampling_ends(running: Running, home: Path) -> None:
     called = home / "called"
     (home / "first.py").write_text(

@@ -54,6 +54,8 @@ def main(lifeline: int) -> None:
             "is_batch": function.is_batch,
             "is_async": function.is_async,
             "wants_ids": function.wants_ids,
+            "wants_raw": function.wants_raw,
+            "names": sorted(function.names),
         },
     )
     if function.is_async:
@@ -158,17 +160,19 @@ class _Function:
 
     required: columns that it cannot do without.
     is_batch: it takes all samples of a call at once, as lists. is_async: it is a coroutine function.
-    wants_ids: it asks for the tokens of completions.
+    wants_ids: it asks for the tokens of completions. wants_raw: it asks for their text as it was sampled.
     """
 
     def __init__(self, setup: Any, function: Callable[..., Any]) -> None:
         self._setup, self._function = setup, function
         self._keywords = keywords_of(function, setup.function)
         self.timeout = setup.timeout
-        self.is_batch = "completions" in self._keywords.names
-        self.wants_ids = "completion_ids" in self._keywords.names or self._keywords.takes_all
-        self.is_async = inspect.iscoroutinefunction(function)
-        lists = ("prompts", "completions", "groups") if self.is_batch else ()
+        self.is_batch = bool({"completions", "raw_completions"} & self._keywords.names)
+        self.names = self._keywords.names
+        self.wants_ids = "completion_ids" in self.names or self._keywords.takes_all
+        self.wants_raw = bool({"raw_completion", "raw_completions"} & self.names)
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        lists = ("prompts", "completions", "raw_completions", "groups") if self.is_batch else ()
         self.required = [name for name in self._keywords.required if name not in lists]
 
     def call(self, request: dict[str, Any]) -> Any:
@@ -182,6 +186,8 @@ class _Function:
         columns = {name: [sample.get(name) for sample in keywords] for name in names}
         del columns["prompt"]
         columns["prompts"] = prompts
+        if self.wants_raw:
+            columns["raw_completions"] = columns.pop("raw_completion", [""] * len(samples))
         columns["completions"] = [
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
             for prompt, text in zip(prompts, columns.pop("completion"), strict=True)
@@ -195,7 +201,8 @@ class _Function:
         row: dict[str, Any] = sample.pop("row", {})
         answer = sample.pop("answer_value", None)
         own = {} if answer is None or self._setup.is_packaged else {"answer": answer}
-        return {**row, **sample, **own}
+        raw = {"raw_completion": sample.pop("raw_completion", "")} if self.wants_raw else {}
+        return {**row, **sample, **raw, **own}
 
     def answer(self, request: dict[str, Any], value: Any) -> dict[str, Any]:
         """Make a reply for each sample of what the function returned. Raises ValueError."""
@@ -240,7 +247,10 @@ def _load(setup: Any) -> _Function:
     def scored(completion: str, answer: str = "", finish: str = "") -> float:
         return score(SimpleNamespace(completion=completion, answer=answer, finish=finish))  # type: ignore[arg-type]
 
-    return _Function(setup, scored)
+    def scored_raw(raw_completion: str, answer: str = "", finish: str = "") -> float:
+        return scored(raw_completion, answer, finish)
+
+    return _Function(setup, scored_raw if setup.raw else scored)
 
 
 def _listed(value: Any, wanted: int) -> Sequence[Any]:

@@ -33,7 +33,8 @@ class Setup(Code):
     """A builtin (`name`, `pattern`), or without a name the function of a file. timeout: seconds of a call.
 
     settings: where there are some, the function of the file makes with them the one that scores.
-    is_packaged: the function is lorad's own, which reads answers as text.
+    is_packaged: the function is lorad's own, which reads answers as text. raw: a builtin reads the text with
+    special tokens and the stop string.
     """
 
     name: str = ""
@@ -41,6 +42,7 @@ class Setup(Code):
     timeout: float = 0.0
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     is_packaged: bool = False
+    raw: bool = False
 
 
 class Loaded(Ready):
@@ -48,12 +50,15 @@ class Loaded(Ready):
 
     is_batch: it takes lists, all samples of a call at once.
     is_async: many calls may be under way in one process.
-    wants_ids: it asks for the tokens of completions.
+    wants_ids: it asks for the tokens of completions. wants_raw: it asks for their text as it was sampled.
+    names: of its parameters.
     """
 
     is_batch: bool = False
     is_async: bool = False
     wants_ids: bool = False
+    wants_raw: bool = False
+    names: list[str] = msgspec.field(default_factory=list)
 
 
 class Reply(Struct, frozen=True):
@@ -190,6 +195,11 @@ class Workers:
         with self._changed:
             self._ready_at = self._ready_at or time.monotonic()
         return process, loaded
+
+    @property
+    def wants_raw(self) -> bool:
+        """Return whether the function is loaded, and asks for the text as it was sampled."""
+        return self._loaded is not None and self._loaded.wants_raw
 
     @property
     def capacity(self) -> int:
@@ -398,6 +408,8 @@ class _Worker:
         loaded, samples = self._workers.start(), call.samples
         if not loaded.wants_ids:
             samples = [replace(sample, completion_ids=[]) for sample in samples]
+        if not loaded.wants_raw:
+            samples = [replace(sample, raw_completion="") for sample in samples]
         if not loaded.is_batch:
             samples = [replace(sample, prompt_value=None) for sample in samples]
         self.process.send(msgspec.json.encode(_Request(self._count, samples, call.groups), enc_hook=str))
