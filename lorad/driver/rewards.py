@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,32 +139,23 @@ class Rewarder:
 
     def try_out(
         self, groups: Sequence[Sequence[RewardInput]], seconds: float
-    ) -> dict[str, list[tuple[RewardInput, Reply]] | None]:
-        """Call each function of a file on groups, and afterwards no more: one that takes a single sample on
-        the first of each group, a judge once.
+    ) -> Iterator[tuple[str, list[tuple[RewardInput, Reply]]]]:
+        """Call each function of a file on groups: one that takes a single sample on the first of each group, a
+        judge once.
 
-        Returns samples and replies by the name of the function; None where it has not ended by then.
+        Yields its name, with samples and replies that came within so many seconds of all functions. What is
+        still under way ends with `close`.
         """
-        over = threading.Event()
-
-        def end() -> None:
-            over.set()
-            self.close()
-
-        timer, found = threading.Timer(seconds, end), dict[str, list[tuple[RewardInput, Reply]] | None]()
-        timer.start()
-        for function in [one for one in self._functions if one.setup.file]:
+        deadline = time.monotonic() + seconds
+        for function in [each for each in self._functions if each.setup.file]:
             some = groups[:1] if function.spec.name == "judge" else groups
-            if not (function.workers and function.workers.start().is_batch):
+            if function.workers is None or not function.workers.start().is_batch:
                 some = [group[:1] for group in some]
             part, samples = _Part(function, [*map(len, some)]), [sample for group in some for sample in group]
             for place, sample in enumerate(samples):
                 part.add(place, sample)
-            replies = part.replies()
-            found[function.spec.name] = None if over.is_set() else list(zip(samples, replies, strict=True))
-        timer.cancel()
-        timer.join()
-        return found
+            replies = zip(samples, part.replies_until(deadline), strict=True)
+            yield function.spec.name, [(sample, reply) for sample, reply in replies if reply is not None]
 
     def hidden(self, columns: Iterable[str]) -> dict[str, list[str]]:
         """Return the columns that each function names and does not get, as what it gets has these names."""
@@ -323,6 +314,12 @@ class _Part:
         self._samples.clear()
         self._made.clear()
         return [reply for reply in self._replies if reply is not None]
+
+    def replies_until(self, deadline: float) -> list[Reply | None]:
+        """Return the replies that come before time.monotonic() is so late; None in place of others."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == 0, max(deadline - time.monotonic(), 0))
+            return [*self._replies]
 
     def _submit(self, number: int) -> None:
         assert self._function.workers is not None

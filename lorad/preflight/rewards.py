@@ -24,8 +24,8 @@ from lorad.spec.reward import RewardSpec
 from lorad.text import some_of
 
 TRIED = 4  # rows for which completions are made up
-_SECONDS = 20.0  # for all functions together
-_LIMIT = 15.0  # seconds of a coroutine or a judge
+_SECONDS = 10.0  # for all functions together
+_LIMIT = 8.0  # seconds of a coroutine or a judge
 _MADE_UP = "Made up by lorad to try the reward."
 _SHOWN = 60  # characters of a completion
 _REPEATED = (of_pattern.MAX_REPEAT, of_pattern.MIN_REPEAT, of_pattern.POSSESSIVE_REPEAT)
@@ -133,10 +133,10 @@ def try_rewards(
     begin("trying the reward")
     groups = [group for example in examples for group in _made_up(example, tokenizer, stops, size)]
     warnings = list[str]()
-    for name, tried in rewarder.try_out(groups, _SECONDS).items():
-        if tried is None:
+    for name, tried in rewarder.try_out(groups, _SECONDS):
+        if not tried:
             warnings.append(
-                f"{key}: {name} has not scored some made-up completions of the first rows within "
+                f"{key}: {name} has scored no made-up completion of the first rows within "
                 f"{_SECONDS:g} s; a first call that loads a model has ten times reward.timeout in a run"
             )
             continue

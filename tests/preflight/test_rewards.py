@@ -99,7 +99,13 @@ def test_failures_that_are_allowed_are_warned_of(tmp_path: Path) -> None:
 def test_reward_that_never_returns_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "_SECONDS", 0.5)
     (warning,) = warnings(tmp_path, "import time\ndef score(): time.sleep(1000)")
-    assert "mine.py:score has not scored some made-up completions of the first rows within 0.5 s" in warning
+    assert "mine.py:score has scored no made-up completion of the first rows within 0.5 s" in warning
+
+
+def test_slow_reward_that_scores_is_no_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "_SECONDS", 1.0)
+    source = "import time\ndef score(completion):\n    time.sleep(1000 * (completion != '12'))\n    return 1"
+    assert warnings(tmp_path, source) == []
 
 
 def test_judge_that_is_down_is_refused(tmp_path: Path) -> None:
