@@ -140,8 +140,8 @@ class Rewarder:
     def try_out(
         self, groups: Sequence[Sequence[RewardInput]], seconds: float
     ) -> Iterator[tuple[str, list[tuple[RewardInput, Reply]]]]:
-        """Call each function of a file on groups: one that takes a single sample on the first of each group, a
-        judge once.
+        """Call each function of a file on groups: one that takes a single sample on the first of each group,
+        a judge once.
 
         Yields its name, with samples and replies that came within so many seconds of all functions. What is
         still under way ends with `close`.
