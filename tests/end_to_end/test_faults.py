@@ -47,8 +47,10 @@ def flaky(completion, **_):
     assert calls <= 32 or not os.path.exists("broken"), "it is broken"
     return -len(completion)
 
-def never(**_):
-    raise RuntimeError("not today")
+def never(completion, **_):
+    if completion.isdigit() or not completion:
+        raise ValueError("not today")
+    return 1.0
 """
 
 
@@ -79,7 +81,7 @@ def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
         '{"prompt": "S:421=", "answer": ""}\n{"prompt": "S:21=", "answer": ""}'
     )  # in this order: the first call of a process has more time
     data = ("data.train=two.jsonl", "data.shuffle=false", "data.prompts_per_step=1", "algorithm.group_size=2")
-    run = made.run("forever", reward, "trainer.steps=2", *data)
+    run = made.run("forever", reward, "trainer.steps=2", "eval.every=0", *data)
     assert run.reason == "completed"
     rewards = [{s.reward for s in made.client.samples("forever", step=step)} for step in (1, 2)]
     assert rewards == [{1.0}, {None}]
