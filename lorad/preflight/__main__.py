@@ -204,9 +204,8 @@ def _checked(
     told += check_sets(spec, tokenizer, cwd)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
-        check = server_check()
         where = {"device": device, "elsewhere": not is_here}
-        told += check(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
+        told += server_check()(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
     told += _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec)
     facts = SpecFacts(
         model_path=str(directory),

@@ -18,7 +18,7 @@ import pytest
 from lorad.box.paths import RunDir
 from lorad.protocol.journal import JournalWriter, VersionFact, read
 from lorad.protocol.listener import answers
-from tests.driver.test_door import TEMPLATE
+from tests.driver.episodes.test_door import TEMPLATE
 from tests.engines.real.places import TINY
 from tests.kit.callers import CallerOf
 from tests.kit.leftovers import kill_leftovers

@@ -194,7 +194,7 @@ def test_rows_come_from_other_files(tokenizer: Tokenizer, tmp_path: Path, name: 
     assert (second.prompt, second.answer, "level" in second.row) == ("S:1=", "1", False)
 
 
-def test_a_field_of_csv_is_as_long_as_a_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_csv_fields_are_as_long_as_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
     long = "1," * 100_000
     (tmp_path / "a.csv").write_text(f'prompt,answer\nS:1=,"{long}"\n')
     (found,) = load(tokenizer, "a.csv", tmp_path).take(0, 1)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from lorad.errors import LoradError
+from lorad.errors import IntegrityError
 from lorad.files import open_file
 from lorad.rl.sources import Row
 from lorad.spec.data import DataFormat
@@ -85,10 +85,6 @@ class _Footer(Struct, frozen=True):
 
 
 _ROWS, _SAMPLES = msgspec.msgpack.Decoder(_Row), msgspec.msgpack.Decoder(_Sample)
-
-
-class Damaged(LoradError):
-    """A file of rows is not as it was written."""
 
 
 class KeptRows(Sequence[Kept]):
@@ -234,7 +230,7 @@ class KeptRows(Sequence[Kept]):
         head = self._bytes(at, _HEAD)
         record = self._bytes(at + _HEAD, int.from_bytes(head[:4], "little"))
         if zlib.crc32(record) != int.from_bytes(head[4:], "little"):
-            raise Damaged("the rows that were made ready are damaged on disk", hint="Start it again.")
+            raise IntegrityError("the rows that were made ready are damaged on disk", hint="Start it again.")
         return record
 
     def _bytes(self, at: int, size: int) -> bytes:

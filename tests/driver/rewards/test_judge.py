@@ -186,7 +186,11 @@ def test_missing_server_is_named(server: Server) -> None:
 
 
 def test_silent_server_is_named(server: Server) -> None:
-    server.reply = lambda *_: (time.sleep(2), said("Score: 1"))[1]
+    def late(*_: object) -> Any:
+        time.sleep(2)
+        return said("Score: 1")
+
+    server.reply = late
     score = scored(server, "x", timeout=0.5)[0]
     assert score.error == f"no score within 0.5 s from the judge at {server.url}"
 

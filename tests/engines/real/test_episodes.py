@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lorad.client.shapes import RunDetails, Sample
-from tests.driver.test_door import AGENT, TEMPLATE
+from tests.driver.episodes.test_door import AGENT, TEMPLATE
 from tests.engines.real.places import TINY
 from tests.engines.real.test_whole_run import configure
 from tests.kit.world import World, world

@@ -101,7 +101,7 @@ def test_what_rows_follow_from_is_compared(
         lambda path: (path.rename(path.with_suffix(".old")), path.symlink_to(path.with_suffix(".old"))),
     ],
 )
-def test_a_file_that_is_not_whole_is_not_used(
+def test_files_that_are_not_whole_are_unused(
     harm: Callable[[Path], object], home: Path, tmp_path: Path
 ) -> None:
     first = everything(same(tmp_path))
