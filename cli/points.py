@@ -4,10 +4,10 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.spec.yaml import compose, plain
 
 _SIZE_LIMIT = 1 << 20  # bytes
@@ -19,7 +19,7 @@ _HINT = (
 
 def points_in(name: str) -> list[list[str]]:
     """Read the overrides of each point. Raises SpecError."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     try:
         with path.open("rb") as file:
             data = file.read(_SIZE_LIMIT + 1)

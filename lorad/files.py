@@ -26,6 +26,15 @@ _KINDS = {
 }
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with a beginning of `~` as the home that it means. Raises OSError where it is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        first = str(path).partition("/")[0]
+        raise FileNotFoundError(errno.ENOENT, f"{first} is no user's home", str(path)) from None
+
+
 def names(path: Path, known: os.stat_result) -> bool:
     """Whether `path` is a name of the file or directory that `known` describes; False where nothing has that
     name.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.files import opened_whole, remove_tree, write_whole
+from lorad.files import expanded, opened_whole, remove_tree, write_whole
 
 
 def test_a_file_is_replaced_with_its_mode(tmp_path: Path) -> None:
@@ -59,3 +59,10 @@ def test_holes_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="a pipe, not a file"), opened_whole(tmp_path / "pipe", 9):
         pass
+
+
+def test_a_home_of_nobody_is_refused() -> None:
+    assert expanded("~/a") == Path.home() / "a"
+    with pytest.raises(FileNotFoundError, match="~nosuch is no user's home") as refused:
+        expanded("~nosuch/a")
+    assert refused.value.filename == "~nosuch/a"

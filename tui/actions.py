@@ -8,7 +8,6 @@ on.
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -17,6 +16,7 @@ from lorad.client.box_shapes import Pool
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Swapped
 from lorad.client.words import phase
+from lorad.files import expanded
 from lorad.tui import consequences
 
 _Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
@@ -158,7 +158,7 @@ def _fork(client: Client, version: str, values: _Values) -> Struct:
 
 
 def _export(client: Client, version: str, values: _Values) -> Struct:
-    return client.export(version, str(Path(values["directory"].strip()).expanduser().absolute()))
+    return client.export(version, str(expanded(values["directory"].strip()).absolute()))
 
 
 def _serves(_target: str, row: Swapped) -> str:

@@ -17,6 +17,7 @@ from lorad.client.requests import AdapterRequest, Sampling
 from lorad.client.shapes import Result, StoppedServing
 from lorad.client.words import differing_settings
 from lorad.errors import NotFound, SpecError
+from lorad.files import expanded
 
 
 def serve(
@@ -92,7 +93,7 @@ def _stopped_serving(client: Client, model: str) -> StoppedServing:
     try:
         return client.stop_serving(model)
     except NotFound:
-        path = Path(model).expanduser()
+        path = expanded(model)
         if not path.is_dir():
             raise
         return client.stop_serving(str(path.resolve()))

@@ -16,6 +16,7 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import note
 from lorad.client.client import Client
 from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
+from lorad.files import expanded
 from lorad.spec.notify import Notify
 from lorad.spec.templates import SMALL, TEMPLATES
 
@@ -43,9 +44,9 @@ def _note_absent(model: str, data: str) -> None:
     from lorad.rl.sources import SUFFIXES  # slow
 
     is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
-    if model and is_path and not model.startswith("builtin:") and not Path(model).expanduser().is_dir():
+    if model and is_path and not model.startswith("builtin:") and not expanded(model).is_dir():
         note(f"warning: there is no directory {model}; one of the hub is ORG/NAME")
-    if Path(data).suffix in SUFFIXES and not Path(data).expanduser().exists():
+    if Path(data).suffix in SUFFIXES and not expanded(data).exists():
         note(f"warning: there is no file {data} yet")
 
 

@@ -14,6 +14,7 @@ from lorad.cli.options import AsJson, Versions, Yes
 from lorad.client.client import Client
 from lorad.client.shapes import Result, Version
 from lorad.errors import NotFound, SpecError
+from lorad.files import expanded
 from lorad.selection import Selection, is_glob
 
 _VERSIONS = (
@@ -111,7 +112,7 @@ def export(
         raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
     if merge and form != "peft":
         raise SpecError(f"--format {form} is for adapters, not for --merge", hint="Leave out one of them.")
-    token, client, target = hub.read_token(token_file), Client(), directory.expanduser().absolute()
+    token, client, target = hub.read_token(token_file), Client(), expanded(directory).absolute()
     if merge:
         answer, merged = exports.merge(client, version, target)
         about = f", merged into {merged.changed} weights of its base, {text.size(merged.bytes)}"

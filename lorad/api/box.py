@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lorad import __version__
@@ -20,6 +19,7 @@ from lorad.client.client import Client
 from lorad.client.requests import HalvingRequest, Sampling
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
+from lorad.files import expanded
 from lorad.selection import Selection
 
 _log = logging.getLogger("lorad")
@@ -34,7 +34,7 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
     home that cannot be used.
     """
     Transport.on_other_version = _other_version
-    place = None if home is None else Home(Path(home).expanduser().absolute())
+    place = None if home is None else Home(expanded(home).absolute())
     if start:
         return Lorad(Connection(launch.connected(place).telling(_unseen), start))
     client = Client(place)
@@ -205,7 +205,7 @@ class Lorad:
 
         Raises NotFound, Conflict for a directory with files, and IntegrityError.
         """
-        place = Path(directory).expanduser().absolute()
+        place = expanded(directory).absolute()
         return self.client.export(version_name(version), str(place))
 
     def generate(

@@ -17,6 +17,7 @@ from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.trainer_install import interpreter_of
 from lorad.box.config import Backend
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.preflight import BaseFacts
@@ -150,7 +151,7 @@ def context_length(spec: Spec, positions: int) -> int:
 
 
 def absolute(path: str | None, cwd: Path) -> str | None:
-    return None if path is None else str(cwd / Path(path).expanduser())
+    return None if path is None else str(cwd / expanded(path))
 
 
 def needs_base(spec: Spec) -> bool:

@@ -27,7 +27,7 @@ from lorad.box.proxies import past_proxies
 from lorad.children import guard
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
-from lorad.files import read_file
+from lorad.files import expanded, read_file
 
 # lorad's own modules, and none of those beside them, in another interpreter
 _APART = """
@@ -257,7 +257,7 @@ def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
     """Return the interpreter that the spec names. Raises SpecError, which blames `key`, for no program."""
     if name is None:
         return None
-    found = (cwd / Path(name).expanduser()).absolute()
+    found = (cwd / expanded(name)).absolute()
     if not (found.is_file() and os.access(found, os.X_OK)):
         hint = "Name an interpreter, such as ~/venvs/mine/bin/python."
         raise SpecError(f"there is no program {found}", key=key, hint=hint)
@@ -270,7 +270,7 @@ def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
     Raises SpecError, which blames `key`.
     """
     path, _, function = name.rpartition(":")
-    file = (cwd / Path(path).expanduser()).absolute()
+    file = (cwd / expanded(path)).absolute()
     if not path or not file.is_file() or not function.isidentifier():
         raise SpecError(f"there is no file {file} with a function {function!r}", key=key, hint=_FORM)
     try:

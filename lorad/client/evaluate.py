@@ -17,6 +17,7 @@ from lorad.client.client import Client
 from lorad.client.requests import ResultRequest
 from lorad.client.shapes import Result, Sample
 from lorad.errors import LoradError, NotAllowed, SpecError, from_wire
+from lorad.files import expanded
 from lorad.protocol.evals import Evaluated, Suite, Wanted
 from lorad.protocol.preflight import ErrorSaid
 from lorad.rl.tasks import TASKS
@@ -95,7 +96,7 @@ def graded(wanted: Grading) -> list[Sample]:
 def _suite(text: str, python: str) -> Suite:
     """Raises SpecError."""
     kind, _, task = text.partition(":")
-    plain = {"kind": kind, "task": task, "python": str(Path(python).expanduser())}
+    plain = {"kind": kind, "task": task, "python": str(expanded(python))}
     try:
         return msgspec.convert(plain, Suite)
     except msgspec.ValidationError:

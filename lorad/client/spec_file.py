@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from lorad.errors import SpecError
+from lorad.files import expanded
 
 _SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
@@ -13,7 +14,7 @@ def read_spec(spec: str) -> tuple[str, str, Path]:
 
     spec: a file's name, or `-` for stdin. Raises SpecError for what cannot be read.
     """
-    path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
+    path, source = expanded(spec), "<stdin>" if spec == "-" else spec
     try:
         with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
             data = file.read(_SIZE_LIMIT + 1)

@@ -24,6 +24,7 @@ from lorad.driver.session import Session, State
 from lorad.driver.supervised import LINEAR, held_out_likelihood
 from lorad.driver.train import policy_loss
 from lorad.errors import Conflict
+from lorad.files import expanded
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, OpenCritic, Opened
@@ -216,7 +217,7 @@ def _refuse_changed_stream(session: Session, before: Mapping[str, Any]) -> None:
     source, known = session.spec.data.train, before.get("data.train")
     if session.train_data.stream is None or known is None or not isinstance(source, str):
         return
-    path = str(Path(session.params.cwd) / Path(source).expanduser())
+    path = str(Path(session.params.cwd) / expanded(source))
     if path == known["path"]:
         raise Conflict(
             f"data.train: {path} is not what it was in the attempt before, and it is streamed",
@@ -320,7 +321,7 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     data |= {f"eval.sets.{name}.data": one.data for name, one in session.spec.eval.sets.items()}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
-            found[key] = look(Path(session.params.cwd) / Path(name).expanduser(), at_most=HASHED_BYTES)
+            found[key] = look(Path(session.params.cwd) / expanded(name), at_most=HASHED_BYTES)
     for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             found[f"model: {name}"] = look(model / name)

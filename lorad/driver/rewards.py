@@ -17,6 +17,7 @@ from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import code_of, environment, interpreter
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.loggers.keys import read_key
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import HIDING, PACKAGED, RewardInput, builtin, lacking
@@ -385,7 +386,7 @@ def _judge(spec: RewardSpec, cwd: Path) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(("key_file", "cache"))
     for key in found:
         if (name := getattr(spec, key)) is not None:
-            found[key] = str((cwd / Path(name).expanduser()).absolute())
+            found[key] = str((cwd / expanded(name)).absolute())
     if found["key_file"]:
         try:
             read_key(found["key_file"])

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from lorad.errors import SpecError
-from lorad.files import read_file
+from lorad.files import expanded, read_file
 
 _BYTES = 4096
 
@@ -13,7 +13,7 @@ _BYTES = 4096
 def whole(path: str) -> Path:
     """Make the path that a setting means. Raises SpecError for a relative one: who follows runs is in no
     directory of theirs."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     if not place.is_absolute():
         raise SpecError(f"{path} is a relative path", hint="Write all of it, from / or ~ on.")
     return place
@@ -21,7 +21,7 @@ def whole(path: str) -> Path:
 
 def read_key(path: str) -> str:
     """Read a key. Raises SpecError, whose message does not contain the key."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     advice = f"It holds the key alone: chmod 600 {place}."
     try:
         there = place.stat()

@@ -9,7 +9,7 @@ from lorad.adapters.peft import PICKLES
 from lorad.adapters.targets import HEAD
 from lorad.bounds import CONFIG_BYTES, INDEX_BYTES
 from lorad.errors import SpecError
-from lorad.files import read_file
+from lorad.files import expanded, read_file
 from lorad.models.config import ExpertsConfig, ModelConfig, groups_of, modules_in, parse_config, shapes_in
 from lorad.spec.numbers import BUILTIN_MODELS, HUB_ID
 
@@ -41,7 +41,7 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
                 f"no builtin model {path}", key="model.path", hint=f"there is {', '.join(BUILTIN)}"
             )
         return BUILTIN[path]
-    local = Path(path).expanduser()
+    local = expanded(path)
     if local.is_dir():
         return local.resolve()
     if not re.fullmatch(HUB_ID, path) or local.exists():

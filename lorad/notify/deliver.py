@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.loggers.keys import read_key, whole
 from lorad.notify.table import Delivery
 from lorad.notify.undelivered import Undelivered
@@ -65,7 +66,7 @@ def _program_of(name: str, cwd: Path) -> str:
         if found := shutil.which(name):
             return found
         raise SpecError(f"there is no program {name}", hint="Give its absolute path.")
-    path = cwd / Path(name).expanduser()
+    path = cwd / expanded(name)
     if not path.is_file():
         raise SpecError(
             f"{path} is no file", hint="Name a program, its arguments as further words of the list."

@@ -41,7 +41,7 @@ with quick_imports():
     from lorad.models.facts import ModelFacts, check_tensors, read_facts
     from lorad.models.families import FUSED
     from lorad.preflight.backends import check_backends, server_check
-    from lorad.preflight.directory import check_weights, model_directory
+    from lorad.preflight.directory import check_weights, checked_tokenizer, model_directory
     from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
     from lorad.preflight.memory import check_memory
@@ -191,8 +191,7 @@ def _checked(
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
     numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
-    tokenizer = Tokenizer(directory)
-    tokenizer.refuse_unembedded(tokenizer.eos_ids, "model: what ends a completion")
+    tokenizer = checked_tokenizer(directory)
     begin("reading the data")
     data = load_train(spec, tokenizer, cwd)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)

@@ -5,13 +5,14 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from lorad.errors import SpecError
-from lorad.files import open_file, refuse_sparse
+from lorad.files import expanded, open_file, refuse_sparse
 from lorad.models.directory import INDEX, indexed, resolve
+from lorad.rl.tokenizer import Tokenizer
 
 
 def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
     """Return the model's directory, like `resolve`, with relative paths from `cwd`."""
-    local = cwd / Path(path).expanduser()
+    local = cwd / expanded(path)
     found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
     return resolve(found, any_architecture=any_architecture)
 
@@ -39,3 +40,10 @@ def check_weights(directory: Path) -> None:
                 key="model.path",
                 hint="It may be of another model, or of another download: download it again.",
             )
+
+
+def checked_tokenizer(directory: Path) -> Tokenizer:
+    """Return the model's tokenizer. Raises SpecError where what ends completions has no embedding."""
+    tokenizer = Tokenizer(directory)
+    tokenizer.refuse_unembedded(tokenizer.eos_ids, "model: what ends a completion")
+    return tokenizer

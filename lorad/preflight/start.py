@@ -13,6 +13,7 @@ from lorad.adapters.targets import entries
 from lorad.adapters.validate import refuse_unfit, validate
 from lorad.backends.setup import lora_of, modules_of, served_experts, targets_of
 from lorad.errors import AdapterRefused, SpecError
+from lorad.files import expanded
 from lorad.models.directory import weight_files
 from lorad.models.facts import ModelFacts
 from lorad.models.families import FUSED
@@ -114,4 +115,4 @@ def naming_adapter(spec: Spec, written: Mapping[str, str] | None) -> Iterator[No
 
 
 def source_of(spec: Spec, cwd: Path) -> Path:
-    return cwd / Path(spec.lora.adapter_path or "").expanduser()
+    return cwd / expanded(spec.lora.adapter_path or "")

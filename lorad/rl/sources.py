@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from lorad.bounds import ROW_BYTES
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
-from lorad.files import open_file, refuse_sparse
+from lorad.files import expanded, open_file, refuse_sparse
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import Sources, labels_of
@@ -81,7 +81,7 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
     """Yield the rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at
     the bad row.
     """
-    path = cwd / Path(source).expanduser()
+    path = cwd / expanded(source)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         return _read_hub(source, split, path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.text import one_line
 from lorad.tui.curves.axes import x_ticks
 from lorad.tui.curves.drawing import Curve, Plot, y_range
@@ -26,7 +27,7 @@ _DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)), (0, (4, 4)), (0, (1
 
 def refuse(name: str) -> None:
     """Raise SpecError for a name to which nothing can be written."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix.lower() not in KINDS:
         hint = "Name it curves.png, curves.svg or curves.csv, say."
         raise SpecError(f"{name or 'a name'} ends with none of {', '.join(KINDS)}", hint=hint)
@@ -57,7 +58,7 @@ def write(
     window: the first and last x that are shown; None: all. Raises SpecError for a name that cannot be.
     """
     refuse(name)
-    path = Path(name).expanduser().absolute()
+    path = expanded(name).absolute()
     first, last = window or extent(runs.values(), look.x) or (0, 0)
     if path.suffix.lower() == ".csv":
         data = _as_csv(metrics, runs, look, first, last).encode()

@@ -11,6 +11,7 @@ from lorad.backends.setup import AXES, adapter_config
 from lorad.box.paths import RunDir
 from lorad.driver.attempt.main import StopFlag
 from lorad.errors import PoolLost
+from lorad.files import expanded
 from lorad.models.facts import ModelFacts
 from lorad.protocol.batch import Optimizer
 from lorad.protocol.calls import Open
@@ -59,7 +60,7 @@ def open_of(spec: Spec, model: ModelFacts, cwd: Path) -> Open:
         tokens_per_microbatch=0 if tokens == "auto" else tokens,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
         longest=spec.longest_row,
-        source=str(cwd / Path(source).expanduser()) if source else None,
+        source=str(cwd / expanded(source)) if source else None,
         canaries=spec.attest.canaries,
         canary_tokens=spec.attest.tokens,
         amplified_every=spec.attest.amplified_every,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.rl.sources import Row
 from lorad.rl.tasks import split_of
 from lorad.spec.data import GENERATED, Data
@@ -26,7 +27,7 @@ _REFUSED = 3  # the exit code of the child that says why
 
 def generated_rows(source: str, split: str, data: Data, cwd: Path) -> Iterator[Row]:
     """Yield the rows of a split. Raises SpecError for a wrong interpreter, task or argument."""
-    python = str((cwd / Path(data.python).expanduser()).absolute()) if data.python else sys.executable
+    python = str((cwd / expanded(data.python)).absolute()) if data.python else sys.executable
     args = json.dumps({"size": _SIZE, "seed": 0} | data.args, sort_keys=True)
     for number, line in enumerate(_printed(source.removeprefix(GENERATED), args, python), 1):
         values = json.loads(line)

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from lorad.bounds import KEPT_BYTES
 from lorad.box.paths import default_home
-from lorad.files import open_file
+from lorad.files import expanded, open_file
 from lorad.rl.kept.rows import Facts, Kept, KeptRows
 from lorad.rl.sources import SUFFIXES, tell
 from lorad.rl.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Key(Struct, frozen=True):
 
 def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about: str) -> Key | None:
     """Return the key of rows; None where they are few, or not of files alone. about: other settings."""
-    paths = [cwd / Path(name).expanduser() for name in names_of(sources)]
+    paths = [cwd / expanded(name) for name in names_of(sources)]
     if not all(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths):
         return None
     looks = {path: _looks(path) for path in paths}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lorad.errors import SpecError
+from lorad.files import expanded
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import HASHED_BYTES
 from lorad.rl.sources import HUB_FORM, SUFFIXES, Row, hub_library, hub_parts, open_data, read_rows
@@ -46,7 +47,7 @@ class Reader(Protocol):
 
 def reader_of(source: str, split: str, cwd: Path) -> Reader:
     """Return a reader at the beginning of a source. Raises SpecError."""
-    path = cwd / Path(source).expanduser()
+    path = cwd / expanded(source)
     if path.suffix.lower() in SUFFIXES:
         return _FileReader(source, split, cwd)
     return _HubReader(source, *hub_parts(source, split, path))
@@ -58,7 +59,7 @@ class _FileReader:
     def __init__(self, source: str, split: str, cwd: Path) -> None:
         self._arguments = source, split, cwd
         self._read, self._rows = 0, read_rows(source, split, cwd)
-        self.known = f"{Path(source).name} {_content_of(cwd / Path(source).expanduser())}"
+        self.known = f"{Path(source).name} {_content_of(cwd / expanded(source))}"
 
     def read(self, n: int) -> list[Row]:
         found = list(islice(self._rows, n))

@@ -103,6 +103,18 @@ def test_json_is_the_same_in_any_encoding(command: str, written: Written) -> Non
     assert shown[0] == shown[1] == shown[2]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "~nosuch/spec.yaml"),
+        ("export", "sorter@1", "~nosuch/adapter"),
+        ("plot", "sorter", "--out", "~nosuch/plot.svg"),
+    ],
+)
+def test_a_home_of_nobody_is_told(arguments: tuple[str, ...], written: Written) -> None:
+    assert f"error: {arguments[-1]}: ~nosuch is no user's home" in written(*arguments)[1]
+
+
 def run(command: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash, in which `lorad` is a command."""
     line = f'lorad() {{ "{sys.executable}" -m lorad "$@"; }}; {command}'
