@@ -95,13 +95,13 @@ class World:
         assert over.reason == "completed", over
         return over
 
-    def until(self, true: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
+    def until(self, true: Callable[[], Any], what: str, seconds: float = 90.0, every: float = 0.02) -> Any:
         """Poll until `true()` is; what it gave."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if result := true():
                 return result
-            time.sleep(0.02)
+            time.sleep(every)
         raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.client.list(all=True)}")
 
     def reached(self, run: str, step: int) -> Any:
@@ -127,7 +127,8 @@ class World:
             shown = self.client.show(run)
             return shown if shown.state in ("ended", "paused") else None
 
-        found: RunDetails = self.until(look, f"{run} is over", seconds=seconds)
+        # each look costs the daemon some milliseconds, and nothing follows an end closely
+        found: RunDetails = self.until(look, f"{run} is over", seconds, every=0.1)
         return found
 
     def completed(self, run: str, seconds: float = 90.0) -> RunDetails:

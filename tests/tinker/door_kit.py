@@ -154,11 +154,14 @@ class Caller:
         self, path: str, body: Any = None, method: str = "POST", status: int = 200, **headers: str
     ) -> Any:
         """Return the answer's JSON, or its bytes; its status must be that."""
-        found, answer = await self._asked(path, body, method, headers)
+        found, answer = await self.asked(path, body, method, **headers)
         assert found == status, (found, answer)
         return answer
 
-    async def _asked(self, path: str, body: Any, method: str, headers: dict[str, str]) -> tuple[int, Any]:
+    async def asked(
+        self, path: str, body: Any = None, method: str = "POST", **headers: str
+    ) -> tuple[int, Any]:
+        """Return the answer's status, and its JSON or bytes."""
         given = {"data": body} if isinstance(body, bytes) else {"json": body}
         headers |= {"X-API-Key": self._key}
         async with self._client.request(method, f"/api/v1/{path}", headers=headers, **given) as response:
@@ -180,7 +183,7 @@ class Caller:
     async def result(self, request: str) -> Any:
         """Poll until it is there."""
         for _ in range(100):
-            status, answer = await self._asked("retrieve_future", {"request_id": request}, "POST", {})
+            status, answer = await self.asked("retrieve_future", {"request_id": request})
             if status != 408:
                 assert status == 200, (status, answer)
                 return answer

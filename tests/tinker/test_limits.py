@@ -113,7 +113,7 @@ async def test_what_no_client_sends_is_refused(world: World, verb: str, odd: byt
     model = await world.alice.model(asked["sampling_session_id"].partition(":")[0])
     asked |= {"model_id": model, "session_id": model.partition(":")[0], "model_seq_id": 1, "base_model": BASE}
     body = msgspec.json.encode(asked)[:-1] + b", " + odd + b"}"
-    status, answer = await world.alice._asked(verb, body, "POST", {})
+    status, answer = await world.alice.asked(verb, body)
     assert status in (400, 422), answer
 
 

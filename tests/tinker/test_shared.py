@@ -52,7 +52,7 @@ class Doors(Box):
         self.keys = {uid: make_key(file, str(uid)) for uid in (ALICE, BOB)}
         self.trained = dict[int, tuple[str, str]]()
         super().__init__(root)
-        until(lambda: listens(self.port))
+        until(lambda: listens(self.port) and None not in (self.sees(ALICE), self.sees(BOB)))
 
     def door_of(self, uid: int) -> int:
         return pid_of(self.world.tinker_of(uid))
@@ -66,12 +66,15 @@ class Doors(Box):
         async with aiohttp.ClientSession(f"http://127.0.0.1:{self.port}") as session:
             yield Caller(session, self.keys[uid])  # type: ignore[arg-type]
 
-    def sees(self, uid: int) -> list[str]:
-        """Ask for the models that a user has."""
+    def sees(self, uid: int) -> list[str] | None:
+        """Ask for the models that a user has; None while their door starts, as the front tells clients."""
 
-        async def ask() -> list[str]:
+        async def ask() -> list[str] | None:
             async with self.caller(uid) as caller:
-                listed = await caller.ask("training_runs", method="GET")
+                status, listed = await caller.asked("training_runs", method="GET")
+                if status == 503:
+                    return None
+                assert status == 200, (status, listed)
                 return [one["training_run_id"] for one in listed["training_runs"]]
 
         return asyncio.run(ask())
@@ -195,4 +198,4 @@ def test_doors_end_with_the_daemon_on_request(box: Doors) -> None:
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     box.daemon = box.start()
-    until(lambda: listens(box.port) and len(box.sees(BOB)) == 2)
+    until(lambda: listens(box.port) and len(box.sees(BOB) or ()) == 2)

@@ -27,13 +27,10 @@ from lorad.protocol.preflight import SpecFacts
 from lorad.states import RunState
 from lorad.store import events, pools, runs
 from lorad.store.pools import GrantRow, NodeRow
-from lorad.store.rows import RunRow
-from tests.kit import daemon_world
-from tests.kit.daemon_world import behave, open_context, reconciling, submit
+from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.fake_cluster import FILE, cluster, write_cluster
 from tests.kit.fakes.gpu_kit import NO_QUERY, gpus
 
-until = functools.partial(daemon_world.until, seconds=20.0)
 SGLANG = {"sglang": Backend(python=Path("/opt/sglang/bin/python"))}
 RAY = Cluster(kind="ray", address="10.0.0.9:6379", python=Path("/opt/ray/bin/python"))
 FACTS = SpecFacts(max_positions=2048)
@@ -53,11 +50,6 @@ def spread(ctx: Context, name: str, nodes: int = 2, model: str = "/models/one", 
     rollout = {"backend": "sglang", "servers": nodes, "tp": 8} | sections.pop("rollout", {})
     facts = sections.pop("facts", FACTS)
     submit(ctx, name, model, facts=facts, trainer=trainer, rollout=rollout, resources=asked, **sections)
-
-
-async def until_state(ctx: Context, name: str, state: str) -> RunRow:
-    row: RunRow = await until(lambda: (r := runs.get(ctx.store, name)).state == state and r)
-    return row
 
 
 def told(ctx: Context, name: str) -> str:
