@@ -67,7 +67,9 @@ class Doors(Box):
             yield Caller(session, self.keys[uid])  # type: ignore[arg-type]
 
     def sees(self, uid: int) -> list[str] | None:
-        """Ask for the models that a user has; None while their door starts, as the front tells clients."""
+        """Ask for the models that a user has; None where the front says to ask again: a door that
+        has not started, or a daemon that has not answered, within its patience.
+        """
 
         async def ask() -> list[str] | None:
             async with self.caller(uid) as caller:
@@ -193,9 +195,10 @@ def test_a_new_daemon_keeps_running_doors(box: Doors) -> None:
 
 
 def test_doors_end_with_the_daemon_on_request(box: Doors) -> None:
-    pids = box.front, box.door_of(ALICE), box.door_of(BOB)
+    pids, models = (box.front, box.door_of(ALICE), box.door_of(BOB)), box.sees(BOB)
+    assert models
     Transport(box.world.socket, 60).post("/v1/shutdown", ShutdownRequest(gateway=True))
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     box.daemon = box.start()
-    until(lambda: listens(box.port) and len(box.sees(BOB) or ()) == 2)
+    until(lambda: listens(box.port) and box.sees(BOB) == models)
