@@ -8,6 +8,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="pas
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.update(TEXTUAL_FPS="20")  # nobody watches: drawing every screen sixty times a second costs a tenth
 
+import functools
 import gc
 import shutil
 import tempfile
@@ -38,8 +39,23 @@ FIRST = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the second tier, a file that never says its mark is not imported: each worker collects all files."""
+    is_second_tier = config.getoption("markexpr").startswith("system")
+    if is_second_tier and collection_path.suffix == ".py" and not has_second_tier(collection_path):
+        return True
+    return None
+
+
+@functools.cache
+def has_second_tier(file: Path) -> bool:
+    return b"mark.system" in file.read_bytes()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """The cases that a mark `system` excepts are of `make test`, too."""
+    if item.get_closest_marker("system") and not has_second_tier(item.path):
+        raise pytest.UsageError(f"{item.path} does not say mark.system: `make test-system` would not find it")
     case = getattr(item, "callspec", None)
     for mark in item.iter_markers("system"):
         but = mark.kwargs.get("but", ())

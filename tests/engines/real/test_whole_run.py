@@ -53,7 +53,8 @@ def test_run_outlives_its_server(kind: str) -> None:
     with world() as made:
         configure(made, kind)
         backend = f"rollout.backend={kind}"
-        made.lorad("run", made.spec(SPEC), "trainer.steps=5", backend, "--name", "sorter", "--detach")
+        few = "trainer.steps=5", "eval.problems=32", backend
+        made.lorad("run", made.spec(SPEC), *few, "--name", "sorter", "--detach")
         reached(made, "sorter", 2)
         kill_server(made, "sorter", kind)
         reached(made, "sorter", 5)

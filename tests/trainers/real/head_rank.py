@@ -61,7 +61,7 @@ def batch() -> Batch:
     def tokens(count: int) -> np.ndarray:
         return rng.integers(0, WORDS, count).astype(np.int32)
 
-    return Batch.of([(tokens(3), [tokens(int(n)) for n in rng.integers(14, 21, 4)]) for _ in range(3)])
+    return Batch.of([(tokens(3), [tokens(int(n)) for n in rng.integers(14, 21, 4)]) for _ in range(2)])
 
 
 def targets(of: Batch) -> PolicyTargets:
