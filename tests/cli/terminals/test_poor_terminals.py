@@ -12,6 +12,7 @@ import pytest
 from lorad.box import paths
 from lorad.box.paths import default_home, give_home
 from lorad.cli.app import _COMMANDS, main
+from lorad.cli.output import print_json
 from lorad.cli.streams import takes_all
 from lorad.client.client import Client
 from lorad.client.transport import Transport
@@ -94,6 +95,15 @@ def test_a_curve_is_drawn_in_ascii(written: Written) -> None:
     plain, drawn = (written("plot", "sorter", encoding=name)[0] for name in ("ascii", "utf-8"))
     assert [len(line) for line in plain.splitlines()][1:] == [len(line) for line in drawn.splitlines()][1:]
     assert plain.count("*") > 10 and "|" in plain and "\\u" not in plain
+
+
+def test_json_keeps_what_is_drawn_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"größe …": ["─", "⣿", "👩 ≥"]}
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", plain)
+    print_json(data)
+    plain.flush()
+    assert json.loads(plain.buffer.getvalue()) == data
 
 
 @pytest.mark.parametrize("command", ["list", "show"])
