@@ -255,7 +255,7 @@ def main() -> None:
     if sys.argv[1:2] not in (["daemon"], ["doctor"], ["tui"]):
         start_dead_daemons()
     try:
-        _run()
+        app()  # which flushes stdout
     except LoradError as error:
         _fail(error)
     except KeyboardInterrupt:
@@ -269,15 +269,6 @@ def main() -> None:
         if sys.getfilesystemencoding() == "utf-8":
             raise
         _fail(StorageError(f"this locale has no name for a file: {error}", hint="Set LC_ALL=C.UTF-8."))
-
-
-def _run() -> None:
-    """Run the command. Raises OSError where stdout does not take what it printed."""
-    try:
-        app()
-    except SystemExit:
-        sys.stdout.flush()
-        raise
 
 
 def _fail(error: LoradError) -> NoReturn:
