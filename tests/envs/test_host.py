@@ -15,6 +15,7 @@ from lorad.envs.host import Heard, Host
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.spec.env import EnvSpec
+from tests.kit.pool_kit import until
 
 COUNTS = """
 import os, re, subprocess, time
@@ -154,7 +155,7 @@ def test_new_processes_bring_episodes_back(make: Make) -> None:
 def test_no_child_of_an_environment_is_left(make: Make) -> None:
     host = make(workers=1)
     said(host, begun(host, 1), "fork")
-    assert any(p.name() == "sleep" for p in children())
+    until(lambda: any(p.name() == "sleep" for p in children()))
 
 
 def test_no_secret_reaches_an_environment(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
