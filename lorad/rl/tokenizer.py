@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -37,6 +38,7 @@ _ADVICE = (
 )
 
 
+_NAMED_TOKEN = re.compile(r"\b(?!eos_token)\w+_token\b")  # a variable of a template
 _PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
 
 
@@ -129,8 +131,17 @@ class Tokenizer:
 
     @cached_property
     def _template_ends(self) -> tuple[int, ...]:
-        """The tokens that the chat template writes behind the words of a last turn, and behind its calls."""
+        """The tokens that the chat template writes behind the words of a last turn, and behind its calls.
+
+        A template that writes no token but the known end is not asked, as a process for it imports
+        transformers.
+        """
         added = self._tokenizer.get_added_tokens_decoder()
+        template = str(self.template)
+        known = {*self._named_ends, *self._ids([], "eos_token")}
+        others = (token.content for number, token in added.items() if number not in known)
+        if not _NAMED_TOKEN.search(template) and not any(text in template for text in others):
+            return ()
         behind_words = self._probed([_ASKED, _ANSWER]).rpartition(_TURN)
         words = self.encode(behind_words[2].lstrip())[:1] if behind_words[1] else []
         if not words or words[0] not in added:

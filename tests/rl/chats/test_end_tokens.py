@@ -61,3 +61,21 @@ def test_a_template_without_an_end_adds_none(template: str, tmp_path: Path) -> N
 def test_the_end_of_a_call_ends_completions(tmp_path: Path) -> None:
     assert ends(tmp_path, WITH_CALLS) == ["</s>", "<|return|>", "<|call|>"]
     assert ends(tmp_path, WITH_CALLS.replace("<|call|>", "</call>")) == ["</s>", "<|return|>"]
+
+
+MORE = [("", False), ("{{ eos_token }}", False), ("{{ turn_token }}", True)]
+
+
+@pytest.mark.parametrize(("more", "is_asked"), MORE)
+def test_templates_without_tokens_start_no_process(
+    more: str, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+
+    def probed(_: Tokenizer, chat: object) -> str:
+        asked.append(chat)
+        return ""
+
+    monkeypatch.setattr(Tokenizer, "_probed", probed)
+    assert ends(tmp_path, PLAIN + more) == ["</s>"]
+    assert bool(asked) is is_asked
