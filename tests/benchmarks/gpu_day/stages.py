@@ -41,19 +41,19 @@ def _stage(module: str, seconds: float, about: str) -> Stage:
 
 
 STAGES: Sequence[Stage] = (
-    _stage("tests.benchmarks.gpu_day.facts", 15, "the device, its driver, its limits"),
-    _stage("tests.benchmarks.gpu_day.model", 45, "random models written"),
+    _stage("tests.benchmarks.gpu_day.facts", 10, "the device, its driver, its limits"),
+    _stage("tests.benchmarks.gpu_day.model", 40, "random models written"),
     _stage("tests.benchmarks.gpu_day.parity", 75, "conformance suites on the device"),
-    _stage("tests.benchmarks.gpu_day.run", 140, "GRPO in the fused pool, killed and resumed"),
+    _stage("tests.benchmarks.gpu_day.run", 130, "GRPO in the fused pool, killed and resumed"),
     _stage(
         "tests.benchmarks.gpu_day.rollout",
-        110,
+        105,
         "sampling: shared prompts, four adapters in a batch",
     ),
-    _stage("tests.benchmarks.gpu_day.train", 80, "gradients: ragged samples, no memory left"),
+    _stage("tests.benchmarks.gpu_day.train", 75, "gradients: ragged samples, no memory left"),
     _stage("tests.benchmarks.gpu_day.publish", 25, "an optimizer step until the engine serves it"),
     _stage("tests.benchmarks.gpu_day.experts", 45, "mixtures of experts"),
-    _stage("tests.benchmarks.gpu_day.fsdp", 80, "the FSDP trainer; its base leaves and returns"),
+    _stage("tests.benchmarks.gpu_day.fsdp", 75, "the FSDP trainer; its base leaves and returns"),
 )
 
 

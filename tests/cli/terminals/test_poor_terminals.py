@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,7 @@ def test_everything_works_in_a_strange_place(monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "link").symlink_to("real")
     place = tmp_path / "link" / "ein Ordner\nmit ü 'und' \"$x\" %s {y}"
     monkeypatch.setenv("TMPDIR", "/nonexistent")
+    monkeypatch.setattr(tempfile, "tempdir", None)  # where this process looked before
     before = os.umask(0o077)
     try:
         place.mkdir()
