@@ -37,18 +37,21 @@ _PEFT = "save it with peft's save_pretrained"
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """Return what the name of a tensor is that lorad does not read, and what to do."""
-    for pattern, what, hint in _FORMS:
+    """Return what kind of name a tensor has that lorad does not read, and what to do about it."""
+    for pattern, kind, hint in _FORMS:
         if re.search(pattern, name):
-            return what, hint
+            return kind, hint
     return "is no LoRA weight (base_model.model.<module>.lora_A.weight or …lora_B.weight)", _PEFT
 
 
 def advice_for(module: str, linears: Iterable[str]) -> str:
-    """Say what may be meant by a module that the base does not have. linears: those that it has."""
-    for pattern, what, hint in _FORMS[1:6]:
+    """Say which linear of the base a module may be that the base does not have.
+
+    linears: the names of the base's linears.
+    """
+    for pattern, kind, hint in _FORMS[1:6]:
         if re.search(pattern, f"base_model.model.{module}"):
-            return f"its name {what}: {hint}"
+            return f"its name {kind}: {hint}"
     tail = module[max(module.find("layers."), 0) :]
     if like := [name for name in linears if f".{name}".endswith(f".{tail}")]:
         return f"the base calls it {like[0]}: write its names so, or train it on the model that is served"

@@ -228,8 +228,8 @@ def _refuse_outside(directory: Path, path: Path) -> None:
 def _logical(name: str, directory: Path) -> str:
     if name.startswith(PEFT_PREFIX) and _KEY.fullmatch(name):
         return name.removeprefix(PEFT_PREFIX)
-    what, hint = form_of(name)
-    raise AdapterRefused(f"{directory / WEIGHTS}: {name:.200} {what}", hint=hint)
+    kind, hint = form_of(name)
+    raise AdapterRefused(f"{directory / WEIGHTS}: {name:.200} {kind}", hint=hint)
 
 
 def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`adapter_config.json`: what each key of PEFT's LoraConfig does to an adapter, and which values are refused.
+"""The keys of `adapter_config.json`: what each does to an adapter, and which values are refused.
 
 A test compares the tables here with the fields of PEFT's own LoraConfig.
 """
@@ -85,10 +85,10 @@ _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return what `adapter_config.json` says.
+    """Read `adapter_config.json`.
 
-    Raises AdapterRefused that names every key whose value is not computed here, and those that are unknown
-    and say anything.
+    Raises AdapterRefused, which names every key whose value is not computed here, and every unknown key that
+    has a value.
     """
     try:
         settings = json.loads(read_file(path, CONFIG_BYTES))
@@ -110,20 +110,23 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _wrong_keys(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong -> what to do, for keys that change what an adapter computes."""
+    """Return the keys that change what an adapter computes: a sentence about each -> what to do."""
     wrong = {
         f"{key} is {short(settings[key])}": hint
         for key, (harmless, hint) in _REFUSED.items()
         if settings.get(key, harmless[0]) not in harmless
     }
-    known = {*READ, *WITHOUT_EFFECT, *_REFUSED}
-    unknown = [key for key, value in settings.items() if key not in known and value]
+    familiar = {*READ, *WITHOUT_EFFECT, *_REFUSED}
+    unknown = [key for key, value in settings.items() if key not in familiar and value]
     advice = "take it out where it says nothing of what the adapter computes; else lorad cannot load it"
     return wrong | {f"{key:.60} is {short(settings[key])}, a key unknown here": advice for key in unknown[:5]}
 
 
 def _wrong_start(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the same for `init_lora_weights`: some ways to start move a part of the base to the adapter."""
+    """Check `init_lora_weights`, since some ways to start move a part of the base to the adapter.
+
+    Returns a sentence -> what to do; nothing where all is well.
+    """
     start = settings.get("init_lora_weights")
     word = str(start).lower().replace("-", "_")
     if word.startswith(_CHANGE_BASE):
@@ -136,7 +139,7 @@ def _wrong_start(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wrong_numbers(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the same for rank, alpha and dropout."""
+    """Check rank, alpha and dropout. Returns a sentence about each wrong one -> what to do."""
     rank, alpha, dropout = settings.get("r"), settings.get("lora_alpha"), settings.get("lora_dropout") or 0.0
     again = "export the adapter again"
     wrong: dict[str, str] = {}

@@ -64,8 +64,8 @@ class Named(NamedTuple):
 
 def layer_of(module: str) -> int | None:
     """Return the layer's number: `model.layers.3.mlp.experts.7.up_proj` -> 3."""
-    found = _LAYER.search(module)
-    return int(found[1]) if found else None
+    match = _LAYER.search(module)
+    return int(match[1]) if match else None
 
 
 def _ends(module: str) -> set[str]:

@@ -47,18 +47,18 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
     return wanted
 
 
-def _check_named(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse an adapter that lost tensors: of a linear that its configuration names, in a layer that has any.
+def _check_named(adapter: Outline, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse an adapter without tensors of a linear that its configuration names, in a layer with others.
 
-    Linears of experts, which transformers 5 has as parameters, count where some have a pair of their own.
+    Experts, which transformers 5 has as parameters, are looked at where some have a pair of their own.
     """
-    if found.named.targets is None or found.fused:
+    if adapter.named.targets is None or adapter.fused:
         return
-    modules, has_experts = set(found.config.modules), bool(found.config.experts)
+    modules, has_experts = set(adapter.config.modules), bool(adapter.config.experts)
     layers = {None, *map(layer_of, modules)}
     for module in shapes:
         counts = layer_of(module) in layers and (has_experts or not experts_of(module))
-        if counts and module not in modules and found.named.must_have(module):
+        if counts and module not in modules and adapter.named.must_have(module):
             _refuse(f"{module} is in its target_modules and has no tensor", "export the adapter again")
 
 

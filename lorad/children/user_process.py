@@ -257,11 +257,11 @@ def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
     """Return the interpreter that the spec names. Raises SpecError, which blames `key`, for no program."""
     if name is None:
         return None
-    found = (cwd / expanded(name)).absolute()
-    if not (found.is_file() and os.access(found, os.X_OK)):
+    path = (cwd / expanded(name)).absolute()
+    if not (path.is_file() and os.access(path, os.X_OK)):
         hint = "Name an interpreter, such as ~/venvs/mine/bin/python."
-        raise SpecError(f"there is no program {found}", key=key, hint=hint)
-    return found
+        raise SpecError(f"there is no program {path}", key=key, hint=hint)
+    return path
 
 
 def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:

@@ -161,8 +161,8 @@ class Rewarder:
     def hidden(self, columns: Iterable[str]) -> dict[str, list[str]]:
         """Return the columns that each function names and does not get, as what it gets has these names."""
         named = {f.spec.name: f.workers.start().names for f in self._functions if f.workers}
-        found = {name: sorted({*names} & {*columns} & HIDING) for name, names in named.items()}
-        return {name: columns for name, columns in found.items() if columns}
+        hidden = {name: sorted({*names} & {*columns} & HIDING) for name, names in named.items()}
+        return {name: columns for name, columns in hidden.items() if columns}
 
     def notes(self) -> list[str]:
         """Return what the run should say of its functions; each is returned once."""

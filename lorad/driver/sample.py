@@ -189,8 +189,8 @@ def complete(
         sample = _sample(session, wanted.examples[prompt], index, chunks)
         samples[prompt * n + index] = sample
         count.add(ended=1)
-        given = sample.for_reward(session.tokenizer, raw=rewarder.wants_raw)
-        scoring.add(prompt * n + index, given)
+        scored = sample.for_reward(session.tokenizer, raw=rewarder.wants_raw)
+        scoring.add(prompt * n + index, scored)
 
     made = generate(pool, version, prompts, how, ended, count)
     places = range(0, n * len(prompts), n)

@@ -75,12 +75,12 @@ def evaluate(wanted: Wanted) -> Evaluated:
             to_score = [
                 [
                     e.for_reward(
-                        one.text,
-                        one.finish or "length",
-                        one.tokens,
-                        tokenizer.decode(one.tokens, skip_special=False) if rewarder.wants_raw else "",
+                        sample.text,
+                        sample.finish or "length",
+                        sample.tokens,
+                        tokenizer.decode(sample.tokens, skip_special=False) if rewarder.wants_raw else "",
                     )
-                    for one in some
+                    for sample in some
                 ]
                 for e, some in zip(examples, made, strict=True)
             ]

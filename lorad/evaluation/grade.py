@@ -66,7 +66,10 @@ def grade(grading: Grading) -> Graded:
 def _with_raw(spec: Spec, groups: list[list[RewardInput]]) -> list[list[RewardInput]]:
     """Add the text with special tokens and the stop string to saved samples. Raises SpecError."""
     decode = partial(Tokenizer(resolve(spec.model.path)).decode, skip_special=False)
-    return [[replace(one, raw_completion=decode(one.completion_ids)) for one in group] for group in groups]
+    return [
+        [replace(sample, raw_completion=decode(sample.completion_ids)) for sample in group]
+        for group in groups
+    ]
 
 
 def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:

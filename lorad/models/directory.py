@@ -135,11 +135,11 @@ def indexed(directory: Path) -> dict[str, list[str]]:
 
     Raises SpecError.
     """
-    found: dict[str, list[str]] = {path.name: [] for path in weight_files(directory)}
-    if found.keys() != {_SINGLE}:
+    tensors: dict[str, list[str]] = {path.name: [] for path in weight_files(directory)}
+    if tensors.keys() != {_SINGLE}:
         for name, file in read_json(directory / INDEX, INDEX_BYTES)["weight_map"].items():
-            found[file].append(name)
-    return found
+            tensors[file].append(name)
+    return tensors
 
 
 def _shards(index: Path) -> list[str]:

@@ -137,11 +137,12 @@ def weights_sha256(directory: Path, quantize: Quantize | None = None) -> str:
     return digest.hexdigest()
 
 
-def check_tensors(directory: Path, config: ModelConfig) -> None:
+def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Path]:
     """Check, by the headers of its weight files, that a checkpoint is the model of `config`.
 
-    Raises SpecError for a missing tensor, one of another shape, one of packed numbers, one that the forward
-    would leave out, and a second copy of tied embeddings that differs from them.
+    Returns the file of each tensor that the forward reads. Raises SpecError for a missing tensor, one of
+    another shape, one of packed numbers, one that the forward would leave out, and a second copy of tied
+    embeddings that differs from them.
     """
     stored = {
         name: (path, place)
@@ -164,11 +165,11 @@ def check_tensors(directory: Path, config: ModelConfig) -> None:
             raise SpecError(f"{directory}: no tensor {name}, and {missing} are missing in all", hint=hint)
         path, place = stored[name]
         if place.shape != shape:
-            what = f"{path}: {name} has shape {place.shape}, config.json says {shape}"
-            raise SpecError(what, hint=belongs)
+            problem = f"{path}: {name} has shape {place.shape}, config.json says {shape}"
+            raise SpecError(problem, hint=belongs)
         if place.dtype not in _FLOATS:
-            what = f"{path}: {name} holds {place.dtype}: quantized weights cannot be trained on"
-            raise SpecError(what, hint="give the model in bfloat16")
+            problem = f"{path}: {name} holds {place.dtype}: quantized weights cannot be trained on"
+            raise SpecError(problem, hint="give the model in bfloat16")
     if others:
         raise SpecError(
             f"{stored[others[0]][0]}: {len(others)} tensors have no place in the model that config.json "
@@ -180,6 +181,7 @@ def check_tensors(directory: Path, config: ModelConfig) -> None:
             f"{copy[0]}: {head} differs from {EMBEDDINGS}, config.json ties them",
             hint="set tie_word_embeddings to false in config.json",
         )
+    return {name: path for name, (path, _) in stored.items()}
 
 
 def _is_unread(name: str, config: ModelConfig) -> bool:
@@ -193,12 +195,12 @@ def _holds_same(first: tuple[Path, TensorPlace], second: tuple[Path, TensorPlace
     """Compare the bytes of two tensors."""
     if first[1][:2] != second[1][:2]:
         return False
-    with open_file(first[0]) as one, open_file(second[0]) as other:
-        one.seek(first[1].start)
-        other.seek(second[1].start)
+    with open_file(first[0]) as left, open_file(second[0]) as right:
+        left.seek(first[1].start)
+        right.seek(second[1].start)
         sizes = range(first[1].start, first[1].end, _CHUNK)
         return all(
-            one.read(size) == other.read(size) for size in (min(_CHUNK, first[1].end - at) for at in sizes)
+            left.read(size) == right.read(size) for size in (min(_CHUNK, first[1].end - at) for at in sizes)
         )
 
 

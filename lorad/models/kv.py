@@ -186,7 +186,9 @@ class DecodeAttention:
 
 
 def _joined(out: torch.Tensor, own: torch.Tensor, before: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Join what rows see in two parts, whose scores have the logsumexps own, finite, and total, or -inf."""
+    """Join two parts of what rows see. own, total: the logsumexps of the scores of both; that of the second
+    is -inf where it has nothing.
+    """
     return torch.lerp(out.float(), before.float(), torch.sigmoid(total - own)).to(out.dtype)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from lorad.errors import SpecError
 from lorad.models.base import Base, Experts, Layer, Weight
 from lorad.models.config import ExpertsConfig, ModelConfig, modules_in, shapes_in
-from lorad.models.directory import EMBEDDINGS, read_config, weight_files
+from lorad.models.directory import EMBEDDINGS, read_config
 from lorad.models.facts import check_tensors
 from lorad.models.ops import prepare
 from lorad.models.packed import pack, stacked
@@ -50,16 +50,7 @@ class _Source:
         self, directory: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize | None
     ) -> None:
         self.directory, self.dtype, self.device, self.quantize = directory, dtype, device, quantize
-        self.files: dict[str, Path] = {}
-        check_tensors(directory, read_config(directory))
-        for path in weight_files(directory):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    self.files.update(dict.fromkeys(file.keys(), path))
-            except (SafetensorError, OSError) as error:
-                raise SpecError(
-                    f"{path}: not a safetensors file: {error}", hint="download it again"
-                ) from error
+        self.files = check_tensors(directory, read_config(directory))
         self.rest = set(self.files)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:

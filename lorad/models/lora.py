@@ -192,7 +192,8 @@ class FrozenLora:
 
     def nbytes(self) -> int:
         """Return the bytes that the copy holds."""
-        both = (*self.pairs.values(), *self.gains.values())
+        alone = (pair for place, pair in self.pairs.items() if not _is_of_expert(place[1]))
+        both = (*alone, *self.of_experts.values(), *self.gains.values())
         return sum(t.numel() * t.element_size() for pair in both for t in pair)
 
 
@@ -232,7 +233,7 @@ class MixedLora:
         self.of_experts: dict[_Place, _Pair] = {}
         self.gains: dict[_Place, _Gain] = {}  # [count, out]
         for (layer, group), rank, has_gain in signature(base, loras):
-            pair = next(one.pairs[layer, group] for one in loras if one and (layer, group) in one.pairs)
+            pair = next(lora.pairs[layer, group] for lora in loras if lora and (layer, group) in lora.pairs)
             kind, _, linear = group.removeprefix("experts.").partition(".")
             if not group.startswith("experts."):
                 a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
@@ -243,9 +244,9 @@ class MixedLora:
                 continue
             if (layer, linear) not in self.of_experts:
                 stacks = [
-                    one.of_experts[layer, linear]
-                    for one in loras
-                    if one and (layer, linear) in one.of_experts
+                    lora.of_experts[layer, linear]
+                    for lora in loras
+                    if lora and (layer, linear) in lora.of_experts
                 ]
                 room = self.count, len(stacks[0][0])
                 self.of_experts[layer, linear] = _room(room, [(a[0], b[0]) for a, b in stacks])
@@ -350,7 +351,10 @@ class _RoutedMixed:
 
 
 def _delta(stack: _Pair, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Return B A x of rows that are sorted by the pairs of a stack [pairs, …]. ends: of the rows of each."""
+    """Return B A x of rows that are sorted by the pairs of a stack [pairs, …].
+
+    ends: where the rows of each pair end, int32 [pairs].
+    """
     a, b = stack
     return F.grouped_mm(F.grouped_mm(x, a.mT, offs=ends), b.mT, offs=ends)
 

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,15 +178,15 @@ def _checked(
     refuse_contradictions(spec)
     check_backends(spec, box)
     is_here, device = _where(spec, box, device, devices)
-    told = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
+    warnings = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     check_sizes(spec, model)
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
-    told += check_adapted(spec, model, shapes) + check_routes(spec, model)
+    warnings += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
-    told += check_names(spec, adapter, directory, box) if is_here else []
+    warnings += check_names(spec, adapter, directory, box) if is_here else []
     check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
@@ -199,13 +199,13 @@ def _checked(
     check_memory(parts, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored, doubtful = _check_user_code(spec, data, held_out, tokenizer, cwd)
-    told += doubtful + check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
-    told += check_sets(spec, tokenizer, cwd)
+    warnings += doubtful + check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
+    warnings += check_sets(spec, tokenizer, cwd)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
         where = {"device": device, "elsewhere": not is_here}
-        told += server_check()(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
-    told += _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec)
+        warnings += server_check()(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
+    warnings += _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec)
     facts = SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -231,7 +231,7 @@ def _checked(
         eval_size=len(held_out),
         eval_scored=is_scored,
         eval_likely=any(example.targets for example in held_out),
-        warnings=told,
+        warnings=warnings,
     )
     return facts, data, tokenizer
 
@@ -329,11 +329,11 @@ def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> i
         shapes = targets_of(spec.trainer.backend, model.linears, experts)
         refuse_interleaved(outlined, model.model_type, FUSED)
         refuse_unfit(outlined, shapes)
-        found = read_peft(directory)
-        validate(found, shapes)
+        adapter = read_peft(directory)
+        validate(adapter, shapes)
     except AdapterRefused as error:
         raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
-    return sum(tensor.size for tensor in found.tensors.values())
+    return sum(tensor.size for tensor in adapter.tensors.values())
 
 
 def _check_user_code(
@@ -361,6 +361,7 @@ def _warnings(
     spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
 ) -> list[str]:
     """List settings that are allowed and probably not meant."""
+    late = " and ".join(tokenizer.decode([number], skip_special=False) for number in tokenizer.late_ends)
     is_rl = spec.algorithm.kind == "rl"
     rows, limit = ("prompts", "max_prompt_tokens") if is_rl else ("rows", "max_sample_tokens")
     split = data.split if isinstance(data, TargetDataset) else 0
@@ -375,7 +376,7 @@ def _warnings(
         "model: its tokenizer names no end token; every sample will run to rollout.max_new_tokens": not (
             tokenizer.eos_ids or spec.rollout.stop
         ),
-        f"model: its configuration does not name {_named(tokenizer, tokenizer.late_ends)}, with which its "
+        f"model: its configuration does not name {late}, with which its "
         "tokenizer or its chat template ends turns; completions end there as well": bool(tokenizer.late_ends),
         "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
         and not (held_out or spec.eval.sets)
@@ -389,10 +390,6 @@ def _warnings(
         f"({tokenizer.eos_ids}), so that it does not learn to end them": unended > 0,
     }
     return [text for text, holds in found.items() if holds]
-
-
-def _named(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return " and ".join(tokenizer.decode([number], skip_special=False) for number in ids)
 
 
 def _refused(error: Exception) -> Answer:

@@ -1,4 +1,4 @@
-"""Answers that no completion comes to, where a builtin reward compares completions with them."""
+"""Doubts about answers: a builtin reward compares completions with them, and no completion can agree."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -65,7 +65,7 @@ def answer_doubts(
 def _doubts(
     name: str, rows: Iterable[Row], data: Data, sampling: Sampling, tokenizer: Tokenizer
 ) -> Iterator[tuple[Row, str, str]]:
-    """Yield the first thing that is wrong with each answer: its row, its sentence and words about it."""
+    """Look at each answer. Yields the row, which sentence is true of it, and words about the answer."""
     special = re.compile("|".join(map(re.escape, tokenizer.special_texts)) or r"(?!)")
     stops = re.compile("|".join(map(re.escape, sampling.stop)) or r"(?!)")
     long: list[tuple[Row, str]] = []
@@ -83,10 +83,10 @@ def _doubts(
             yield row, "number", shown
         elif name != "gsm8k" and isinstance(answer, list | dict):
             yield row, "json", shown
-        elif found := special.search(needed):
-            yield row, "special", found[0]
-        elif found := stops.search(needed):
-            yield row, "stop", f"“{found[0]}”"
+        elif match := special.search(needed):
+            yield row, "special", match[0]
+        elif match := stops.search(needed):
+            yield row, "stop", f"“{match[0]}”"
         elif len(needed.encode()) >= sampling.most:  # a token is a byte at least
             long.append((row, needed))
     ends = name == "exact_match"  # with a token of its own

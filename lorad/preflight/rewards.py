@@ -1,7 +1,7 @@
-"""Rewards, loaded and called on made-up completions of the first rows; and patterns that match none."""
+"""Tries of rewards: they are loaded and called on made-up completions of the first rows."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from re import _constants as of_pattern  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
@@ -63,12 +63,16 @@ def check_reward(
             for rows in (data.rows, rows_behind(held_out)):
                 warnings += _refuse_lacking(rewarder, rows, spec.data)
         if not lacking:
-            warnings += _hidden_columns(rewarder, row)
+            warnings += [
+                f"reward: {name} gets what lorad calls {', '.join(columns)}, not the column of that name; "
+                "rename the column"
+                for name, columns in rewarder.hidden(row).items()
+            ]
             most, size = spec.max_failures if is_rl else 1.0, spec.algorithm.group_size
             warnings += try_rewards(rewarder, examples, tokenizer, stops, "reward", size, most)
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
-        there = sorted(SAMPLE_KEYS.union(row) - set(missing))
-        hint = f"{renamed(missing)}There is {some_of(there)}; data.answer_key names the column of answers."
+        present = sorted(SAMPLE_KEYS.union(row) - set(missing))
+        hint = f"{renamed(missing)}There is {some_of(present)}; data.answer_key names the column of answers."
         if of_trl := sorted(OF_TRL.intersection(missing)):
             hint = f"Only TRL's trainer gives {', '.join(of_trl)}: let the function do without."
         raise SpecError(
@@ -102,15 +106,6 @@ def _refuse_lacking(rewarder: Rewarder, rows: Sequence[Row], data: Data) -> list
     return [f"data: {listed(words)}: {name} needs it, and is given None" for name, words in nulls.items()]
 
 
-def _hidden_columns(rewarder: Rewarder, row: Mapping[str, Any]) -> list[str]:
-    """Return warnings about columns of a row that a function names and does not get."""
-    return [
-        f"reward: {name} gets what lorad calls {', '.join(columns)}, not the column of that name; rename the "
-        "column"
-        for name, columns in rewarder.hidden(row).items()
-    ]
-
-
 def open_rewards(rewards: Sequence[RewardSpec], cwd: Path) -> Rewarder:
     """Return the rewards as `try_rewards` calls them. Raises SpecError."""
     return Rewarder([replace(r, retries=0, timeout=min(r.timeout, _LIMIT)) for r in rewards], cwd)
@@ -141,19 +136,19 @@ def try_rewards(
             )
             continue
         failed = [
-            (given, reply.error) for given, reply in tried if reply.value is None and not reply.abstains
+            (sample, reply.error) for sample, reply in tried if reply.value is None and not reply.abstains
         ]
         if not failed:
             continue
-        given, error = failed[0]
+        sample, error = failed[0]
         if len(failed) == len(tried) and most_failures < 1:
             problem = (
-                f"{name} fails on made-up completions of the first rows, such as {_shown(given)}: {error}"
+                f"{name} fails on made-up completions of the first rows, such as {_shown(sample)}: {error}"
             )
             raise SpecError(problem, key=key, hint=_FORMS if name != "judge" else "See docs/rewards.md.")
         warnings.append(
             f"{key}: {name} fails on {len(failed)} of {len(tried)} made-up completions of the first rows, "
-            f"such as {_shown(given)}: {error}; in a run such a sample has no reward"
+            f"such as {_shown(sample)}: {error}; in a run such a sample has no reward"
         )
     return warnings
 
@@ -161,7 +156,10 @@ def try_rewards(
 def _made_up(
     example: Example, tokenizer: Tokenizer, stops: Sequence[str], size: int
 ) -> Iterator[list[RewardInput]]:
-    """Yield groups of equal completions: the answer itself, as usual forms have it, and words."""
+    """Make completions up: the answer alone, the answer in the usual forms, and a sentence without it.
+
+    Yields a group of equal completions for each.
+    """
     answer = example.answer or "1"
     formed = f"<think>\n{_MADE_UP}\n</think>\n<answer>{answer}</answer>\n\\boxed{{{answer}}}\n#### {answer}"
     for text in (answer, formed, _MADE_UP):
@@ -170,15 +168,18 @@ def _made_up(
         yield [example.for_reward(tokenizer.completion(ids, stops), "stop", ids, raw)] * size
 
 
-def _shown(given: RewardInput) -> str:
-    text = given.completion
+def _shown(sample: RewardInput) -> str:
+    text = sample.completion
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
 
 
 def pattern_doubts(
     rewards: Sequence[RewardSpec], stops: Sequence[str], tokenizer: Tokenizer, key: str
 ) -> list[str]:
-    """Return warnings about patterns that demand what a reward's text is without. key: of the rewards."""
+    """Return warnings about patterns that match only text which a reward never gets.
+
+    key: the key of the rewards in the spec.
+    """
     left_out = {text: f"the special token {text}" for text in tokenizer.special_texts if text}
     left_out |= {text: f"{text!r} of rollout.stop" for text in stops}
     return [
@@ -203,7 +204,7 @@ def _demands(parsed: Any, text: str) -> bool:
     run = ""
     for kind, value in _parts(parsed):
         run = run + value if kind is of_pattern.LITERAL else ""
-        if text in run or (kind is of_pattern.BRANCH and all(_demands(one, text) for one in value)):
+        if text in run or (kind is of_pattern.BRANCH and all(_demands(branch, text) for branch in value)):
             return True
     return False
 

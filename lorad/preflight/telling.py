@@ -1,4 +1,4 @@
-"""What a check is doing, told to whoever waits for it."""
+"""While a check works, it tells what it is doing to whoever waits for it."""
 
 import contextlib
 import os

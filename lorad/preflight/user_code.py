@@ -70,10 +70,10 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
         if spec.env.name is not None:
             check_env(spec, first, tokenizer, cwd)
             continue
-        one, key = spec.eval.sets[name], f"eval.sets.{name}.reward"
-        rewards = rewards_of(spec.reward if one.reward is None else one.reward)
-        sampled = Sampling(one.max_new_tokens or spec.rollout.max_new_tokens, spec.rollout.stop)
-        rows = [] if one.data in TASKS else rows_behind(examples)
+        suite, key = spec.eval.sets[name], f"eval.sets.{name}.reward"
+        rewards = rewards_of(spec.reward if suite.reward is None else suite.reward)
+        sampled = Sampling(suite.max_new_tokens or spec.rollout.max_new_tokens, spec.rollout.stop)
+        rows = [] if suite.data in TASKS else rows_behind(examples)
         warnings += answer_doubts(f"eval.sets.{name}.data", rows, data, rewards, sampled, tokenizer)
         for reward in rewards:
             refuse_unset(reward.env, f"{key}.env")
@@ -82,7 +82,7 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
             warnings += pattern_doubts(rewards, stops, tokenizer, key)
             lacking = rewarder.lacking(first.row, has_answers=bool(first.answer))
             if not lacking:
-                warnings += try_rewards(rewarder, [first], tokenizer, stops, key, one.n, 1.0)
+                warnings += try_rewards(rewarder, [first], tokenizer, stops, key, suite.n, 1.0)
         for reward_name, missing in lacking.items():
             other = f"Name another reward, or the column of answers in eval.sets.{name}.answer_key."
             raise SpecError(

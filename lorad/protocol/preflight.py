@@ -170,7 +170,7 @@ class ErrorSaid(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """Either the facts, or the error that the check ended with; in lines before, what it is doing."""
+    """A line of a check: what it is doing; in the last one the facts, or the error that it ended with."""
 
     facts: SpecFacts | None = None
     error: ErrorSaid | None = None

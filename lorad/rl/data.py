@@ -115,7 +115,7 @@ class Dataset(ABC):
         """
 
     def _note(self, row: Row, words: str) -> None:
-        """Keep what of a row is not shown, if it is anything; of a stream that goes on and on, the first."""
+        """Keep what a row has that the model is not shown; a stream keeps that of its first rows alone."""
         if words and len(self._unshown) < _NOTED:
             self._unshown[row.source, row.number] = words
 
@@ -258,7 +258,7 @@ class _Prompts(Dataset):
 
 
 class Summary:
-    """What is found of rows while they are made ready."""
+    """A summary grows while rows are made ready: their digest, and whether they have answers."""
 
     def __init__(self, data: Data) -> None:
         self._data, self._digest = data, hashlib.sha256()
@@ -273,17 +273,17 @@ class Summary:
 
     def of(self, kept: Iterable[Kept]) -> Iterator[Kept]:
         """Yield what is kept. Raises SpecError for the first row without an answer, where others have one."""
-        for one in kept:
-            if one.row is not self._row:
-                self._look_at(one.row)
+        for sample in kept:
+            if sample.row is not self._row:
+                self._look_at(sample.row)
             self._digest.update(self._said)
-            yield one
+            yield sample
         if self.has_answers and self._unanswered is not None:
             value_of(self._unanswered, self._data, "answer_key")
 
     def _look_at(self, row: Row) -> None:
-        said = [row.number, row.values, *([row.source] if row.source else [])]
-        self._row, self._said = row, json.dumps(said, sort_keys=True, default=str).encode()
+        content = [row.number, row.values, *([row.source] if row.source else [])]
+        self._row, self._said = row, json.dumps(content, sort_keys=True, default=str).encode()
         if find_value(row, self._data, "answer_key") is not None:
             self.has_answers = True
         elif self._unanswered is None:
@@ -313,10 +313,10 @@ class _RowDataset(_Prompts):
             return Facts(summary.has_answers, summary.digest, *counts, self._unshown, lengths)
 
         with bounded_memory(self._name):
-            self._rows, found = kept_rows(key, lambda: summary.of(self._kept(rows)), facts)
-        self.size, self.digest, self.has_answers = len(self._rows), found.digest, found.has_answers
-        self.dropped, self.cut, self.unshown = found.dropped, found.cut, found.unshown
-        self.prompt_lengths = array("I", found.lengths)
+            self._rows, summed = kept_rows(key, lambda: summary.of(self._kept(rows)), facts)
+        self.size, self.digest, self.has_answers = len(self._rows), summed.digest, summed.has_answers
+        self.dropped, self.cut, self.unshown = summed.dropped, summed.cut, summed.unshown
+        self.prompt_lengths = array("I", summed.lengths)
         if not self._rows and not self.dropped:
             raise SpecError(f"{self._name} has no row", key="data", hint="Add rows.")
         if not self._rows:

@@ -146,27 +146,27 @@ def number_in(text: str) -> Fraction | None:
     for written, plain in _OF_LATEX.items():
         line = line.replace(written, plain)
     line = _FRAC.sub(r" \1/\2", line.translate(_KEYBOARD))
-    found = _NUMBER.match(line)
-    if found is None or len(found[0]) > _LONGEST:
+    match = _NUMBER.match(line)
+    if match is None or len(match[0]) > _LONGEST:
         return None
-    behind = line[found.end() :]
+    behind = line[match.end() :]
     is_raised = behind[:1] == "^" or unicodedata.category(behind[:1] or " ") == "No"
     if is_raised or re.search(r"\d", _OF_UNIT.sub("", behind)):
         return None
-    value = _value_of(found)
-    return -value if value is not None and found["sign"] == "-" else value
+    value = _value_of(match)
+    return -value if value is not None and match["sign"] == "-" else value
 
 
-def _value_of(found: re.Match[str]) -> Fraction | None:
+def _value_of(match: re.Match[str]) -> Fraction | None:
     """Return what was found without its sign; None for signs between digits that group nothing."""
-    if found["top"]:
-        top, bottom = Fraction(found["top"]), int(found["bottom"])
-        return int(found["whole"] or 0) + top / bottom if bottom else None
-    forms = (form for form in _GROUPED if form.fullmatch(found["digits"]))
+    if match["top"]:
+        top, bottom = Fraction(match["top"]), int(match["bottom"])
+        return int(match["whole"] or 0) + top / bottom if bottom else None
+    forms = (form for form in _GROUPED if form.fullmatch(match["digits"]))
     if (form := next(forms, None)) is None:
         return None
-    digits = found["digits"].replace(_GROUPED[form], "").replace(",", ".")
-    return Fraction(digits) * Fraction(10) ** int(found["power"] or 0)
+    digits = match["digits"].replace(_GROUPED[form], "").replace(",", ".")
+    return Fraction(digits) * Fraction(10) ** int(match["power"] or 0)
 
 
 def _regex(pattern: str | None) -> _Reward:

@@ -184,16 +184,16 @@ def _read_json(path: Path) -> Iterator[Row]:
     """Yield the objects of one list."""
     try:
         with open_data(path) as file, bounded_memory(str(path)):
-            found = json.loads(text := file.read())
+            rows = json.loads(text := file.read())
             if b"\\u" in text:
-                json.dumps(found, ensure_ascii=False).encode()
+                json.dumps(rows, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: not JSON: {error}", hint=_LIST) from error
-    if not isinstance(found, list):
+    if not isinstance(rows, list):
         raise SpecError(f"{path}: not a list of objects", hint=_LIST)
-    for number, values in enumerate(found, 1):
+    for number, values in enumerate(rows, 1):
         if number % _TOLD == 0:
-            tell(path.name, number, len(found), " rows")
+            tell(path.name, number, len(rows), " rows")
         if not isinstance(values, dict):
             raise SpecError(f"{path}:{number}: not a JSON object", hint='Each is one object, {"prompt": …}.')
         yield Row(number, f"{path}:{number}", values)

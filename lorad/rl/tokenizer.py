@@ -138,8 +138,8 @@ class Tokenizer:
         """
         added = self._tokenizer.get_added_tokens_decoder()
         template = str(self.template)
-        known = {*self._named_ends, *self._ids([], "eos_token")}
-        others = (token.content for number, token in added.items() if number not in known)
+        ends = {*self._named_ends, *self._ids([], "eos_token")}
+        others = (token.content for number, token in added.items() if number not in ends)
         if not _NAMED_TOKEN.search(template) and not any(text in template for text in others):
             return ()
         behind_words = self._probed([_ASKED, _ANSWER]).rpartition(_TURN)
@@ -191,10 +191,10 @@ class Tokenizer:
             if type(error).__name__ != "PanicException":
                 raise
             raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=_PATTERN) from None
-        found = [list(encoding.ids) for encoding in encodings]
-        for ids, where in zip(found, places or repeat(""), strict=False) if self._is_larger else ():
+        encoded = [list(encoding.ids) for encoding in encodings]
+        for ids, where in zip(encoded, places or repeat(""), strict=False) if self._is_larger else ():
             self.refuse_unembedded(ids, where)
-        return found
+        return encoded
 
     @cached_property
     def _is_larger(self) -> bool:
@@ -279,7 +279,7 @@ class Tokenizer:
             last = chat[-1]
             if last["role"] == "assistant" and (last.get("tool_calls") or not last.get("content")):
                 raise Refused(index, "its last message is the assistant's, and has no words to continue")
-        each = [dict(one) for one in own] or [{}] * len(some)
+        each = [dict(variables) for variables in own] or [{}] * len(some)
         return self._renderer.render(Job(some, dict(settings), each, self._date, generate, continues))
 
     def _in_parts(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -298,10 +298,10 @@ class NewRun(Base):
     def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
         """The run's name, and what the daemon warned of."""
         client = self.lorad.client
-        told = client.patient(_SILENT).telling(
+        answer = client.patient(_SILENT).telling(
             lambda words: self.app.call_from_thread(self._tell_doing, words)
         )
-        name = told.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
+        name = answer.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
         with contextlib.suppress(LoradError):  # it exists all the same
             return name, client.show(name).warnings
         return name, []

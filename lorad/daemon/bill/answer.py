@@ -87,8 +87,8 @@ async def _disk(ctx: Context, by: By, keys: set[str], owner_uid: int | None) -> 
     """
     every = await ctx.read(runs.every)
     theirs = [run for run in every if owner_uid is None or run.owner_uid == owner_uid]
-    wanted = [(key, run.directory) for run in theirs if (key := _key_of(run, by)) in keys]
-    return await asyncio.to_thread(_measured, ctx.bill.sizes, wanted)
+    billed = [(key, run.directory) for run in theirs if (key := _key_of(run, by)) in keys]
+    return await asyncio.to_thread(_measured, ctx.bill.sizes, billed)
 
 
 def _key_of(run: RunRow, by: By) -> str:

@@ -227,10 +227,10 @@ def _told(printed: bytes) -> str:
     """Return what a check says in the last whole line of what it printed; "" where that is no such line."""
     lines = printed[-_TOLD_BYTES:].split(b"\n")
     try:
-        found = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer)
+        last = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
-    return " ".join(found.doing.split())[:_WORDS]
+    return " ".join(last.doing.split())[:_WORDS]
 
 
 def _slow(spec: Spec, doing: str) -> str:

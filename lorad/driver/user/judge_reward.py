@@ -152,7 +152,10 @@ class _Judge:
     async def _scored(
         self, name: str, body: dict[str, Any], costs: dict[str, float], failures: list[str]
     ) -> float:
-        """failures: is given what went wrong and is tried again. Raises _Failed."""
+        """Ask the judge for a score, and again after a failure that may pass. Raises _Failed.
+
+        failures: each failure is added to it.
+        """
         if self._cache is not None and (kept := self._cache.get(name)) is not None:
             with contextlib.suppress(_Failed):  # kept with another pattern
                 value = self._read(kept)

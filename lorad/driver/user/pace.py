@@ -1,5 +1,5 @@
-"""What the calls of a reward function showed: how long a process's first call takes, and how many processes
-are worth having.
+"""How a reward function's calls set its pace: how long a process's first call may take, and how many
+processes are worth having.
 """
 
 import math
@@ -67,7 +67,7 @@ class Growth:
     """
 
     def __init__(self, cores: int, available: Callable[[], int] = available_memory) -> None:
-        """cores: that the processes may keep busy."""
+        """cores: how many cores the processes may keep busy."""
         self._cores, self._available = cores, available
         self._seconds = self._computed = 0.0
         self._memory = 1
@@ -85,7 +85,7 @@ class Growth:
         if self._seconds < _MEASURED_SECONDS:
             return count
         share = max(self._computed / self._seconds, self._cores / _MOST_PROCESSES)
-        wanted = min(math.floor(self._cores / share), _MOST_PROCESSES)
-        if wanted <= count:
+        worthwhile = min(math.floor(self._cores / share), _MOST_PROCESSES)
+        if worthwhile <= count:
             return count
-        return min(wanted, count + self._available() // _MEMORY_SHARE // self._memory)
+        return min(worthwhile, count + self._available() // _MEMORY_SHARE // self._memory)

@@ -143,12 +143,12 @@ async def _within(seconds: float, call: Awaitable[_Outcome]) -> _Outcome:
     raise TimeoutError
 
 
-async def _outcome(found: Awaitable[Any]) -> _Outcome:
+async def _outcome(call: Awaitable[Any]) -> _Outcome:
     """Keep what the call raises, also what would end the event loop; but not that its time is over."""
     from asyncio import CancelledError
 
     try:
-        return await found, None
+        return await call, None
     except CancelledError:
         raise
     except BaseException as error:

@@ -118,9 +118,11 @@ class Call:
 
 @dataclass
 class _UnderWay:
-    """A call that a process works on.
+    """A call is under way in a process.
 
-    began, end: by time.monotonic(); at `end` its time is over. seconds: how long that is.
+    began: when it began, by time.monotonic().
+    seconds: how long it may take.
+    end: when that time is over, by time.monotonic().
     """
 
     call: Call
@@ -290,8 +292,9 @@ class Workers:
             return None
 
     def _patience(self, worker: "_Worker") -> float:
-        """Seconds for which the first call is left to processes that there are. Extra ones are started one
-        after another: starting takes a core.
+        """Return for how many seconds the first call is left to processes that exist already.
+
+        Extra processes are started one after another, as starting takes a core.
         """
         if worker.is_extra and any(other.is_there and not other.is_ready for other in self._workers):
             return _BACKLOG_SECONDS

@@ -121,8 +121,8 @@ class SharedPrompts:
         bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
 
         def within(beside: Beside, group: int) -> torch.Tensor:
-            """[slots, 1, per * group, span]: the bias of a layer with a window, of which each row has its
-            own. One that reaches no prompt leaves next to none of it: -inf alone has no softmax.
+            """Return the bias of a layer with a window, which each row has for itself: [slots, 1, per *
+            group, span]. A window that reaches no prompt has the least number, as -inf has no softmax.
             """
             queries = positions.index_select(0, gather).view(slots, 1, per, 1)
             is_far = ~beside.near(queries, torch.arange(span, device=gather.device))

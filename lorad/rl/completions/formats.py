@@ -85,7 +85,7 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
 def _is_chat(value: Any) -> bool:
     """Return whether a column is a chat, as OpenAI or ShareGPT has one."""
     return isinstance(value, list) and all(
-        isinstance(one, dict) and ("role" in one or "from" in one) for one in value
+        isinstance(message, dict) and ("role" in message or "from" in message) for message in value
     )
 
 

@@ -42,8 +42,11 @@ class Part(Struct, frozen=True):
 
 
 class Samples(Struct, frozen=True):
-    """What is made of a chat: samples as their parts, and the number of turns behind them that were not
-    rendered."""
+    """A chat makes these samples.
+
+    parts: the parts of each sample.
+    left: how many of its last turns were not rendered.
+    """
 
     parts: list[list[Part]]
     left: int = 0
@@ -55,9 +58,9 @@ _Pair = tuple[str, str]  # a chat up to a trained turn, and with that turn
 def cut_chats(
     chats: Sequence[tuple[Row, Turns]], texts: Texts, too_long: Callable[[Sequence[str]], bool]
 ) -> Iterator[Samples]:
-    """Yield what is made of each chat. Raises SpecError.
+    """Yield the samples of each chat. Raises SpecError.
 
-    too_long: whether all of these prompts are; then what follows in the same chat is left out with them.
+    too_long: tells whether all of some prompts are too long, in which case the rest of the chat is left out.
     """
     few = [(row, turns.messages, turns.trained) for row, turns in chats if len(turns.trained) <= _FEW]
     pairs = iter(_pairs([(row, messages, place) for row, messages, places in few for place in places], texts))
@@ -115,19 +118,19 @@ def _by_exchanges(
     half = len(places) // 2
     try:
         wholes = _pairs([(row, messages, places[number]) for number in (0, half, -1)], texts)
-        known = iter(texts([chat for before, _, after in chats for chat in (before, after)], False))
-        asked = texts([chat for _, chat, _ in chats], True)
+        answered = iter(texts([chat for before, _, after in chats for chat in (before, after)], False))
+        begun = texts([chat for _, chat, _ in chats], True)
     except SpecError:
         return None
-    exchanges = [("", *wholes[0]), *((next(known), text, next(known)) for text in asked)]
+    exchanges = [("", *wholes[0]), *((next(answered), text, next(answered)) for text in begun)]
     parts = list[Part]()
     for before, text, after in exchanges:
         if not (text.startswith(before) and after.startswith(text)):
             return None
         parts += [Part(text[len(before) :], False), Part(after[len(text) :], True)]
     for number, whole in zip((0, half, len(places) - 1), wholes, strict=True):
-        made = "".join(part.text for part in parts[: 2 * number + 1])
-        if (made, made + parts[2 * number + 1].text) != whole:
+        before = "".join(part.text for part in parts[: 2 * number + 1])
+        if (before, before + parts[2 * number + 1].text) != whole:
             return None
     return [*parts[:-1], replace(parts[-1], is_bare=_is_bare(messages[places[-1]], wholes[-1][1]))]
 
@@ -137,26 +140,27 @@ def _begin(messages: Sequence[Mapping[str, Any]], place: int, least: int) -> int
     near.
     """
     back = range(place, max(least, place - _BACK) - 1, -1)
-    return next((one for one in back if messages[one]["role"] == "user"), place)
+    return next((number for number in back if messages[number]["role"] == "user"), place)
 
 
 def _is_bare(message: Mapping[str, Any], text: str) -> bool:
     """Return whether a text ends with what a message says, so that perhaps nothing ends the turn."""
-    said = message.get("content") or ""
-    return text.rstrip().endswith((said if isinstance(said, str) else said[-1]["text"]).strip())
+    content = message.get("content") or ""
+    return text.rstrip().endswith((content if isinstance(content, str) else content[-1]["text"]).strip())
 
 
 def _set_apart(row: Row, messages: list[dict[str, Any]], place: int, pair: _Pair, texts: Texts) -> _Pair:
-    """Return a turn behind what the model sees before it, also where the template writes that otherwise once
-    there is the turn, as Hermes does with what tools answer: the turn is what follows the generation prompt.
-    The pair as it is where that is not to be found.
+    """Find a turn by the generation prompt, where the template writes what is before the turn in another way
+    once the turn is there, as Hermes does with the results of tools.
+
+    Returns the pair as it is where that fails.
     """
     before, after = pair
     last = max((number for number in range(place) if messages[number]["role"] == "assistant"), default=-1)
-    asked, answered = texts([(row, messages[:place]), (row, messages[: last + 1] or messages[:1])], False)
-    known = answered if last >= 0 else ""
-    mark = before[len(asked) :] if before.startswith(asked) else ""
-    rest = after[len(known) :] if after.startswith(known) else ""
+    begun, answered = texts([(row, messages[:place]), (row, messages[: last + 1] or messages[:1])], False)
+    past = answered if last >= 0 else ""
+    mark = before[len(begun) :] if before.startswith(begun) else ""
+    rest = after[len(past) :] if after.startswith(past) else ""
     return (before, before + rest.partition(mark)[2]) if mark.strip() and rest.count(mark) == 1 else pair
 
 

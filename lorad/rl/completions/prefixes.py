@@ -1,4 +1,4 @@
-"""Token ids of the beginnings of a text, of which only the whole is tokenised."""
+"""Tokenises beginnings of a text, for the cost of the whole text."""
 
 import re
 from bisect import bisect_right
@@ -28,42 +28,44 @@ class Prefixes:
         self._known = dict[str, list[int]]()
 
     def of(self, text: str, ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Return the ids of the beginnings of a text that end at `ends`: each as a number of the first `ids`,
-        which are those of the text, and the ids behind them.
+        """Tokenise the beginnings of a text that end at `ends`.
+
+        ids: the ids of the whole text. Returns for each beginning how many of `ids` it begins with, and the
+        ids behind those.
         """
-        found = [*self._pattern.finditer(text)]
+        matches = [*self._pattern.finditer(text)]
         array = np.array(ids, np.int64)
         places = np.flatnonzero(self._is_added[np.minimum(array, len(self._is_added) - 1)])
         places = places[array[places] < len(self._is_added)]
-        if array[places].tolist() != [self._added[match[0]] for match in found]:
-            found, places = [], places[:0]
-        starts = [0, *(match.start() for match in found)]
+        if array[places].tolist() != [self._added[match[0]] for match in matches]:
+            matches, places = [], places[:0]
+        starts = [0, *(match.start() for match in matches)]
         numbers = [0, *places.tolist()]
-        behind = [0, *(match.end() for match in found)]
-        beginnings, last, there = list[tuple[int, list[int]]](), 0, 0
+        behind = [0, *(match.end() for match in matches)]
+        beginnings, last, reached = list[tuple[int, list[int]]](), 0, 0
         for end in ends:
             chosen = bisect_right(behind, end) - 1
             first, more = numbers[chosen], list[int]()
             if not chosen and last:  # no added token: from the beginning before, unless that changes a token
-                first, more = there, self._encoded(text[last:end])
+                first, more = reached, self._encoded(text[last:end])
             if not more or ids[first : first + len(more)] != more:
                 first, more = numbers[chosen], self._encoded(text[starts[chosen] : end])
             if ids[first : first + len(more)] == more:
-                last, there = end, first + len(more)
+                last, reached = end, first + len(more)
             beginnings.append((first, more))
         return beginnings
 
     def _encoded(self, text: str) -> list[int]:
         if len(text) > _SHORT:
             return self._tokenizer.encode(text, special=self._special)
-        if (known := self._known.get(text)) is None:
+        if (ids := self._known.get(text)) is None:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            known = self._known[text] = self._tokenizer.encode(text, special=self._special)
-        return known
+            ids = self._known[text] = self._tokenizer.encode(text, special=self._special)
+        return ids
 
 
 def shared(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many ids both begin with."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+    return next((place for place, (left, right) in pairs if left != right), min(len(first), len(second)))

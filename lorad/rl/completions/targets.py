@@ -99,9 +99,9 @@ class TargetDataset(Dataset):
         self.form: DataFormat = "auto"
 
         def made() -> Iterator[Kept]:
-            first = next(there)
+            first = next(stream)
             self.form = format_of(first, data, algorithm)
-            return summary.of(self._read(chain([first], there)))
+            return summary.of(self._read(chain([first], stream)))
 
         def facts() -> Facts:
             return Facts(
@@ -115,15 +115,19 @@ class TargetDataset(Dataset):
                 unended=self.unended,
             )
 
-        there = iter(rows)
+        stream = iter(rows)
         with bounded_memory(name):
             try:
-                self._kept, found = kept_rows(key, made, facts)
+                self._kept, gathered = kept_rows(key, made, facts)
             except StopIteration:
                 raise SpecError(f"{name} has no row", key="data", hint="Add rows.") from None
-        self.size, self.digest, self.has_answers = len(self._kept), found.digest, found.has_answers
-        self.dropped, self.cut, self.form = found.dropped, found.cut, found.form
-        self.split, self.unended, self.unshown = found.split, found.unended, found.unshown
+        self.size, self.digest, self.has_answers = (
+            len(self._kept),
+            gathered.digest,
+            gathered.has_answers,
+        )
+        self.dropped, self.cut, self.form = gathered.dropped, gathered.cut, gathered.form
+        self.split, self.unended, self.unshown = gathered.split, gathered.unended, gathered.unshown
         self.prompt_lengths = self._kept.prompt_lengths
         self.completion_lengths = self._kept.completion_lengths
         if not self._kept:
@@ -206,17 +210,17 @@ class TargetDataset(Dataset):
     def _read(self, rows: Iterable[Row]) -> Iterator[Kept]:
         prefixes = Prefixes(self._tokenizer, special=not self._templated)
         for chunk in chunks(rows):
-            found = self._parts(chunk)
+            parted = self._parts(chunk)
             samples = [
                 (row.where, "".join(part.text for part in parts))
-                for row, groups in zip(chunk, found, strict=True)
+                for row, groups in zip(chunk, parted, strict=True)
                 for group in groups
                 for parts in group
             ]
             places, texts = [place for place, _ in samples], [text for _, text in samples]
             ids = self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
             encoded = iter(ids)
-            for row, groups in zip(chunk, found, strict=True):
+            for row, groups in zip(chunk, parted, strict=True):
                 self.split += len(groups) > 1
                 for number, group in enumerate(groups):
                     name = f"{row.number}.{number}" if len(groups) > 1 else str(row.number)
@@ -266,22 +270,27 @@ class TargetDataset(Dataset):
         size, equal = len(tokens), shared(tokens, ids)
         trained, eos = [False] * size, self._tokenizer.eos_ids
         for part, (first, more) in zip(parts[1:], beginnings[1:], strict=True):
-            there = len(tokens)
-            is_behind = equal >= min(first, there) and more[: max(0, there - first)] == tokens[first:]
+            size_before = len(tokens)
+            is_behind = (
+                equal >= min(first, size_before) and more[: max(0, size_before - first)] == tokens[first:]
+            )
             new = (
-                [*ids[there:first], *more[max(0, there - first) :]]
+                [*ids[size_before:first], *more[max(0, size_before - first) :]]
                 if is_behind
                 else self._tokenizer.encode(part.text)
             )
             stops = [place + 1 for place, token in enumerate(new) if token in eos]
-            if part.is_bare and not (stops and self._is_blank(new[stops[-1] :])):
+            behind = new[stops[-1] :] if stops else new
+            if part.is_bare and not (
+                stops and not self._tokenizer.decode(behind, skip_special=False).strip()
+            ):
                 new += eos[:1]
                 stops += [len(new)] * bool(eos)
             learnt = (stops[-1] if stops else len(new)) if part.trained else 0
             self.unended += part.trained and not stops
             tokens += new
             trained += [True] * learnt + [False] * (len(new) - learnt)
-            equal += shared(new, ids[there : there + len(new)]) if equal == there else 0
+            equal += shared(new, ids[size_before : size_before + len(new)]) if equal == size_before else 0
         if not any(trained):
             raise SpecError(
                 f"{row.where}: no token of it is trained", hint="Every row has a turn of the assistant's."
@@ -289,9 +298,6 @@ class TargetDataset(Dataset):
         end = len(trained) - trained[::-1].index(True)
         prompt = np.array(tokens[:size], np.int32)
         return prompt, Target(np.array(tokens[size:end], np.int32), np.array(trained[size:end]))
-
-    def _is_blank(self, tokens: Sequence[int]) -> bool:
-        return not self._tokenizer.decode(tokens, skip_special=False).strip()
 
     @property
     def _templated(self) -> bool:

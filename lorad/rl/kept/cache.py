@@ -40,7 +40,11 @@ _NOT_READ = (
 
 
 class Key(Struct, frozen=True):
-    """text: of a file's name. files: those of the data, as they were when they were read."""
+    """A key finds rows that were made ready.
+
+    text: the name of their file, without its ending.
+    files: the files of the data, with their size, time and inode when the key was made.
+    """
 
     text: str
     files: dict[Path, tuple[int, ...]]
@@ -71,33 +75,36 @@ def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about
 
 
 def kept_rows(
-    key: Key | None, made: Callable[[], Iterator[Kept]], facts: Callable[[], Facts]
+    key: Key | None, make: Callable[[], Iterator[Kept]], facts: Callable[[], Facts]
 ) -> tuple[KeptRows, Facts]:
-    """Return the rows of a key from its file, or make them and put them there. facts: what was found."""
+    """Open the rows of a key, or make them and keep them for the next attempt.
+
+    make: makes the rows. facts: says afterwards what was learnt of them.
+    """
     path = None
     with contextlib.suppress(OSError, RuntimeError):
         path = _place() / f"{key.text}.rows" if key is not None else None
-        if key is not None and path is not None and (found := KeptRows.opened(path, key.text)) is not None:
+        if key is not None and path is not None and (opened := KeptRows.opened(path, key.text)) is not None:
             os.utime(path)
-            return found
+            return opened
     rows = KeptRows(_directory)
     try:
         with _all_cores():
-            for one in made():
-                rows.add(one)
-        said = facts()
+            for sample in make():
+                rows.add(sample)
+        gathered = facts()
         if key is not None and path is not None and rows.is_large and key.holds():
             with contextlib.suppress(OSError):
-                rows.publish(path, key.text, said)
+                rows.publish(path, key.text, gathered)
                 _make_room(path.parent, path)
-        return rows, said
+        return rows, gathered
     finally:
         rows.close()
 
 
 @contextlib.contextmanager
 def _all_cores() -> Iterator[None]:
-    """Let tokenizers use all cores within the block, in this process alone: what it starts is to use one."""
+    """Let tokenizers use all cores within the block; the libraries are told by a variable."""
     before = os.environ.get(_PARALLEL)
     os.environ[_PARALLEL] = "true"
     try:
@@ -111,11 +118,11 @@ def _all_cores() -> Iterator[None]:
 
 def _make_room(directory: Path, newest: Path) -> None:
     """Delete the files that were used longest ago, until the others take no more than they may."""
-    there = [(path, path.lstat()) for path in directory.iterdir()]
-    for path, looks in there:
+    entries = [(path, path.lstat()) for path in directory.iterdir()]
+    for path, looks in entries:
         if path.suffix == ".tmp" and looks.st_mtime < time.time() - _ABANDONED:
             path.unlink(missing_ok=True)
-    files = sorted((looks.st_mtime, looks.st_size, path) for path, looks in there if path.suffix == ".rows")
+    files = sorted((looks.st_mtime, looks.st_size, path) for path, looks in entries if path.suffix == ".rows")
     total = sum(size for _, size, _ in files)
     for _, size, path in files:
         if total <= KEPT_BYTES:
@@ -145,8 +152,8 @@ def _directory() -> Path | None:
 
 
 def _looks(path: Path) -> tuple[int, ...]:
-    there = path.stat()
-    return there.st_size, there.st_mtime_ns, there.st_ino
+    stats = path.stat()
+    return stats.st_size, stats.st_mtime_ns, stats.st_ino
 
 
 @cache

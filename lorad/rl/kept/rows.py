@@ -47,8 +47,9 @@ class Kept(Struct, frozen=True, eq=False):
 
 
 class Facts(Struct, frozen=True):
-    """What was found while rows were made ready; see `Dataset` and `TargetDataset`. lengths: uint32, of
-    prompts.
+    """The facts that follow from rows once they are made ready; see `Dataset` and `TargetDataset`.
+
+    lengths: the lengths of all prompts, uint32.
     """
 
     has_answers: bool
@@ -94,7 +95,7 @@ class KeptRows(Sequence[Kept]):
     """
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:
-        """directory: makes the one where many rows lie; None: in memory."""
+        """directory: makes the directory where many rows lie, and returns it; None keeps them in memory."""
         self._directory = directory
         self._file: int | None = None  # its descriptor, as long as somebody has these rows
         self._path: Path | None = None
@@ -111,14 +112,15 @@ class KeptRows(Sequence[Kept]):
             at = self._add_row(kept.row)
             self._last = kept.row, at
         targets = [
-            (one.tokens.astype("<i4").tobytes(), np.packbits(one.trained).tobytes()) for one in kept.targets
+            (target.tokens.astype("<i4").tobytes(), np.packbits(target.trained).tobytes())
+            for target in kept.targets
         ]
         sample = _Sample(kept.name, kept.text, kept.prompt.astype("<i4").tobytes(), targets)
         self._samples.append(self._append(msgspec.msgpack.encode(sample)))
         self._rows.append(at)
         self._sources.append(self._labels.setdefault(kept.row.source, len(self._labels)))
         self.prompt_lengths.append(kept.prompt.size)
-        self.completion_lengths.extend(one.tokens.size for one in kept.targets)
+        self.completion_lengths.extend(target.tokens.size for target in kept.targets)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -129,7 +131,7 @@ class KeptRows(Sequence[Kept]):
     def __getitem__(self, place: slice) -> list[Kept]: ...
     def __getitem__(self, place: int | slice) -> Kept | list[Kept]:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+            return [self[number] for number in range(len(self))[place]]
         sample = _SAMPLES.decode(self._read(self._samples[place]))
         targets = []
         for tokens, bits in sample.targets:
@@ -142,9 +144,9 @@ class KeptRows(Sequence[Kept]):
     def row(self, place: int) -> Row:
         """Return the row of a sample."""
         at = self._rows[place]
-        found = _ROWS.decode(self._read(at))
-        values = self._odd[at] if found.values is None else found.values
-        return Row(found.number, found.where, values, found.source)
+        record = _ROWS.decode(self._read(at))
+        values = self._odd[at] if record.values is None else record.values
+        return Row(record.number, record.where, values, record.source)
 
     @property
     def labels(self) -> list[str]:
@@ -170,8 +172,8 @@ class KeptRows(Sequence[Kept]):
         parts = self._index()
         index = b"".join(part.tobytes() for part in parts)
         footer = _Footer(key, facts, [*self._labels], [len(part) for part in parts], zlib.crc32(index))
-        said = msgspec.msgpack.encode(footer)
-        _write(self._file, index + said + len(said).to_bytes(8, "little") + _MAGIC)
+        encoded = msgspec.msgpack.encode(footer)
+        _write(self._file, index + encoded + len(encoded).to_bytes(8, "little") + _MAGIC)
         os.fsync(self._file)
         self._path.rename(path)
         self._path = None
@@ -180,9 +182,9 @@ class KeptRows(Sequence[Kept]):
         return [self._rows, self._samples, self._sources, self.prompt_lengths, self.completion_lengths]
 
     def _add_row(self, row: Row) -> int:
-        said = _Row(row.number, row.where, row.source, row.values)
+        record = _Row(row.number, row.where, row.source, row.values)
         try:
-            encoded = msgspec.msgpack.encode(said)
+            encoded = msgspec.msgpack.encode(record)
             if _ROWS.decode(encoded).values == row.values:
                 return self._append(encoded)
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
@@ -242,35 +244,35 @@ class KeptRows(Sequence[Kept]):
     @classmethod
     def opened(cls, path: Path, key: str) -> tuple["KeptRows", Facts] | None:
         """Return the rows of a file that this user published; None where it is not one of this key."""
-        found = cls(_nowhere)
+        rows = cls(_nowhere)
         with open_file(path, links=False) as opened:
             file = os.dup(opened.fileno())
-        found._has(file)
-        there = os.fstat(file)
+        rows._has(file)
+        stats = os.fstat(file)
         try:
-            if there.st_uid != os.geteuid() or there.st_mode & 0o077:
+            if stats.st_uid != os.geteuid() or stats.st_mode & 0o077:
                 raise ValueError(f"{path} is somebody else's")
-            end = os.pread(file, _END, there.st_size - _END)
+            end = os.pread(file, _END, stats.st_size - _END)
             size = int.from_bytes(end[:8], "little")
-            if end[8:] != _MAGIC or size > there.st_size:
+            if end[8:] != _MAGIC or size > stats.st_size:
                 raise ValueError(f"{path} is no such file")
-            said = os.pread(file, size, there.st_size - _END - size)
-            footer = msgspec.msgpack.decode(said, type=_Footer)
-            parts = found._index()
+            encoded = os.pread(file, size, stats.st_size - _END - size)
+            footer = msgspec.msgpack.decode(encoded, type=_Footer)
+            parts = rows._index()
             sizes = [count * part.itemsize for count, part in zip(footer.sizes, parts, strict=True)]
-            found._written = there.st_size - _END - size - sum(sizes)
-            index = os.pread(file, sum(sizes), found._written)
+            rows._written = stats.st_size - _END - size - sum(sizes)
+            index = os.pread(file, sum(sizes), rows._written)
             if footer.key != key or zlib.crc32(index) != footer.crc:
                 raise ValueError(f"{path} is damaged")
         except (OSError, ValueError, msgspec.MsgspecError):
-            found._end()
+            rows._end()
             return None
         begin = 0
         for part, length in zip(parts, sizes, strict=True):
             part.frombytes(index[begin : begin + length])
             begin += length
-        found._labels = {label: number for number, label in enumerate(footer.labels)}
-        return found, footer.facts
+        rows._labels = {label: number for number, label in enumerate(footer.labels)}
+        return rows, footer.facts
 
 
 def _write(file: int, data: bytes | bytearray) -> None:
@@ -299,7 +301,7 @@ class RowsOf(Sequence[Row]):
     def __getitem__(self, place: slice) -> list[Row]: ...
     def __getitem__(self, place: int | slice) -> Row | list[Row]:
         if isinstance(place, slice):
-            return [self._kept.row(one) for one in range(len(self))[place]]
+            return [self._kept.row(number) for number in range(len(self))[place]]
         return self._kept.row(place)
 
     def __iter__(self) -> Iterator[Row]:

@@ -117,7 +117,7 @@ def _of_another(row: Row, data: Data, form: DataFormat | None) -> str:
 
 
 def _with_null(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return the name of an argument of a trained call that is null, where no source made it up."""
+    """Return the name of an argument of a trained call that the row itself, and no data frame, made null."""
     chat = find_value(row, data, "messages_key") if form == "messages" and not row.is_of_columns else None
     for message in chat if isinstance(chat, list) else ():
         for call in message.get("tool_calls") or ():

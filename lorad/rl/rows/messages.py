@@ -36,7 +36,7 @@ def messages_of(value: Any, row: Row, what: str = "the prompt") -> list[dict[str
 
 
 def as_written(value: Any, row: Row) -> Any:
-    """Return a value of a row without the keys that its source made up, as null, for it alone lacked them."""
+    """Return a value of a row without the nulls of keys that other rows have, which a table fills in."""
     return _without_null(value) if row.is_of_columns else value
 
 
@@ -64,8 +64,8 @@ def is_trained(message: Mapping[str, Any], where: str) -> bool:
 
 def _without_null(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_null(one) for key, one in value.items() if one is not None}
-    return [_without_null(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_null(part) for key, part in value.items() if part is not None}
+    return [_without_null(part) for part in value] if isinstance(value, list) else value
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} is {type(value).__name__}, not an object", hint=_MESSAGE)
     is_trained(value, where)
-    message = {key: one for key, one in value.items() if one is not None and key not in TRAINED_KEYS}
+    message = {key: entry for key, entry in value.items() if entry is not None and key not in TRAINED_KEYS}
     if message.get("role") is None and isinstance(message.get("from"), str):
         message = _of_sharegpt(message, where)
     if not isinstance(message.get("role"), str):

@@ -1,4 +1,4 @@
-"""Preferences that teach nothing, or the opposite of what is meant."""
+"""Doubts about preferences that teach nothing, or the opposite of what is meant."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -72,7 +72,10 @@ def preference_doubts(key: str, judgements: Iterable[Judgement], data: Data) -> 
 
 
 def _of_tokens(judgement: Judgement, seen: set[tuple[int, ...]], data: Data) -> Iterator[tuple[str, str]]:
-    """Yield what the tokens of a row say: the sentence, and words about it. seen: those of rows before it."""
+    """Compare the tokens of a row. Yields a sentence that is true of it, and words about it.
+
+    seen: the preferences of the rows before it.
+    """
     prompt, *sides = (hash(tokens.tobytes()) for tokens in (judgement.prompt, *judgement.completions))
     label, size = judgement.label, judgement.completions[0].size
     shown = _shown(judgement.row, data, "completion_key" if len(sides) == 1 else "chosen_key")
@@ -88,7 +91,7 @@ def _of_tokens(judgement: Judgement, seen: set[tuple[int, ...]], data: Data) -> 
 
 
 def _of_columns(judgement: Judgement, data: Data) -> Iterator[tuple[str, str]]:
-    """Yield what the columns of a row say: the sentence, and words about it."""
+    """Compare the columns of a row. Yields a sentence that is true of it, and words about it."""
     values = judgement.row.values
     for better, worse in _SCORES if judgement.label is None else ():
         high, low = values.get(better), values.get(worse)
@@ -96,10 +99,10 @@ def _of_columns(judgement: Judgement, data: Data) -> Iterator[tuple[str, str]]:
             yield _SCORED, f"{better} {high:g}, {worse} {low:g}"
     prompt = None if data.prompt_format else find_value(judgement.row, data, "prompt_key")
     for side in _SIDES if judgement.label is None else ("completion_key",):
-        said = _said(find_value(judgement.row, data, side))
-        if not said.strip():
+        text = _said(find_value(judgement.row, data, side))
+        if not text.strip():
             yield _EMPTY, getattr(data, side)
-        if isinstance(prompt, str) and len(prompt) >= _LEAST and said.startswith(prompt):
+        if isinstance(prompt, str) and len(prompt) >= _LEAST and text.startswith(prompt):
             yield _PROMPT, getattr(data, side)
 
 

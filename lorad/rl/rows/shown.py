@@ -1,4 +1,4 @@
-"""What a chat says that its chat template does not write."""
+"""Finds in a chat what its chat template does not write."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ def unshown(
     text: str,
     trained: Sequence[int] = (),
 ) -> str:
-    """Return what of a chat is not in its text, in words; "" where everything is.
+    """Return in words what a chat has that its text lacks; "" where the text has everything.
 
-    trained: the places of the turns that are trained, the last of which ends the text. Of what the assistant
-    thought, that turn's alone has to be there.
+    trained: the places of the turns that are trained, the last of which ends the text. Of the assistant's
+    thoughts only those of that last turn have to be in the text.
     """
     for tool in variables.get("tools", ()):
         if (name := tool["function"]["name"]) not in text:
@@ -26,10 +26,10 @@ def unshown(
     place = 0
     end = trained[-1] + 1 if trained else len(messages)
     for number, message in enumerate(messages[:end], 1):
-        for what, said in _said(message, is_last=bool(trained) and number == end):
-            start = text.find(said, place)
-            if start < 0 and said not in text and json.dumps(said, ensure_ascii=False)[1:-1] not in text:
-                return f"{what} of message {number}, role {message['role']}: “{said[:_SHOWN]}”"
+        for kind, words in _said(message, is_last=bool(trained) and number == end):
+            start = text.find(words, place)
+            if start < 0 and words not in text and json.dumps(words, ensure_ascii=False)[1:-1] not in text:
+                return f"{kind} of message {number}, role {message['role']}: “{words[:_SHOWN]}”"
             place = max(place, start)
     return ""
 

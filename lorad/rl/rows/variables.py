@@ -7,6 +7,7 @@ from typing import Any
 from lorad.errors import SpecError
 from lorad.rl.rows.messages import as_written
 from lorad.rl.sources import Row
+from lorad.rl.tools.specs import in_function
 
 TOOLS = ("tools", "functions")
 SETTINGS = "chat_template_kwargs"
@@ -19,11 +20,13 @@ def variables_of(row: Row) -> dict[str, Any]:
     Raises SpecError for a tool without a name.
     """
     settings = column_of(row, SETTINGS)
-    found = dict(settings) if isinstance(settings, Mapping) else {}
+    variables = dict(settings) if isinstance(settings, Mapping) else {}
     tools = next((value for name in TOOLS if is_of_tools(value := column_of(row, name))), None)
     if tools:
-        found["tools"] = [_tool(tool, f"{row.where}: tool {place}") for place, tool in enumerate(tools, 1)]
-    return found
+        variables["tools"] = [
+            _tool(tool, f"{row.where}: tool {place}") for place, tool in enumerate(tools, 1)
+        ]
+    return variables
 
 
 def column_of(row: Row, name: str) -> Any:
@@ -43,12 +46,12 @@ def is_of_tools(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(tool, Mapping) for tool in value)
 
 
-def _tool(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a tool as the row has it, within `function` if it is not. Raises SpecError."""
-    function = given.get("function", given)
+    function = tool.get("function", tool)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise SpecError(
             f"{where} has no name",
             hint='A tool is {"type": "function", "function": {"name": …, "parameters": {JSON schema}}}.',
         )
-    return {"type": "function", "function": dict(given)} if function is given else dict(given)
+    return in_function(tool)

@@ -59,9 +59,14 @@ def wrapped(given: Mapping[str, Any]) -> dict[str, Any]:
         raise SpecError(f"{name!r} is no name of a tool: letters, digits, _, . and - only", hint=_HINT)
     if not isinstance(function.get("parameters", {}), Mapping):
         raise SpecError(f"the parameters of tool {name} are no JSON schema", hint=_HINT)
-    if function is given:
-        return {"type": "function", "function": dict(function)}
-    return dict(given) if "type" in given else {"type": "function", **given}
+    return in_function(given)
+
+
+def in_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool with its description under `function`, where it may be already."""
+    return (
+        {"type": "function", **tool} if "function" in tool else {"type": "function", "function": dict(tool)}
+    )
 
 
 def wrapped_all(given: Sequence[Any]) -> list[dict[str, Any]]:
@@ -87,10 +92,10 @@ def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _read_calls(given: Any) -> list[dict[str, Any]]:
-    if not isinstance(given, list | tuple):
+def _read_calls(calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
         raise SpecError("tool_calls is no list of calls", hint=_CALL)
-    return [_read_call(call) for call in given]
+    return [_read_call(call) for call in calls]
 
 
 def _read_call(given: Any) -> dict[str, Any]:

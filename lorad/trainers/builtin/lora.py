@@ -91,8 +91,8 @@ class SlotLora:
         if len(self.slots) == 1:
             return _RoutedSlots(self, layer, [(self.slots[0], slice(None), ends)])
         where: list[tuple[Slot, slice | Tensor, Tensor]] = []
-        for slot, its in zip(self.slots, self.ranges, strict=True):
-            rows = ((tokens >= its.start) & (tokens < its.stop)).nonzero().squeeze(1)
+        for slot, span in zip(self.slots, self.ranges, strict=True):
+            rows = ((tokens >= span.start) & (tokens < span.stop)).nonzero().squeeze(1)
             where.append((slot, rows, torch.searchsorted(rows, ends.long()).to(ends.dtype)))
         return _RoutedSlots(self, layer, where)
 
@@ -120,8 +120,10 @@ class SlotLora:
 
 
 class _RoutedSlots:
-    """The slots on the rows of a layer's experts. where: of each slot its rows, sorted by expert, and where
-    among them those of each expert end, int32 [experts].
+    """The slots work on the rows of a layer's experts.
+
+    where: for each slot its rows, sorted by expert, and where among them the rows of each expert end, int32
+    [experts].
     """
 
     def __init__(
@@ -134,9 +136,9 @@ class _RoutedSlots:
         for slot, rows, its_ends in self._where:
             dropout = slot.spec.adapter.dropout if lora.train else 0.0
             for experts, site in slot.of_experts.get((self._layer, linear), ()):
-                its = _rows_of(experts, rows, its_ends)
+                mine = _rows_of(experts, rows, its_ends)
                 scale = lora.amplify * site.scale
-                parts.append(_ExpertsPart(site, its[0], scale, dropout, slot.dropout, its[1]))
+                parts.append(_ExpertsPart(site, mine[0], scale, dropout, slot.dropout, mine[1]))
         if not parts or lora.is_merged:
             return lora.add(x, grouped(x, weights, ends), parts)
         return apply(_Routed, x, lora.anchor, weights, ends, parts)  # type: ignore[no-any-return]
@@ -250,8 +252,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _ExpertsPart(_Part):
-    """One slot's delta on its rows of one linear of some experts, without DoRA: products for all experts at
-    once, forward, for x and for A and B (5 to 10 kernels, whatever the number of experts).
+    """One slot's delta on its rows of one linear of some experts, without DoRA: products for all of them.
 
     ends: where among the rows those of each expert end, int32 [experts].
     """
@@ -268,9 +269,9 @@ class _ExpertsPart(_Part):
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         masks = [self._mask(x[self.rows]) for _ in self.site.halves] if self.dropout else []
         low = self.low(x, masks)
-        for half, its in zip(self.site.halves, low.chunk(len(self.site.halves), 1), strict=True):
+        for half, module_low in zip(self.site.halves, low.chunk(len(self.site.halves), 1), strict=True):
             _, b, scale = self._pair(half, x.dtype)
-            self._put(y[:, half.rows], self._product(its, b.mT), scale)
+            self._put(y[:, half.rows], self._product(module_low, b.mT), scale)
         return low, masks
 
     def backward(
@@ -279,8 +280,8 @@ class _ExpertsPart(_Part):
         x, y_grad = x[self.rows], y_grad[self.rows]
         for number, half in enumerate(self.site.halves):
             (a, b, scale), rank = self._pair(half, x.dtype), half.b.shape[-1]
-            its, out = low.chunk(len(self.site.halves), 1)[number], y_grad[:, half.rows]
-            half.b_grad.add_(self._product(out.t(), its)[..., :rank], alpha=self.scale)
+            module_low, out = low.chunk(len(self.site.halves), 1)[number], y_grad[:, half.rows]
+            half.b_grad.add_(self._product(out.t(), module_low)[..., :rank], alpha=self.scale)
             low_grad = self._product(out, b).mul_(scale)
             seen = self._dropped(x, masks[number]) if masks else x
             self.site.a_grad[:, half.ranks].add_(self._product(low_grad.t(), seen)[:, :rank])
@@ -289,8 +290,8 @@ class _ExpertsPart(_Part):
                 self._put(x_grad, self._dropped(back, masks[number]) if masks else back, 1.0)
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return left times right, expert by expert: [rows, n] times [experts, n, m], or what sums over the
-        rows of each, [n, rows] times [rows, m] to [experts, n, m].
+        """Multiply expert by expert: [rows, n] times [experts, n, m] is [rows, m], and [n, rows] times [rows,
+        m], summed over the rows of each expert, is [experts, n, m].
         """
         return F.grouped_mm(left, right, offs=self.ends)
 
@@ -301,12 +302,12 @@ class _ExpertsPart(_Part):
         a = self.site.a[:, half.ranks].to(dtype)
         return (F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more)), scale) if more else (a, b, scale)
 
-    def _put(self, there: Tensor, new: Tensor, scale: float) -> None:
+    def _put(self, target: Tensor, new: Tensor, scale: float) -> None:
         """Add to this part's rows."""
         if isinstance(self.rows, slice):
-            there[self.rows].add_(new, alpha=scale)
+            target[self.rows].add_(new, alpha=scale)
         else:
-            there.index_add_(0, self.rows, new, alpha=scale)
+            target.index_add_(0, self.rows, new, alpha=scale)
 
 
 def _rows_of(experts: range, rows: slice | Tensor, ends: Tensor) -> tuple[slice | Tensor, Tensor]:
@@ -314,9 +315,9 @@ def _rows_of(experts: range, rows: slice | Tensor, ends: Tensor) -> tuple[slice 
     if len(experts) == len(ends):
         return rows, ends
     places = [0, *ends.tolist()]
-    its = slice(places[experts.start], places[experts.stop])
-    its_ends = ends[experts.start : experts.stop] - its.start
-    return (its if isinstance(rows, slice) else rows[its]), its_ends
+    part = slice(places[experts.start], places[experts.stop])
+    its_ends = ends[experts.start : experts.stop] - part.start
+    return (part if isinstance(rows, slice) else rows[part]), its_ends
 
 
 def _accumulate(grad: Tensor, left: Tensor, right: Tensor) -> None:

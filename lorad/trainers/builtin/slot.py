@@ -159,15 +159,17 @@ class Slot:
         """Return the sites of experts by (layer, linear): one for all of them, or where only some are trained
         or they differ, one for each.
         """
-        found: dict[tuple[int, str], list[tuple[range, Site]]] = {}
+        sites: dict[tuple[int, str], list[tuple[range, Site]]] = {}
         count = base.config.experts.count if base.config.experts else 0
         for layer, linear in itertools.product(sorted(self.with_experts), ("gate_up", "down")):
-            places = ((n, (layer, f"experts.{n}.{linear}")) for n in range(count))
-            its = {n: self.sites[place] for n, place in places if place in self.sites}
-            whole = _together([*its.values()]) if len(its) == count else None
-            each = ((range(n, n + 1), _together([site])) for n, site in its.items())
-            found[layer, linear] = [(range(count), whole)] if whole else [(n, one) for n, one in each if one]
-        return found
+            places = ((number, (layer, f"experts.{number}.{linear}")) for number in range(count))
+            trained = {number: self.sites[place] for number, place in places if place in self.sites}
+            if len(trained) == count and _are_even([*trained.values()]):
+                sites[layer, linear] = [(range(count), _together([*trained.values()]))]
+            else:
+                alone = ((range(number, number + 1), site) for number, site in trained.items())
+                sites[layer, linear] = [(experts, _together([site])) for experts, site in alone]
+        return sites
 
     def _sites(self, base: Base) -> dict[tuple[int, str], Site]:
         """Views over weights and gradients, place by place."""
@@ -199,25 +201,25 @@ class Slot:
         return sites
 
 
-def _together(sites: Sequence[Site]) -> Site | None:
-    """Return one site for all of some experts; None where they do not lie evenly in the slot's vectors."""
-    first = sites[0]
-    step = sites[-1].a.storage_offset() - first.a.storage_offset()
-    step = step // (len(sites) - 1) if len(sites) > 1 else 0
+def _are_even(sites: Sequence[Site]) -> bool:
+    """Return whether sites are alike, and lie in the slot's vectors at equal distances."""
+    shapes = {(site.a.shape, *(half.rows.start for half in site.halves)) for site in sites}
+    starts = [site.a.storage_offset() for site in sites]
+    return len(shapes) == 1 and len({after - before for before, after in itertools.pairwise(starts)}) <= 1
 
-    def every(one: Tensor) -> Tensor:
-        return one.as_strided((len(sites), *one.shape), (step, *one.stride()), one.storage_offset())
 
-    for number, site in enumerate(sites):
-        is_like = site.a.shape == first.a.shape and _rows(site) == _rows(first)
-        if not is_like or site.a.storage_offset() != first.a.storage_offset() + number * step:
-            return None
+def _together(sites: Sequence[Site]) -> Site:
+    """Return one site for all of some experts that are even; its tensors are [experts, …]."""
+    first, last = sites[0], sites[-1]
+    step = (last.a.storage_offset() - first.a.storage_offset()) // max(len(sites) - 1, 1)
+
+    def every(tensor: Tensor) -> Tensor:
+        return tensor.as_strided(
+            (len(sites), *tensor.shape), (step, *tensor.stride()), tensor.storage_offset()
+        )
+
     halves = tuple(Half(h.rows, h.ranks, every(h.b), every(h.b_grad)) for h in first.halves)
     return Site(every(first.a), every(first.a_grad), halves, first.scale)
-
-
-def _rows(site: Site) -> list[slice]:
-    return [half.rows for half in site.halves]
 
 
 def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ...]]:

@@ -257,7 +257,7 @@ def _added(x: Tensor, pairs: _Pairs, linear: str, ends: Tensor, out: int) -> Ten
         a, b = nn.functional.pad(a, (0, 0, 0, more)), nn.functional.pad(b, (0, more))
     if len(pair.experts) < len(ends):
         index = torch.tensor(pair.experts, device=x.device)
-        a, b = (one.new_zeros(len(ends), *one.shape[1:]).index_copy(0, index, one) for one in (a, b))
+        a, b = (half.new_zeros(len(ends), *half.shape[1:]).index_copy(0, index, half) for half in (a, b))
     dropped = nn.functional.dropout(x, pairs.dropout, pairs.is_training).to(a.dtype)
     low = nn.functional.grouped_mm(dropped, a.mT, offs=ends)
     return nn.functional.grouped_mm(low, b.mT, offs=ends) * pairs.scale
