@@ -25,6 +25,7 @@ _LORAD = Path(sys.executable)
 _OF_STUBS = ("stub_agent", "stub-child", "ray::_Agent", "lorad.grants.ray")
 _PORT, _STORE = 6379, 80_000_000  # bytes
 _START_SECONDS, _TRIES = 180.0, 4
+PATIENCE = 300.0  # seconds for what comes in a few where the machine is quiet
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_open_telemetry": "0", "PYTHONPATH": str(REPOSITORY)}
 Line = dict[str, Any]
 
@@ -163,18 +164,18 @@ class Grant:
             self.process = cluster.home.start(
                 *command, env={**os.environ, **_QUIET, **env}, stdout=log, stderr=log
             )
-        listener.settimeout(30)
+        listener.settimeout(PATIENCE)
         self._connection, _ = listener.accept()
         listener.close()
         self._lines = self._connection.makefile()
 
-    def line(self, seconds: float = 60.0) -> Line:
+    def line(self, seconds: float = PATIENCE) -> Line:
         """Return the next line; {} at the end of the connection."""
         self._connection.settimeout(seconds)
         text = self._lines.readline()
         return json.loads(text) if text else {}
 
-    def until(self, kind: str, seconds: float = 60.0) -> Line:
+    def until(self, kind: str, seconds: float = PATIENCE) -> Line:
         """Return the next line of a kind."""
         end = time.monotonic() + seconds
         while True:
@@ -189,7 +190,7 @@ class Grant:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._lines.close()
         self._connection.close()
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE)
 
 
 class Head:
@@ -215,11 +216,11 @@ class Head:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def line(self, seconds: float) -> Line:
+    def line(self, seconds: float = PATIENCE) -> Line:
         """Return the next line; {} at the end."""
         return self._lines.get(timeout=seconds)[1]
 
-    def until(self, kind: str, seconds: float, **fields: object) -> Line:
+    def until(self, kind: str, seconds: float = PATIENCE, **fields: object) -> Line:
         """Return the next line of a kind that has these values."""
         end = time.monotonic() + seconds
         while True:
@@ -233,7 +234,7 @@ class Head:
 
         def seconds() -> float | None:
             self._process.send_signal(signal.SIGCONT)  # nsenter stops where its child does
-            at, said = self._lines.get(timeout=10)
+            at, said = self._lines.get(timeout=PATIENCE)
             return at - began if said else None
 
         return seconds

@@ -23,7 +23,7 @@ def head(cluster: Cluster) -> Iterator[Head]:
     """A pool with one rank on each of two nodes, which trains."""
     head = Head(cluster)
     try:
-        assert head.line(60)["nodes"] == ["h1", "h2"], head.log.read_text()
+        assert head.line()["nodes"] == ["h1", "h2"], head.log.read_text()
         yield head
     finally:
         head.end()
@@ -57,7 +57,7 @@ def test_nothing_is_left_after_a_fault(
 
 def test_the_pool_says_which_node_it_lost(head: Head, cluster: Cluster) -> None:
     send(cluster.nodes[1], AGENT)
-    said = head.line(20)
+    said = head.line()
     assert said["kind"] == "ended" and "h2" in said["why"], said
 
 
@@ -68,7 +68,7 @@ def test_the_end_of_ray_leaves_nothing(
 ) -> None:
     began = time.monotonic()
     send(cluster.home, GCS)
-    assert head.line(120)["kind"] == "ended"
+    assert head.line()["kind"] == "ended"
     told = time.monotonic() - began
     nothing_left_on(machines, ALL, SECONDS)
     measured.add("kill -9 of the GCS (in memory)", told, time.monotonic() - began)

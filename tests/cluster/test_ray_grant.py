@@ -4,7 +4,7 @@ import json
 
 from tests.cluster.faults import send
 from tests.cluster.hosts import Host
-from tests.cluster.ray_kit import Cluster, asked, granted, left_on, nothing_left_on
+from tests.cluster.ray_kit import PATIENCE, Cluster, asked, granted, left_on, nothing_left_on
 
 
 def test_two_nodes_are_granted_in_order(cluster: Cluster) -> None:
@@ -124,7 +124,7 @@ def test_a_grant_without_agents_ends_itself(cluster: Cluster, machines: list[Hos
         lost = [grant.until("Lost") for _ in cluster.nodes]
         assert {said["node"] for said in lost} == {"h1", "h2"}
         assert {said["how"] for said in lost} == {"its agent was killed by SIGKILL"}
-        assert grant.line(20) == {} and grant.process.wait(20) == 3
+        assert grant.line() == {} and grant.process.wait(PATIENCE) == 3
     nothing_left_on(machines)
 
 
@@ -150,4 +150,4 @@ def test_a_node_with_ranks_is_not_replaced(cluster: Cluster) -> None:
         for node in cluster.nodes:
             send(node, "stub_agent")
             assert grant.until("Lost")["node"] == node.name
-        assert grant.line(20) == {}
+        assert grant.line() == {}

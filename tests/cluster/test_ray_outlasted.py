@@ -29,15 +29,15 @@ def test_a_full_node_is_named(cluster: Cluster, measured: Measured) -> None:
     """What cannot be put there is refused; the pool works on, and it is put once there is room."""
     head = Head(cluster)
     try:
-        assert head.line(60)["kind"] == "ready"
+        assert head.line()["kind"] == "ready"
         (head.directory / "files").touch()
-        head.until("loaded", 30)
+        head.until("loaded")
         with cluster.nodes[1].full():
             began = time.monotonic()
-            why = head.until("refused", 30)["why"]
+            why = head.until("refused")["why"]
             told = time.monotonic() - began
         assert why.startswith("h2: ") and "No space left on device" in why
-        head.until("loaded", 30)
+        head.until("loaded")
         measured.add("no room on a node", told, "nothing ends; the next put succeeds once there is room")
     finally:
         head.end()
@@ -48,18 +48,18 @@ def test_a_lost_server_node_returns(split: Head, cluster: Cluster, measured: Mea
     """The trainer's node is not touched; the server is started in its bundle again, which Ray has to place
     anew where the node was lost with its raylet.
     """
-    first = split.until("server", 90, state="up")
+    first = split.until("server", state="up")
     assert first["node"] == "h2"
     rank = pids(cluster.nodes[0], RANK)
     began = time.monotonic()
     send(cluster.nodes[1], victim)
-    split.until("server", 30, state="failed")
+    split.until("server", state="failed")
     lost = time.monotonic() - began
     if victim == RAYLET:
         cluster.stop(cluster.nodes[1], force=True)
         cluster.join([cluster.nodes[1]])
         began = time.monotonic()
-    back = split.until("server", 120, state="up", node="h2")
+    back = split.until("server", state="up", node="h2")
     served = time.monotonic() - began
     assert back["agent"] != first["agent"]
     assert rank and pids(cluster.nodes[0], RANK) == rank

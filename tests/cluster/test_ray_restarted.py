@@ -50,7 +50,7 @@ def test_an_outage_of_the_head_goes_unnoticed(
     """Another pool is granted nodes as soon as it is back."""
     head = Head(stored)
     try:
-        assert head.line(120)["kind"] == "ready"
+        assert head.line()["kind"] == "ready"
         _again(stored.home, f"gcs/{GCS}", OUTAGE_SECONDS)
         with pytest.raises(queue.Empty):
             head.line(30)  # it would say that it ended
