@@ -6,19 +6,19 @@ from msgspec.structs import replace
 
 from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import refuse_contradictions
-from lorad.rl.rate import far_off, fitting_rate
+from lorad.rl.rate import fitting_rate, rate_doubts
 from lorad.spec.model import Spec
 
 
 def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
     """Fill in keys of lora, loggers, notify and trainer.lr where they are not given, and warn where the rate
-    is far off.
+    is far off or the rank high.
 
     Raises SpecError when trainer.min_lr is more than what was chosen.
     """
     if spec.algorithm.kind != "tinker":  # whose rate comes with each step
         rate = fitting_rate(spec, facts.model_type, facts.hidden_size)
-        facts = replace(facts, rate=rate, warnings=[*facts.warnings, *far_off(spec.trainer.lr, rate)])
+        facts = replace(facts, rate=rate, warnings=[*facts.warnings, *rate_doubts(spec, rate)])
         if spec.trainer.lr is None:
             spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr))
             refuse_contradictions(spec)

@@ -20,34 +20,34 @@ OWN = {"path": "/m"}
 
 def test_a_rate_is_filled_in_once() -> None:
     spec, facts = rated(convert({"model": OWN}), FACTS)
-    assert spec.trainer.lr == 4.73e-4 and not facts.warnings
+    assert spec.trainer.lr == 5.91e-5 and not facts.warnings
     assert rated(spec, FACTS) == (spec, facts)
 
 
 def test_a_given_rate_stays_and_is_doubted() -> None:
-    spec, facts = rated(convert({"model": OWN, "trainer": {"lr": 1e-5}}), FACTS)
-    assert spec.trainer.lr == 1e-5 and facts.rate is not None and facts.rate.lr == 4.73e-4
-    assert facts.warnings[0].startswith("trainer.lr: 1e-05 is 47 times below 0.000473")
+    spec, facts = rated(convert({"model": OWN, "trainer": {"lr": 6e-7}}), FACTS)
+    assert spec.trainer.lr == 6e-7 and facts.rate is not None and facts.rate.lr == 5.91e-5
+    assert facts.warnings[0].startswith("trainer.lr: 6e-07 is 98 times below 5.91e-05")
 
 
 def test_a_floor_above_the_chosen_rate_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"trainer.min_lr: 0.001 is more than trainer.lr 0.000473"):
+    with pytest.raises(SpecError, match=r"trainer.min_lr: 0.001 is more than trainer.lr 5.91e-05"):
         rated(convert({"model": OWN, "trainer": {"min_lr": 1e-3}}), FACTS)
 
 
 def test_a_resume_keeps_the_rate_of_the_run() -> None:
     spec, _ = rated(convert({"model": OWN}), FACTS)
     for overrides in (["trainer.lr=null"], ["trainer={steps: 7}"], ["trainer.steps=7"]):
-        assert changed(spec, overrides).trainer.lr == 4.73e-4
+        assert changed(spec, overrides).trainer.lr == 5.91e-5
     assert changed(spec, ["trainer.lr=1e-4"]).trainer.lr == 1e-4
 
 
 def test_show_says_whether_the_rate_fits() -> None:
     facts = rated(convert({"model": OWN}), FACTS)[1]
-    shown = RunDetails("a", "queued", spec={"trainer": {"lr": 4.73e-4}}, rate=facts.rate)
-    assert rate_in_words(shown) == "trainer.lr is 0.000473: it fits grpo on qwen3 of hidden size 4096"
+    shown = RunDetails("a", "queued", spec={"trainer": {"lr": 5.91e-5}}, rate=facts.rate)
+    assert rate_in_words(shown) == "trainer.lr is 5.91e-05: it fits grpo on qwen3 of hidden size 4096"
     other = replace(shown, spec={"trainer": {"lr": 1e-3}})
-    assert rate_in_words(other).startswith("trainer.lr is 0.001; 0.000473 fits grpo on qwen3")
+    assert rate_in_words(other).startswith("trainer.lr is 0.001; 5.91e-05 fits grpo on qwen3")
 
 
 async def test_a_run_is_made_with_a_fitting_rate(home: Path) -> None:
