@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,12 +106,11 @@ def read_facts(directory: Path) -> ModelFacts:
 
     Raises: SpecError that names the missing part, and for quantized weights, which nothing trains on.
     """
-    path = directory / "config.json"
-    data = read_json(path)
-    files = weight_files(directory)
+    data = read_json(directory / "config.json")
+    weight_files(directory)
     config = known_config(directory)
     if config is None:
-        return _of_headers(data, files, str(path))
+        return _of_headers(data, directory)
     return _of_family(config, str(data.get("model_type") or ""))
 
 
@@ -144,12 +143,7 @@ def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Path]:
     another shape, one of packed numbers, one that the forward would leave out, and a second copy of tied
     embeddings that differs from them.
     """
-    stored = {
-        name: (path, place)
-        for path in weight_files(directory)
-        for name, place in tensor_places(path).items()
-        if not _is_unread(name, config)
-    }
+    stored = {name: at for name, at in stored_tensors(directory).items() if not _is_unread(name, config)}
     expected, head = tensor_shapes(config), f"{HEAD}.weight"
     copy = stored.pop(head, None) if config.tie_word_embeddings else None
     others = sorted(stored.keys() - expected.keys())
@@ -182,6 +176,25 @@ def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Path]:
             hint="set tie_word_embeddings to false in config.json",
         )
     return {name: path for name, (path, _) in stored.items()}
+
+
+def stored_tensors(directory: Path) -> dict[str, tuple[Path, TensorPlace]]:
+    """Return the file of each tensor of a checkpoint, and its place there.
+
+    Raises SpecError for a tensor that two files hold: which of them counts, readers do not agree on.
+    """
+    stored: dict[str, tuple[Path, TensorPlace]] = {}
+    for path in weight_files(directory):
+        for name, place in tensor_places(path).items():
+            if name in stored:
+                raise SpecError(
+                    f"{stored[name][0]} and {path.name} both hold {name}",
+                    key="model.path",
+                    hint="One of them may be of another model, or of another download: download both again, "
+                    "or save the model anew with transformers' save_pretrained.",
+                )
+            stored[name] = (path, place)
+    return stored
 
 
 def _is_unread(name: str, config: ModelConfig) -> bool:
@@ -236,12 +249,13 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
     )
 
 
-def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> ModelFacts:
+def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
+    where = str(directory / "config.json")
     config = {**data, **(data.get("text_config") or {})}
     if data.get("quantization_config") or config.get("quantization_config"):
         raise SpecError(f"{where}: quantized weights cannot be trained on", hint="give the model in bfloat16")
     layers = _first(config, _LAYERS)
-    stored = {name: tensor for path in files for name, tensor in _header(path).items()}
+    stored = {name: place[:2] for name, (_, place) in stored_tensors(directory).items()}
     tensors = {name: tensor for name, tensor in stored.items() if not _is_later(name, layers)}
     is_tied = bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False)))
     matrices = {
@@ -342,11 +356,6 @@ def _integer(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> in
         f"{where}: {keys[0]} is {config.get(keys[0])!r}, not a positive integer",
         hint="Is it a causal language model? Download it again.",
     )
-
-
-def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Tensor name -> (dtype, shape), as the file itself says."""
-    return {name: (place.dtype, place.shape) for name, place in tensor_places(path).items()}
 
 
 def tensor_places(path: Path) -> dict[str, TensorPlace]:

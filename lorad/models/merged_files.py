@@ -20,7 +20,7 @@ from lorad.adapters.targets import HEAD, experts_of
 from lorad.adapters.tensors import bfloat16_bits
 from lorad.errors import Conflict, IntegrityError, SpecError, StorageError
 from lorad.models.directory import INDEX, read_json, weight_files
-from lorad.models.facts import TensorPlace, tensor_places
+from lorad.models.facts import TensorPlace, stored_tensors
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
@@ -88,7 +88,7 @@ def write_merged(
     base and adapter give.
     """
     files = weight_files(base)
-    targets = list(_targets(adapter, base, files))
+    targets = list(_targets(adapter, base))
     weights = sum(path.stat().st_size for path in files)
     _refuse_full(final, weights)
     total, done = 2 * weights, 0
@@ -120,14 +120,14 @@ def write_merged(
     return Merged(len(targets), manifest.bytes, float(np.sqrt(lost / added)) if added else 0.0)
 
 
-def _targets(adapter: Adapter, base: Path, files: list[Path]) -> Iterator[_Target]:
+def _targets(adapter: Adapter, base: Path) -> Iterator[_Target]:
     """Find the weight of each module of the adapter. Raises SpecError."""
     config = read_json(base / "config.json")
     text = config.get("text_config") or {}
     if config.get("quantization_config") or text.get("quantization_config"):
         hint = "Export without --merge, and serve the adapter on the quantized base."
         raise SpecError(f"{base} is quantized: an adapter cannot be added to its weights", hint=hint)
-    places = {name: (path, place) for path in files for name, place in tensor_places(path).items()}
+    places = stored_tensors(base)
     for module in adapter.config.modules:
         name = f"{module}.weight"
         if name not in places:

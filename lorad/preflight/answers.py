@@ -19,8 +19,7 @@ _SENTENCES = {
     "empty": "{reward} compares completions with it; leave the row out",
     "missing": "{reward} compares completions with it, which is how data frames write what is missing; leave "
     "the row out",
-    "number": "gsm8k reads no number in it, or several, so that no completion is right; end it with #### and "
-    "one number",
+    "number": "gsm8k reads no number in it, so that no completion is right; end it with #### and a number",
     "json": "{reward} wants it as JSON in a completion; make it a text, or score with a function of yours",
     "special": "{reward} is given text without special tokens, so that no completion is right; leave them "
     "out of the answer",

@@ -64,8 +64,10 @@ _OPENS = r"(?:[\s*_`\"({\[$\u20ac\xa3\xa5\u20b9]|\\boxed|\\[$(\[])*+"
 _NUMBER = re.compile(
     rf"{_OPENS}(?P<sign>[+-]?){_OPENS}(?:"
     r"(?:(?P<whole>\d++) ++)?(?P<top>\d++) *+/ *+(?P<bottom>\d++)"
-    r"|(?P<digits>\.?\d(?:[\d., ]*\d)?)(?:(?:[eE]| *+\* *+10\^\{?)(?P<power>[+-]?\d{1,3}))?)"
+    r"|(?P<digits>[1-9]\d{0,2}(?: \d{3})++(?:[.,]\d++)?(?!\d)|\.?\d++(?:[.,]\d++)*+)"
+    r"(?:(?:[eE]| *+\* *+10\^\{?)(?P<power>[+-]?\d{1,3}))?)"
 )
+_GOES_ON = re.compile(r"[^\s,;]*\d|\s*[-+*/^:=\xf7~]+[\s$]*\d")  # 3:30, 5-6, 20 - 2
 _GROUPED = {  # what groups thousands in digits of each form
     re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d+)?"): ",",
     re.compile(r"[1-9]\d{0,2}(?: \d{3})+(?:[.,]\d+)?"): " ",
@@ -139,8 +141,8 @@ def gsm8k(sample: RewardInput) -> float:
 
 
 def number_in(text: str) -> Fraction | None:
-    """Return the number that the first line of a text consists of, beside a currency, a unit and marks of
-    Markdown and LaTeX; None where it has none, and where it has several, such as 3:30 or 5-6.
+    """Return the number that the first line of a text begins with, beside a currency and marks of Markdown
+    and LaTeX; None where it begins with none, and where the number goes on, as in 3:30, 5-6 and 20 - 2.
     """
     line = text.strip().partition("\n")[0]
     for written, plain in _OF_LATEX.items():
@@ -151,7 +153,7 @@ def number_in(text: str) -> Fraction | None:
         return None
     behind = line[match.end() :]
     is_raised = behind[:1] == "^" or unicodedata.category(behind[:1] or " ") == "No"
-    if is_raised or re.search(r"\d", _OF_UNIT.sub("", behind)):
+    if is_raised or _GOES_ON.match(_OF_UNIT.sub("", behind)):
         return None
     value = _value_of(match)
     return -value if value is not None and match["sign"] == "-" else value

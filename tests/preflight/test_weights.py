@@ -97,6 +97,21 @@ def test_a_copy_of_another_shard_is_refused(tmp_path: Path) -> None:
     assert lost in checked(directory).problem
 
 
+@pytest.mark.parametrize("backend", ["builtin", "fsdp"])
+def test_a_tensor_of_two_shards_is_refused(backend: str, tmp_path: Path) -> None:
+    directory = written(tmp_path / "base", lambda tensors: tensors)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    save_file(tensors, directory / "a.safetensors")
+    save_file({Q: torch.zeros_like(tensors[Q])}, directory / "b.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "a.safetensors") | {Q: "b.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    early = checked(directory, trainer={"backend": backend}, rollout={"backend": "vllm"})
+    assert early.problem == f"{directory}/a.safetensors and b.safetensors both hold {Q}" and early.hint
+    with pytest.raises(SpecError, match=r"a\.safetensors and b\.safetensors both hold"):
+        load_base(directory, torch.float32, torch.device("cpu"))
+
+
 def test_what_is_equal_or_implied_is_let_through(tmp_path: Path) -> None:
     derived = "model.layers.0.self_attn.rotary_emb.inv_freq"
     more = {derived: torch.ones(8)}

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from lorad.errors import SpecError
 from lorad.models.base import add_to
-from lorad.models.directory import weight_files
+from lorad.models.facts import stored_tensors
 from lorad.models.packed import pack
 from lorad.protocol.pool_setup import Quantize
 from lorad.trainers.fsdp import experts
@@ -56,7 +56,7 @@ def fill(
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():
         buffer.copy_(derived[name])
-    files = _where(directory)
+    files = {name: path for name, (path, _) in stored_tensors(directory).items()}
     # transformers fuses or renames the tensors of some architectures, which cannot be copied as they are
     parts = experts.parts_of(mixtures)
     fused = {part.name for part in parts.values()}
@@ -99,18 +99,6 @@ def checksum(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         add_to(digest, _local(tensor))
     return digest.hexdigest()
-
-
-def _where(directory: Path) -> dict[str, Path]:
-    """Map each tensor's name to the file that holds it."""
-    found: dict[str, Path] = {}
-    for path in weight_files(directory):
-        try:
-            with safe_open(path, framework="pt") as file:
-                found.update(dict.fromkeys(file.keys(), path))
-        except (SafetensorError, OSError) as error:
-            raise SpecError(f"{path}: not a safetensors file: {error}", hint="download it again") from error
-    return found
 
 
 def _converts(model: nn.Module) -> bool:
