@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from lorad.box.models import MODELS
 from lorad.client.client import Client
 from lorad.client.shapes import Run
+from lorad.spec.numbers import BUILTIN_MODELS
 
 _SECONDS = 0.15  # that the daemon has: nobody waits for a completion
 _MOST = 200  # runs that ended, versions of a run, files
@@ -60,12 +62,13 @@ def _metrics_of(client: Client, ctx: Any) -> list[str]:
     return sorted(found)
 
 
-_BUILTIN = ("builtin:tiny", "builtin:tiny-moe")
 _names = _asked(_run_names)
 aliases = _asked(_alias_names)
 pools = _asked(lambda client, ctx: [pool.pool for pool in client.pools()])
 devices = _asked(lambda client, ctx: [device.device for device in client.devices()])
-_models = _asked(lambda client, ctx: dict.fromkeys([*_BUILTIN, *(pool.model for pool in client.pools())]))
+_models = _asked(
+    lambda client, ctx: dict.fromkeys([*BUILTIN_MODELS, *MODELS, *(pool.model for pool in client.pools())])
+)
 steps = _asked(lambda client, ctx: [c.step for c in client.checkpoints(ctx.params["runs"][0])])
 metrics = _asked(_metrics_of)
 sweeps = _asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.box.models import downloaded, models_of
 from lorad.cli import candidates, output
 from lorad.cli.options import AsJson, Silent, Version
 from lorad.client import launch
@@ -94,9 +95,10 @@ def _stopped_serving(client: Client, model: str) -> StoppedServing:
         return client.stop_serving(model)
     except NotFound:
         path = expanded(model)
-        if not path.is_dir():
+        directory = path if path.is_dir() else downloaded(model, models_of(client.home))
+        if directory is None:
             raise
-        return client.stop_serving(str(path.resolve()))
+        return client.stop_serving(str(directory.resolve()))
 
 
 def _split(adapter: str) -> AdapterRequest:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from lorad.box.models import MODELS
 from lorad.cli import candidates, output
 from lorad.cli.doctor.logout import own_name
 from lorad.cli.options import AsJson
@@ -44,7 +45,9 @@ def _note_absent(model: str, data: str) -> None:
     from lorad.rl.sources import SUFFIXES  # slow
 
     is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
-    if model and is_path and not model.startswith("builtin:") and not expanded(model).is_dir():
+    if model in MODELS and not expanded(model).is_dir():
+        note(f"`lorad models get {model}` downloads the model, where it is not there yet.")
+    elif model and is_path and not model.startswith("builtin:") and not expanded(model).is_dir():
         note(f"warning: there is no directory {model}; one of the hub is ORG/NAME")
     if Path(data).suffix in SUFFIXES and not expanded(data).exists():
         note(f"warning: there is no file {data} yet")

@@ -12,6 +12,7 @@ import msgspec
 
 from lorad.bounds import SPEC_BYTES
 from lorad.box.cluster import Cluster
+from lorad.box.models import MODELS
 from lorad.box.paths import Home
 from lorad.box.quiet import parse
 from lorad.errors import SpecError
@@ -152,8 +153,9 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, base in self.bases.items():
             is_hub_id = re.fullmatch(HUB_ID, base) is not None
-            if base not in BUILTIN_MODELS and not is_hub_id and not Path(base).expanduser().is_absolute():
-                known = ", ".join(BUILTIN_MODELS)
+            names = (*BUILTIN_MODELS, *MODELS)
+            if base not in names and not is_hub_id and not Path(base).expanduser().is_absolute():
+                known = ", ".join(names)
                 raise ValueError(
                     f"bases: {name}: expected an absolute directory, a hub id or one of {known}, got {base!r}"
                 )

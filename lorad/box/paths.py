@@ -314,6 +314,11 @@ class Home:
     def pools(self) -> Path:
         return self.root / "pools"
 
+    @property
+    def models(self) -> Path:
+        """Return the directory of the models that `lorad models get` brought, see `lorad/box/models.py`."""
+        return self.root / "models"
+
     def run(self, name: str) -> RunDir:
         return RunDir(self.runs / name)
 

@@ -8,6 +8,7 @@ from typing import Any
 from lorad.adapters.peft import PICKLES
 from lorad.adapters.targets import HEAD
 from lorad.bounds import CONFIG_BYTES, INDEX_BYTES
+from lorad.box.models import MODELS
 from lorad.errors import SpecError
 from lorad.files import expanded, read_file
 from lorad.models.config import ExpertsConfig, ModelConfig, groups_of, modules_in, parse_config, shapes_in
@@ -23,6 +24,7 @@ _SINGLE = "model.safetensors"
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
 _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other forms of the same weights
 _ANSWER_WITHIN = 10  # seconds
+_GIVE = "give a Hugging Face model directory"
 
 
 def resolve(path: str, *, any_architecture: bool = False) -> Path:
@@ -45,9 +47,8 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
     if local.is_dir():
         return local.resolve()
     if not re.fullmatch(HUB_ID, path) or local.exists():
-        raise SpecError(
-            f"{path} is not a directory", key="model.path", hint="give a Hugging Face model directory"
-        )
+        hint = f"`lorad models get {path}` downloads it" if path in MODELS else _GIVE
+        raise SpecError(f"{path} is not a directory", key="model.path", hint=hint)
     name, _, revision = path.partition("@")
     return _cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
 
@@ -163,9 +164,7 @@ def read_json(path: Path, most: int = CONFIG_BYTES) -> dict[str, Any]:
     try:
         data = json.loads(read_file(path, most))
     except FileNotFoundError as error:
-        raise SpecError(
-            f"{path.parent}: missing {path.name}", hint="give a Hugging Face model directory"
-        ) from error
+        raise SpecError(f"{path.parent}: missing {path.name}", hint=_GIVE) from error
     except (OSError, ValueError, RecursionError) as error:
         told = getattr(error, "strerror", None) or error
         raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error

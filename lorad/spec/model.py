@@ -45,8 +45,8 @@ class Model(Part, frozen=True):
     """The base model.
 
     Attributes:
-        path: `builtin:tiny`, `builtin:tiny-moe`, a local Hugging Face directory, or a hub id, perhaps with
-            `@revision`.
+        path: `builtin:tiny`, `builtin:tiny-moe`, a local Hugging Face directory, a name that `lorad models`
+            lists, or a hub id, perhaps with `@revision`.
         dtype: type of the base's weights; auto is the checkpoint's own.
         quantize: rounds the linears once, as they are loaded, to the numbers of a narrow format, for trainer
             and engine alike (not embeddings, head, norms and routers). nf4 is the 4-bit format of QLoRA with

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from lorad.box.paths import RunDir
+from lorad.box.models import downloaded, own_models
+from lorad.box.paths import Home, RunDir, default_home
 from lorad.client.requests import RunRequest
 from lorad.daemon.context import Context, Request
 from lorad.daemon.pools.as_owner import in_thread
@@ -51,10 +52,15 @@ def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
 
 
 def _absolute(model: str, cwd: Path, user: User | None) -> str:
-    """Make a model's path absolute where it is a directory that this user may look into."""
+    """Make a model's path absolute where it is a directory that this user may look into, or a model that they
+    or the home have by `lorad models get`.
+    """
     path = cwd / expanded(model, user)
+    places = [own_models(Path(user.home))] if user is not None else []
+    places.append(Home(default_home()).models)
     with as_user(user):
-        return str(path.resolve()) if os.path.isdir(path) else model
+        directory = path if os.path.isdir(path) else downloaded(model, *places)
+        return model if directory is None else str(directory.resolve())
 
 
 def expanded(path: str, user: User | None) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorad.box.config import TinkerSettings
+from lorad.box.models import downloaded
 from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.errors import LoradError
@@ -143,7 +144,7 @@ async def opened(
     """
     state = State.open(root / "notes")
     runs = Runs(home, settings, client)
-    models = Models(state, runs, await asyncio.to_thread(_bases_of, settings))
+    models = Models(state, runs, await asyncio.to_thread(_bases_of, settings, home))
     pools = Pools(Resolver(home, table or home.gateway / served.FILE), runs)
     checkpoints = Checkpoints(models)
     cleaning = Cleaning(models, checkpoints)
@@ -161,12 +162,12 @@ async def opened(
         state.log.close()
 
 
-def _bases_of(settings: TinkerSettings) -> dict[str, Path]:
+def _bases_of(settings: TinkerSettings, home: Home) -> dict[str, Path]:
     """Return the directory of each base; those that cannot be read are left out, and logged."""
     found = {}
     for name, base in settings.bases.items():
         try:
-            directory = resolve(base, any_architecture=True)
+            directory = resolve(str(downloaded(base, home.models) or base), any_architecture=True)
             read_facts(directory)
             found[name] = directory
         except (LoradError, OSError) as error:

@@ -1,0 +1,1 @@
+"""Models out of packages, turned into Hugging Face directories without torch."""
