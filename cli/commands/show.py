@@ -1,4 +1,6 @@
-"""lorad show, open and diff: everything about a run, where it is, and how it differs from another."""
+"""lorad show, why, open and diff: everything about a run, why it does not learn, where it is, and how it
+differs from another.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -91,6 +93,33 @@ def show(run: Run, as_json: AsJson = False) -> None:
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
     results = [("result", _result(result, data.results)) for result in data.results[-_RESULTS:]]
     table.print_fields([*fields, *sets, *results, *attempts, *warnings, *troubles, *raised, *spec])
+
+
+def why(run: Run, as_json: AsJson = False) -> None:
+    """Say why a run does not learn: what its journal and samples show, the most likely cause first, each with
+    its figures and what to try next.
+
+    `cause` explains by itself that nothing is learnt, `look` may be meant. docs/why.md says what each finding
+    means. A run of which nothing is found gets one sentence.
+    """
+    from lorad.why.table import explain
+
+    answer = explain(Client(), run)
+    if as_json:
+        output.print_json(answer)
+        return
+    for finding in answer.findings:
+        figures = "  ".join(f"{name} {_figure(value)}" for name, value in finding.figures.items())
+        fields = {finding.severity: f"{finding.name}: {finding.says}", "": figures, "try": finding.next}
+        table.print_fields([(name, value) for name, value in fields.items() if value])
+    if answer.findings:
+        output.note(f"{answer.says} {answer.looked}")
+    else:
+        output.report(f"Nothing was found that keeps {run} from learning. {answer.says} {answer.looked}")
+
+
+def _figure(value: float | int | str) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def open_(run: Run, as_json: AsJson = False) -> None:

@@ -7,6 +7,7 @@ backend trained them.
 
 import builtins
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -151,6 +152,18 @@ class Adapter(Struct, frozen=True, dict=True):
     def is_finite(self) -> bool:
         """Return whether no number is NaN or infinite."""
         return self._once("_finite", lambda: all(bool(np.isfinite(t).all()) for t in self.tensors.values()))
+
+    def norm(self) -> float:
+        """Return the Frobenius norm of scale * B A over all modules, by products of rank x rank."""
+        return self._once("_norm", self._measured)
+
+    def _measured(self) -> float:
+        total = 0.0
+        for module in self.config.modules:
+            a, b = (self.tensors[f"{module}.lora_{letter}.weight"] for letter in "AB")
+            inner = (b.T @ b).astype(np.float64) * (a @ a.T)
+            total += self.config.scale_of(module) ** 2 * float(inner.sum())
+        return math.sqrt(max(total, 0.0))
 
     def _hashed(self) -> str:
         whole = hashlib.sha256()

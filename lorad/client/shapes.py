@@ -14,6 +14,7 @@ from lorad.client.check_shapes import Files
 from lorad.client.queue_shapes import Queued
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.evals import SetScore, figures
+from lorad.protocol.inputs import RowCounts
 from lorad.protocol.preflight import ErrorSaid, Rate
 from lorad.protocol.traffic import Figures
 
@@ -130,6 +131,7 @@ class Beginning(Struct, frozen=True):
     inputs: dict[str, str] = {}  # sha256 of each file of user code and of the model's, by what it is
     software: dict[str, str] = {}  # versions of what the pool ran on, by package; empty where not kept
     routes: str = "off"  # what rollout.routes came to
+    rows: RowCounts = RowCounts()  # what its data are made of
 
 
 class Trainable(Struct, frozen=True):
@@ -210,7 +212,7 @@ class Step(Struct, frozen=True):
     critic_grad_norm, grad_norm, importance_capped, importance_max, rejected (of the weights against the
     engine), kl_coef (where it adapts), prompts_sampled, prompts_used (with dynamic sampling),
     logprob_difference, logprob_difference_max, staleness_difference, routes_differ, routes_unknown (where
-    routes are replayed), seconds_publish, seconds_attest (a part of the one before),
+    routes are replayed), those of `lorad/driver/sampling/spread.py`, seconds_publish, seconds_attest,
     trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu, host_cpu, host_memory,
     device_utilization, device_memory, device_power (watts). A step of sft or dpo has no rewards, groups and
     ratios; sft has perplexity and token_accuracy, dpo has pair_accuracy, chosen_reward,

@@ -20,6 +20,7 @@ from lorad.driver.attempt.pool import is_same_base, newest_version, open_of, siz
 from lorad.driver.evals import progress
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
 from lorad.driver.publish import publish
+from lorad.driver.sampling.row_counts import row_counts
 from lorad.driver.session import Session, State
 from lorad.driver.supervised import LINEAR, held_out_likelihood
 from lorad.driver.train import policy_loss
@@ -292,6 +293,7 @@ def _attempt(
         commits=commits(session.spec),
         software=info.versions,
         routes="record" if session.records_routes else "off",
+        rows=row_counts(session),
     )
 
 

@@ -62,7 +62,7 @@ def _step(session: Session) -> None:
     """One step on samples of the current version, or of one that is not too old. Without an update there is
     no new version. Raises LoradError where too many rewards failed."""
     started = time.perf_counter()
-    session.seconds = {}
+    session.seconds, session.moved = {}, {}
     rollout = sample(session)
     scores = score(session, rollout)
     scored = choose(session, rollout, scores)

@@ -3,6 +3,7 @@ journaled.
 """
 
 from lorad.driver.attempt.versions import version_fact
+from lorad.driver.sampling.spread import movement
 from lorad.driver.session import Session
 from lorad.protocol.calls import LoadVersion, Publish, Published
 
@@ -23,6 +24,7 @@ def publish(session: Session, step: int) -> Published:
         session.journal.append("version", step, fact)
     state.version, state.next_version, state.published = number, number + 1, step
     session.current_sha256 = published.sha256
+    session.moved = movement(published)
     session.seconds["attest"] = session.seconds.get("attest", 0.0) + published.attest_seconds
     return published
 

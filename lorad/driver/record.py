@@ -14,6 +14,7 @@ import numpy as np
 from lorad.driver import critic
 from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.driver.rewards import Score
+from lorad.driver.sampling.spread import spread_metrics
 from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
@@ -109,7 +110,8 @@ def _metrics(
     staleness: see `Plan`. With replayed routes, of the tokens that were computed, prompts included:
     routes_differ, the share that the trainer's own router would have sent to other experts in any layer, of
     those whose route is known; routes_unknown, the share whose route is not. Of a critic: see
-    `lorad/driver/critic.py`; it has no flat groups, since each sample teaches by itself.
+    `lorad/driver/critic.py`; it has no flat groups, since each sample teaches by itself. How rewards, lengths
+    and texts are spread, and how far the version moved: see `lorad/driver/sampling/spread.py`.
     """
     samples, seconds, state = rollout.samples, session.seconds, session.state
     steps = [*trained.steps, *(update.step for update in trained.critic)]
@@ -142,7 +144,8 @@ def _metrics(
         values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
     values |= _episode_metrics(samples) | _costs(scored.scores)
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
-    values |= _route_metrics(trained.first)
+    values |= _route_metrics(trained.first) | session.moved
+    values |= spread_metrics(rollout, scored, session.tokenizer.special_ids)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 

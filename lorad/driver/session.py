@@ -132,6 +132,7 @@ class Session:
     patient_from: the step at which it ended so before, from which eval.stop counts.
     tokens_per_microbatch: as the pool has it.
     current_sha256: of the current version's tensors.
+    moved: how far the version that the step published is from others, see `movement`.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
 
@@ -157,6 +158,7 @@ class Session:
     patient_from: int = 0
     tokens_per_microbatch: int = 0
     current_sha256: str = ""
+    moved: dict[str, float] = field(default_factory=dict)
     reference: Path | None = None
 
     @cached_property

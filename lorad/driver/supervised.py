@@ -87,7 +87,7 @@ class Likelihood:
 def step(session: Session, objective: Objective) -> None:
     """Train on the next rows, and record and evaluate that."""
     started = time.perf_counter()
-    session.seconds = {}
+    session.seconds, session.moved = {}, {}
     state, rate = session.state, current_rate(session)
     examples = session.train_data.take(state.position, session.spec.data.prompts_per_step)
     now = Plan(state.step, examples, state.position, state.version, state.step)
@@ -206,7 +206,7 @@ def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: 
     if done.step is not None:
         values |= {"grad_norm": done.step.grad_norm, "seconds_waited": done.step.waited}
         values |= trainer_metrics([done.step])
-    return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
+    return values | session.moved | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
 def _likelihood(prefix: str, found: _Likely) -> Metrics:

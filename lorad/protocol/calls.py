@@ -287,12 +287,19 @@ class Attestation(Struct, frozen=True):
 
 
 class Published(Struct, frozen=True):
+    """The version that was published.
+
+    seconds: export and load, without attestation.
+    norm: of the adapter, see `Adapter.norm`; None of a pool of an older lorad.
+    """
+
     version: str
     sha256: str
     bytes: int
-    seconds: float  # export and load, without attestation
+    seconds: float
     attest_seconds: float
     attestation: Attestation
+    norm: float | None = None
 
 
 class Save(Struct, frozen=True):

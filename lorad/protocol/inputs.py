@@ -13,6 +13,22 @@ from lorad.files import open_file
 HASHED_BYTES = 1 << 30  # of data that are hashed as a whole, which takes a second or two
 
 
+class RowCounts(Struct, frozen=True):
+    """What the rows of an attempt are, as far as they were looked at.
+
+    rows: of the training data, 0 of data that never end; distinct: how many of them no other one equals, by
+        prompt and completions. held_out: problems of data.eval; seen: those among the rows that are trained
+        on. template: whether the model's chat template writes the prompts: applied, unused, or none where it
+        has none.
+    """
+
+    rows: int = 0
+    distinct: int = 0
+    held_out: int = 0
+    seen: int = 0
+    template: str = ""
+
+
 class Input(Struct, frozen=True):
     """A file that an attempt read.
 

@@ -28,7 +28,7 @@ from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
 from lorad.files import fsync, names, open_file
 from lorad.protocol.evals import SetScore
-from lorad.protocol.inputs import Input
+from lorad.protocol.inputs import Input, RowCounts
 from lorad.protocol.nodes import PlacedNode
 
 _VERSION = 1
@@ -86,6 +86,7 @@ class Attempt(Struct, frozen=True):
     commits: of hub datasets that are streamed, by their names.
     software: versions of what the pool runs on, by package.
     routes: what rollout.routes came to.
+    rows: what the data are made of.
     """
 
     pid: int
@@ -106,6 +107,7 @@ class Attempt(Struct, frozen=True):
     commits: dict[str, str] = {}
     software: dict[str, str] = {}
     routes: Literal["record", "off"] = "off"
+    rows: RowCounts = RowCounts()
 
 
 class Placed(Struct, frozen=True):

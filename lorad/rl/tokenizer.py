@@ -108,6 +108,12 @@ class Tokenizer:
         tokens = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in tokens if token.special]
 
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """Return the ids of its special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return tuple(number for number, token in added if token.special)
+
     @property
     def added(self) -> dict[str, int]:
         """Return the ids of the tokens that are cut out of a text before anything else, by their text."""

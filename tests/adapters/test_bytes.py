@@ -13,6 +13,7 @@ from lorad.adapters.directory import verify, write_directory
 from lorad.adapters.peft import WEIGHTS, read_peft, write_peft
 from lorad.adapters.tensors import serialized
 from tests.adapters.test_peft_files import an_adapter
+from tests.kit.fakes.random_adapters import random_adapter
 
 
 def test_the_bytes_are_those_that_safetensors_writes() -> None:
@@ -56,3 +57,13 @@ def test_manifest_has_the_digest_of_the_adapter(tmp_path: Path) -> None:
     manifest = write_directory(tmp_path / "1", lambda made: write_peft(adapter, made, "base"))
     assert manifest.files[WEIGHTS].sha256 == adapter.digest()
     verify(tmp_path / "1")
+
+
+def test_the_norm_is_that_of_the_products() -> None:
+    experts = "model.layers.0.mlp.experts.0.up_proj"
+    adapter = random_adapter({"model.layers.0.self_attn.q_proj": (6, 5), experts: (7, 3)}, 1, expert_rank=2)
+    total = 0.0
+    for module in adapter.config.modules:
+        a, b = (adapter.tensors[f"{module}.lora_{letter}.weight"] for letter in "AB")
+        total += float((adapter.config.scale_of(module) ** 2 * (b @ a) ** 2).sum())
+    assert adapter.norm() == pytest.approx(total**0.5, rel=1e-5)

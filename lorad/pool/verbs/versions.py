@@ -150,7 +150,8 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds
     attest_seconds = scored - exported + live.attest_seconds
-    return calls.Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
+    verdict = live.entry.verdict
+    return calls.Published(version, digest, adapter.bytes, seconds, attest_seconds, verdict, adapter.norm())
 
 
 async def _export(pool: Pool, tenant: Tenant, args: calls.Publish) -> tuple[Adapter, str]:
@@ -158,6 +159,7 @@ async def _export(pool: Pool, tenant: Tenant, args: calls.Publish) -> tuple[Adap
 
     def checked() -> str:
         validate(adapter, pool.trainer.modules())
+        adapter.norm()  # which is kept with it
         return adapter.digest()
 
     try:

@@ -1,0 +1,59 @@
+"""What is journaled of a step so that `lorad why` can answer later: how rewards and lengths are spread, and
+whether samples are alike, blank, repeat themselves or go on behind their end.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lorad.driver.session import Rollout, Sample, Scored
+from lorad.protocol.calls import Published
+
+_GRAM, _LEAST = 4, 8  # tokens that are compared at a time, and those of the shortest sample that is looked at
+
+
+def spread_metrics(rollout: Rollout, scored: Scored, special_ids: Sequence[int]) -> dict[str, float]:
+    """Return reward_min, reward_max; reward_best, the mean over groups of their best reward;
+    response_length_min, response_length_max; distinct, the mean over groups of the share of samples that no
+    other one equals; empty, the share of samples without any visible text; repetition, the mean share of
+    runs of four tokens that stood in the same sample before; special_inside, the share of completions with a
+    special token before their last one. What was not measured is absent.
+    """
+    samples = rollout.samples
+    lengths = [sample.size for sample in samples]
+    found = {
+        "response_length_min": float(min(lengths)),
+        "response_length_max": float(max(lengths)),
+        "empty": float(np.mean([not sample.text.strip() for sample in samples])),
+    }
+    if several := [group for group in rollout.groups if len(group) > 1]:
+        kinds = [len({sample.tokens.tobytes() for sample in group}) / len(group) for group in several]
+        found["distinct"] = float(np.mean(kinds))
+    if scored.rewards.size:
+        rewards = scored.rewards.astype(np.float64)
+        groups = np.split(rewards, np.cumsum(scored.sizes)[:-1])
+        found |= {"reward_min": float(rewards.min()), "reward_max": float(rewards.max())}
+        found["reward_best"] = float(np.mean([group.max() for group in groups if group.size]))
+    if long := [repetition(sample) for sample in samples if sample.size >= _LEAST]:
+        found["repetition"] = float(np.mean(long))
+    if completions := [sample for sample in samples if sample.episode is None]:
+        inside = [bool(np.isin(sample.tokens[:-1], special_ids).any()) for sample in completions]
+        found["special_inside"] = float(np.mean(inside))
+    return found
+
+
+def repetition(sample: Sample) -> float:
+    """Return the share of the runs of four tokens of a sample that stood in it before."""
+    grams = np.lib.stride_tricks.sliding_window_view(sample.tokens, _GRAM)
+    return 1.0 - len(np.unique(grams, axis=0)) / len(grams)
+
+
+def movement(published: Published) -> dict[str, float]:
+    """Return how far a version is from others, as the pool measured it: policy_change from the base (of a run
+    that starts from an adapter, too) and policy_step from the version before, nats per canary token (root of
+    the mean square, by the trainer); adapter_norm, the Frobenius norm of scale * B A over all modules.
+    """
+    facts = published.attestation.facts
+    names = {"policy_change": "signal", "policy_step": "step"}
+    found = {name: facts[fact] for name, fact in names.items() if fact in facts}
+    return found if published.norm is None else {**found, "adapter_norm": published.norm}

@@ -1,0 +1,149 @@
+"""The figures of a run that rules read: gathered once from the daemon's answers, and pure from then on."""
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from statistics import fmean, variance
+
+import msgspec
+from msgspec import Struct
+
+from lorad.client.client import Client
+from lorad.client.shapes import Evaluation, RunDetails, Sample, Step, Version
+from lorad.errors import LoradError, NotFound
+from lorad.spec.model import Spec
+
+_MOST_STEPS = 300  # that are read of a run, spread over all of it
+_MOST_SAMPLES = 256  # of a step
+_EARLY = 3  # steps that say what the base does, and as many that say what a run has come to
+_LEAST = 6  # steps that have a trend
+
+
+class Facts(Struct, frozen=True, dict=True):
+    """What is known of a run.
+
+    steps: in order, the first and the last ones and some between. early, late: samples of a few steps.
+    """
+
+    run: RunDetails
+    spec: Spec
+    steps: list[Step]
+    evals: list[Evaluation]
+    versions: list[Version]
+    early: list[Sample]
+    late: list[Sample]
+
+    # -- curves ----------------------------------------------------------------------------------------------
+    def curve(self, metric: str) -> list[float]:
+        """Return the finite values of a metric, in order of steps."""
+        values = (step.metrics.get(metric) for step in self.steps)
+        return [float(value) for value in values if value is not None and math.isfinite(value)]
+
+    def start(self, metric: str) -> float | None:
+        """Return the mean of a metric over the first steps; None where it was not measured."""
+        values = self.curve(metric)[:_EARLY]
+        return fmean(values) if values else None
+
+    def end(self, metric: str) -> float | None:
+        """Return the mean of a metric over the last steps; None where it was not measured."""
+        values = self.curve(metric)[-_EARLY:]
+        return fmean(values) if values else None
+
+    def mean(self, metric: str) -> float | None:
+        """Return the mean of a metric over all steps; None where it was not measured."""
+        values = self.curve(metric)
+        return fmean(values) if values else None
+
+    def trend(self, metric: str) -> float:
+        """Return by how many standard errors the last third of a curve is above its first; 0 for a short
+        one.
+        """
+        values = self.curve(metric)
+        if len(values) < _LEAST:
+            return 0.0
+        part = max(len(values) // 3, 2)
+        first, last = values[:part], values[-part:]
+        error = math.sqrt((variance(first) + variance(last)) / part)
+        rise = fmean(last) - fmean(first)
+        return rise / error if error else math.copysign(math.inf, rise) if rise else 0.0
+
+    @property
+    def learns(self) -> bool:
+        """Return whether the reward, or what is minimised, gets better beyond its noise."""
+        return self.trend("reward") > 2 or (not self.curve("reward") and self.trend("loss") < -2)
+
+    # -- steps and groups ------------------------------------------------------------------------------------
+    @cached_property
+    def group_size(self) -> int:
+        return self.spec.algorithm.group_size
+
+    def flat(self, *, early: bool) -> float | None:
+        """Return the share of the groups that have one reward; None where groups are not compared. early: of
+        the first steps, else of all.
+        """
+        values = self.curve("zero_variance_groups")
+        shares = [value / self.spec.data.prompts_per_step for value in values[: _EARLY if early else None]]
+        return min(fmean(shares), 1.0) if shares else None
+
+    @cached_property
+    def reward_span(self) -> tuple[float, float] | None:
+        """The least and the greatest reward of any sample; None without rewards."""
+        lows = self.curve("reward_min") or [one.reward for one in self.samples if one.reward is not None]
+        highs = self.curve("reward_max") or lows
+        return (min(lows), max(highs)) if lows else None
+
+    # -- samples ---------------------------------------------------------------------------------------------
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """All samples that were read, each once."""
+        known = {(one.step, one.prompt_id, one.index): one for one in [*self.early, *self.late]}
+        return list(known.values())
+
+    @cached_property
+    def answered(self) -> list[Sample]:
+        """The samples with a reward whose rows have an answer."""
+        return [one for one in self.samples if one.reward is not None and answer_of(one)]
+
+
+def answer_of(sample: Sample) -> str:
+    """Return the final answer of a row: of GSM8K what stands behind ####."""
+    return (sample.answer or "").rpartition("####")[2].strip()
+
+
+def gives_answer(sample: Sample) -> bool:
+    """Return whether the answer stands in a completion, as a word of its own."""
+    return re.search(rf"(?<!\w){re.escape(answer_of(sample))}(?!\w)", sample.completion) is not None
+
+
+def gather(client: Client, run: str) -> Facts:
+    """Read a run. Raises NotFound, and LoradError for one whose spec is of another lorad."""
+    details = client.show(run)
+    try:
+        spec = msgspec.convert(details.spec, Spec)
+    except msgspec.ValidationError as error:
+        raise LoradError(
+            f"the spec of {run} is of another lorad: {error}", hint="`lorad show` has its figures."
+        ) from None
+    every = -(-details.step // _MOST_STEPS)
+    steps = {step.step: step for step in client.steps(run, limit=_EARLY)}
+    steps |= {step.step: step for step in client.steps(run, every=max(every, 1))}
+    numbers = sorted(steps)
+    samples = {number: _samples(client, run, number) for number in {*numbers[:_EARLY], *numbers[-_EARLY:]}}
+    return Facts(
+        details,
+        spec,
+        [steps[number] for number in numbers],
+        client.evals(run),
+        client.adapters(run),
+        [one for number in numbers[:_EARLY] for one in samples[number]],
+        [one for number in numbers[-_EARLY:] for one in samples[number]],
+    )
+
+
+def _samples(client: Client, run: str, step: int) -> Sequence[Sample]:
+    """Read samples of a step; none where they were deleted."""
+    with suppress(NotFound):
+        return client.samples(run, step=step, limit=_MOST_SAMPLES, brief=True)
+    return []

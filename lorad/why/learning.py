@@ -1,0 +1,245 @@
+"""Rules about what training does to the adapter: whether it moves, is served, and where it runs away to."""
+
+from collections.abc import Iterable
+from statistics import fmean, pstdev
+
+from msgspec.structs import replace
+
+from lorad.client.shapes import Sample
+from lorad.rl.rate import rate_doubts
+from lorad.why.facts import Facts, answer_of, gives_answer
+from lorad.why.finding import Finding
+
+_MANY = 0.5  # share of updates or versions
+_STILL = 1e-7  # nats per token: what rounding moves
+_SLOW = 1e-3  # nats per token that a run of many updates has moved
+_UPDATES = 10
+_APART = 0.05  # nats per token between trainer and engine, as `alarms.logprob_difference`
+_FAR = 0.5  # nats per token from the reference, as `alarms.kl`
+_STRONG = 0.2  # a coefficient of KL, five times the largest of published runs (TRL and DeepSeek: 0.04)
+_CERTAIN = 0.02  # nats of entropy per token
+_LONGER, _EARNED = 1.5, 0.4  # times the first length; correlation of reward and length in a group
+_LOW_RANK = 8
+_REPEATED = 0.4  # share of runs of four tokens
+
+
+def not_finite(facts: Facts) -> Finding | None:
+    """Find updates that were skipped because loss or gradient was not finite."""
+    skipped, made = sum(facts.curve("skipped_updates")), sum(facts.curve("updates"))
+    if not skipped or skipped < 0.2 * (skipped + made):
+        return None
+    return Finding(
+        "not-finite",
+        "cause",
+        f"{skipped:.0f} of {skipped + made:.0f} updates were skipped: loss or gradient was not finite.",
+        {"skipped": skipped, "updates": made},
+        f"trainer.lr={(facts.spec.trainer.lr or 0.0) / 10:g}",
+    )
+
+
+def still(facts: Facts) -> Finding | None:
+    """Find an adapter that its updates do not move."""
+    trainer, lora = facts.spec.trainer, facts.spec.lora
+    updates, moved = sum(facts.curve("updates")), facts.curve("policy_change")
+    if not updates or not moved:
+        return None
+    norms, gradients = facts.curve("adapter_norm"), facts.curve("grad_norm")
+    figures: dict[str, float | int | str] = {"policy_change": moved[-1], "updates": updates}
+    figures |= {"adapter_norm": norms[-1]} if norms else {}
+    steps = facts.curve("policy_step")
+    if max(moved[-1], *steps) > _STILL and (moved[-1] > _SLOW or updates < _UPDATES or facts.learns):
+        return None
+    is_still = max(moved[-1], *steps) <= _STILL
+    says = (
+        f"{updates:.0f} updates have moved the policy by {moved[-1]:.2g} nats per token from where it began"
+    )
+    if trainer.lr == 0:
+        reason, step = "trainer.lr is 0", "trainer.lr=null"
+    elif gradients and max(gradients) == 0 and lora.init == "zero":
+        reason, step = "lora.init is zero, so that A and B have no gradient", "lora.init=kaiming"
+    elif gradients and max(gradients) == 0:
+        reason, step = "every gradient is 0", f"lorad samples {facts.run.name}"
+    elif trainer.loraplus_lr_ratio < 0.1:
+        reason = f"B has {trainer.loraplus_lr_ratio:g} times the rate of A, and begins at 0"
+        step = "trainer.loraplus_lr_ratio=1"
+    else:
+        reason, step = f"trainer.lr is {trainer.lr:g}", "trainer.lr=null"
+    reason += f"; the norm of B A is {norms[-1]:.2g}" if norms else ""
+    return Finding("still", "cause" if is_still else "look", f"{says}: {reason}.", figures, step)
+
+
+def unserved(facts: Facts) -> Finding | None:
+    """Find versions that the engine was not seen to serve."""
+    if facts.run.reason == "attestation_failed":
+        says, doubtful = f"The engine does not serve what was trained: {facts.run.detail}", 1.0
+    else:
+        versions = facts.versions
+        doubtful = fmean(one.attested == "inconclusive" for one in versions) if versions else 0.0
+        if doubtful < _MANY:
+            return None
+        says = (
+            f"The attestation of {doubtful:.0%} of the versions is inconclusive: {versions[-1].attestation}"
+        )
+    return Finding(
+        "unserved",
+        "cause" if facts.run.reason == "attestation_failed" else "look",
+        f"{says.rstrip('.')}.",
+        {"doubtful": doubtful},
+        f"lorad verify {facts.run.name}",
+    )
+
+
+def apart(facts: Facts) -> Finding | None:
+    """Find an engine whose log-probabilities are not the trainer's."""
+    difference = facts.mean("logprob_difference")
+    if difference is None or difference < _APART:
+        return None
+    return Finding(
+        "mismatch",
+        "cause",
+        f"Trainer and engine differ by {difference:.2g} nats per token under the same weights: the samples "
+        "are off-policy.",
+        {"logprob_difference": difference},
+        "algorithm.correction={kind: token_truncate, high: 2.0}",
+    )
+
+
+def rate(facts: Facts) -> Finding | None:
+    """Find a learning rate, or a rank, that is far from those with which such runs have learnt."""
+    fits, spec = facts.run.rate, facts.spec
+    if fits is None or not (doubts := rate_doubts(spec, fits)) or facts.learns:
+        return None
+    lr = spec.trainer.lr or fits.lr
+    low_rank = replace(spec, lora=replace(spec.lora, rank=min(_LOW_RANK, spec.lora.rank)))
+    return Finding(
+        "rate",
+        "cause" if lr > fits.lr else "look",
+        f"{'; '.join(doubts)}. {_moved(facts)}".strip(),
+        {"lr": lr, "fits": fits.lr, "rank": spec.lora.rank},
+        "trainer.lr=null" if rate_doubts(low_rank, fits) else f"lora.rank={_LOW_RANK}",
+    )
+
+
+def _moved(facts: Facts) -> str:
+    """Say how far the policy has moved; "" where that is not known."""
+    moved = facts.curve("policy_change")
+    return f"The policy is {max(moved):.2g} nats per token from the base." if moved else ""
+
+
+def length_hacking(facts: Facts) -> Finding | None:
+    """Find completions that get longer because length itself is rewarded."""
+    first, last = facts.start("response_length"), facts.end("response_length")
+    if not first or last is None or last < _LONGER * first or facts.trend("response_length") < 2:
+        return None
+    earned = _correlation(facts.samples)
+    if earned < _EARNED or _right(facts.late) > _right(facts.early):
+        return None
+    return Finding(
+        "length-hacking",
+        "cause",
+        f"Completions grew from {first:.0f} to {last:.0f} tokens, and within a group reward goes with length "
+        f"(correlation {earned:.2f}) while no more answers are right.",
+        {"first": first, "last": last, "correlation": earned},
+        "algorithm.overlong={penalty: 1.0}",
+    )
+
+
+def _correlation(samples: Iterable[Sample]) -> float:
+    """Return the correlation of reward and length within groups; 0 where either does not differ."""
+    groups: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for one in samples:
+        if one.reward is not None:
+            groups.setdefault((one.step, one.prompt_id), []).append((float(one.reward), float(one.size)))
+    pairs = []
+    for group in groups.values():
+        reward, size = (fmean(column) for column in zip(*group, strict=True))
+        pairs += [(one - reward, length - size) for one, length in group]
+    if not pairs:
+        return 0.0
+    spread = pstdev(one for one, _ in pairs) * pstdev(length for _, length in pairs)
+    return fmean(one * length for one, length in pairs) / spread if spread else 0.0
+
+
+def _right(samples: Iterable[Sample]) -> float:
+    """Return the share of completions that are the answer of their row; 0 where rows have none."""
+    answered = [one for one in samples if answer_of(one)]
+    return fmean(gives_answer(one) for one in answered) if answered else 0.0
+
+
+def repetition(facts: Facts) -> Finding | None:
+    """Find completions that have come to repeat themselves."""
+    first, last = facts.start("repetition"), facts.end("repetition")
+    if first is None or last is None or last < max(_REPEATED, 2 * first):
+        return None
+    return Finding(
+        "repetition",
+        "cause",
+        f"{last:.0%} of four tokens in a row stood in the same completion before, {first:.0%} at the start: "
+        "it repeats itself, and the reward does not mind.",
+        {"first": first, "last": last},
+        f"lorad samples {facts.run.name} --sort reward",
+    )
+
+
+def entropy_gone(facts: Facts) -> Finding | None:
+    """Find a policy that tries nothing any more."""
+    first, last, flat = facts.start("entropy"), facts.end("entropy"), facts.flat(early=False)
+    if first is None or last is None or last > min(_CERTAIN, first / 5) or not flat or facts.learns:
+        return None
+    return Finding(
+        "entropy",
+        "look",
+        f"The entropy fell from {first:.2g} to {last:.2g} nats per token, and the reward does not rise: "
+        "hardly anything is tried any more.",
+        {"first": first, "last": last},
+        "algorithm.entropy_coef=0.01",
+    )
+
+
+def kl_away(facts: Facts) -> Finding | None:
+    """Find a policy that ran away from its reference while it earned less."""
+    kl, fell = facts.end("kl"), facts.trend("reward")
+    far = kl if kl is not None else (facts.end("policy_change") or 0.0)
+    if far < _FAR or fell > -2:
+        return None
+    return Finding(
+        "kl",
+        "cause",
+        f"The policy is {far:.2g} nats per token from its reference, and the reward fell from "
+        f"{facts.start('reward'):.3g} to {facts.end('reward'):.3g}.",
+        {"kl": far, "reward_trend": fell},
+        f"trainer.lr={(facts.spec.trainer.lr or 0.0) / 10:g}",
+    )
+
+
+def kl_holds(facts: Facts) -> Finding | None:
+    """Find a KL penalty that holds the policy where it is."""
+    coef = facts.end("kl_coef") or facts.spec.algorithm.kl_coef
+    if facts.spec.algorithm.name == "distill" or coef < _STRONG or facts.learns:
+        return None
+    kl = facts.end("kl") or 0.0
+    return Finding(
+        "kl-too-strong",
+        "cause",
+        f"algorithm.kl.coef is {coef:g}, where published runs have 0.001 to 0.04, and the reward does not "
+        f"rise: the penalty holds the policy at {kl:.2g} nats per token from its reference.",
+        {"kl_coef": coef, "kl": kl},
+        "algorithm.kl.coef=0.001",
+    )
+
+
+def rises_not(facts: Facts) -> Finding | None:
+    """Find a reward, or a loss, that goes the wrong way without another reason."""
+    if facts.trend("reward") < -3:
+        name, first, last = "reward", facts.start("reward"), facts.end("reward")
+    elif not facts.curve("reward") and facts.trend("loss") > 3:
+        name, first, last = "loss", facts.start("loss"), facts.end("loss")
+    else:
+        return None
+    return Finding(
+        "worse",
+        "look",
+        f"The {name} went from {first:.3g} to {last:.3g}. {_moved(facts)}".strip(),
+        {"first": first or 0.0, "last": last or 0.0},
+        f"trainer.lr={(facts.spec.trainer.lr or 0.0) / 10:g}",
+    )
