@@ -304,7 +304,7 @@ def _evaluation(found: Evaluation) -> str:
     return f"held-out eval at step {found.step}:{means or ' -'}{sets}"
 
 
-def conclusion(run: Run) -> str:
+def conclusion(run: RunDetails) -> str:
     """Say how a run ended, or that it works."""
     name, where = run.name, f"step {steps_in_words(run, ' of ')}"
     if run.state not in OVER:
@@ -316,4 +316,5 @@ def conclusion(run: Run) -> str:
     evals = evals_in_words(run) and f"held-out eval {evals_in_words(run)}"
     how = f"`lorad resume {name}` continues" if run.reason == "lost" and "`lorad resume" not in detail else ""
     ended = f"{name} ended ({run.reason}) at {where}{detail}"
-    return clauses(ended, evals, failures(run), idleness(run), how)
+    expected = "; ".join(one.in_words for one in run.expected)
+    return clauses(ended, evals, expected, failures(run), idleness(run), how)

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from lorad.client.shapes import Event
+from lorad.protocol.expected import Expected
 from lorad.text import moment, number, one_line, size
 
 _Data = dict[str, Any]  # each kind of event has its own, and kinds come and go with the daemon's version
@@ -93,6 +96,7 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "edited": lambda data: f"edited: {' '.join(data['changed'])}{_by(data)}",
     "placed": lambda data: f"{data['ranks']} ranks on {', '.join(node['node'] for node in data['nodes'])}",
     "rewind": lambda data: f"rewound to step {data['to']}",
+    "expect": lambda data: msgspec.convert(data, Expected).in_words,
     "warning": lambda data: f"warning: {data['message']}",
     "notify": lambda data: f"not notified of {data['event']}: {data['error']}",
     "end": lambda data: f"its driver ended: {data['reason']}",

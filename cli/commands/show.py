@@ -91,8 +91,9 @@ def show(run: Run, as_json: AsJson = False) -> None:
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
+    expected = [("expect", one.in_words) for one in data.expected]
     results = [("result", _result(result, data.results)) for result in data.results[-_RESULTS:]]
-    table.print_fields([*fields, *sets, *results, *attempts, *warnings, *troubles, *raised, *spec])
+    table.print_fields([*fields, *sets, *expected, *results, *attempts, *warnings, *troubles, *raised, *spec])
 
 
 def why(run: Run, as_json: AsJson = False) -> None:

@@ -14,14 +14,13 @@ from lorad.client.check_shapes import Files
 from lorad.client.queue_shapes import Queued
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.protocol.evals import SetScore, figures
+from lorad.protocol.expected import Expected
 from lorad.protocol.inputs import RowCounts
 from lorad.protocol.preflight import ErrorSaid, Rate
 from lorad.protocol.traffic import Figures
 
 _Number = int | float  # keeps its JSON type: a count stays an integer
 Metrics = dict[str, _Number | None]  # None: it was no finite number
-
-# -- runs ----------------------------------------------------------------------------------------------------
 
 
 class Rates(Struct, frozen=True):
@@ -184,6 +183,7 @@ class RunDetails(Run, frozen=True):
     best: Best | None = None  # None before the first evaluation
     sets: dict[str, list[SetScore]] = {}  # of eval.sets, the first and the last evaluation of each
     results: list[Result] = []  # what its versions came to when somebody evaluated them
+    expected: list[Expected] = []  # what became of the expectations of its spec
     begun: Beginning | None = None  # None before its first attempt began to work
     files: Files | None = None  # None where nobody counted its parameters
 

@@ -9,6 +9,7 @@ import time
 from lorad.driver import checkpoint, supervised
 from lorad.driver.begin import begin
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
+from lorad.driver.evals.expectations import judge_expectations
 from lorad.driver.evals.progress import is_among_best
 from lorad.driver.preferences import Preferences
 from lorad.driver.publish import publish, publish_changes, reset_reference
@@ -31,9 +32,12 @@ def drive(session: Session) -> EndFact:
     """
     info = begin(session)
     objective = _objective(session, info)
+    if not session.state.step:
+        judge_expectations(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not (session.stop.wanted or session.standstill):
             _step(session) if objective is None else supervised.step(session, objective)
+            judge_expectations(session)
             _keep(session)
         if session.state.step and not checkpoint.is_written(session):
             publish_changes(session, session.state.step)

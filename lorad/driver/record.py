@@ -81,7 +81,7 @@ def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None
     """Journal a step, which is over then. skipped: so many of the updates."""
     step = session.state.step + 1
     session.journal.append("step", step, fact)
-    session.state.step = step
+    session.state.step, session.metrics = step, fact.metrics
     if skipped:
         session.warn(
             f"{skipped} of {updates} updates of step {step} were skipped: loss or gradient was not finite"

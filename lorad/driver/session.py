@@ -4,7 +4,7 @@ step.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,6 +127,7 @@ class Session:
     plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
     records_routes: whether samples have routes, which the trainer replays.
     problems: the sets that are evaluated, the one of data.eval first.
+    metrics: those of the last step; empty before one.
     evals: step and figures of the evaluations that count.
     standstill: why the run ends before its last step; "" while it does not.
     patient_from: the step at which it ended so before, from which eval.stop counts.
@@ -153,6 +154,7 @@ class Session:
     ahead: _Sampler | None = None
     plays_freely: bool = False
     records_routes: bool = False
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     evals: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     standstill: str = ""
     patient_from: int = 0

@@ -8,7 +8,7 @@ Kinds and their data (docs of the fields: the structs below):
     rewind      facts after step `to` no longer count     eval        a held-out evaluation: EvalFact
     step        an optimizer step is done: StepFact       checkpoint  a checkpoint is whole: CheckpointFact
     warning     something to look at: {message}           end         the attempt is over: EndFact
-    placed      the nodes of the attempt: Placed
+    placed      the nodes of the attempt: Placed      expect      an expectation is judged: Expected
 """
 
 import contextlib

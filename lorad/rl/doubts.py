@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lorad.errors import SpecError
-from lorad.protocol.evals import ks
+from lorad.rl.expectations import eval_metrics, wrong_expectations
 from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
@@ -24,7 +24,8 @@ _COLDEST = 0.01  # below, scores divided by it overflow
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    kinds = (_of_rate, _of_stream, _of_env, _of_eval, _of_best, idle_keys, *_OF_KIND[spec.algorithm.kind])
+    of_all = (_of_rate, _of_stream, _of_env, _of_eval, _of_best, idle_keys, wrong_expectations)
+    kinds = (*of_all, *_OF_KIND[spec.algorithm.kind])
     for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
 
@@ -143,15 +144,12 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
 
 def _of_best(spec: Spec) -> Iterator[SpecError]:
     """What the best version cannot be found by."""
-    kept, sets = spec.checkpoint, spec.eval.sets
+    kept = spec.checkpoint
     if (kept.keep_best or kept.best_by) and not spec.eval.every:
         key = "checkpoint.keep_best" if kept.keep_best else "checkpoint.best_by"
         hint = "Leave it out, or set eval.every."
         yield SpecError("eval.every is 0, so that no version is the best", key=key, hint=hint)
-    known = ["eval", *(f"eval/{name}" for name in sets)]
-    known += [f"eval/{name}/pass@{k}" for name, one in sets.items() for k in ks(one.n)]
-    if spec.algorithm.kind != "rl":
-        known += ["nll"] + ["accuracy"] * (spec.algorithm.kind == "preference")
+    known = eval_metrics(spec)
     if kept.best_by is not None and kept.best_by not in known:
         yield SpecError(
             f"{kept.best_by[:80]} is not measured by this run",

@@ -81,5 +81,5 @@ def _high_rank(spec: Spec, lr: float) -> Iterator[str]:
         seen = "will probably collapse: with GRPO ranks 128 and 256 stayed near their floor at each batch"
     yield (
         f"lora.rank: {rank} {seen}, and rank 8 did not ({_PAPER}); recipes with {_HIGH_RANK} or more have a "
-        f"trainer.lr of at most {_OF_HIGH_RANKS:g}, here it is {lr:g}"
+        f"trainer.lr of at most {_OF_HIGH_RANKS:g}"
     )

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.errors import SpecError
-from lorad.spec.keys import in_words
+from lorad.spec.keys import in_words, struct_in
 from lorad.spec.synonyms import called_elsewhere
 
 _DEEPEST = 6  # sections in each other, as far as a key of others is looked for
@@ -162,7 +162,7 @@ def advice(spec: type[Struct], key: str) -> str:
         is_all = all(one is type(None) or get_origin(one) is Literal for one in get_args(kind))
         is_all |= get_origin(kind) is Literal
         return f"Choose one of: {', '.join(named)}." if is_all else f"Give {in_words(kind)}."
-    if (section := _section(kind)) is not None:
+    if (section := _section(kind) or struct_in(kind)) is not None:
         return f"Its keys: {', '.join(section.__struct_fields__)}."
     return f"The default is {msgspec.json.encode(default).decode()}."
 

@@ -19,6 +19,7 @@ from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
+from lorad.spec.expect import EXPECTATIONS, Expectation
 from lorad.spec.kept import Checkpoint, Eval
 from lorad.spec.lora import Lora
 from lorad.spec.notify import Notify
@@ -186,6 +187,8 @@ class Spec(Part, frozen=True):
         tags: words of yours to find the run by; `lorad tag` changes them at any time.
         notify: who hears of its start, end, failure and alarms (docs/notify.md); null is `notify` of
             config.yaml.
+        expect: figures that it should come to, each with its source; `lorad show` and the end of `lorad run`
+            say which were met (docs/evaluation.md).
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
@@ -207,6 +210,7 @@ class Spec(Part, frozen=True):
     loggers: Loggers | None = None
     tags: Annotated[list[Tag], Meta(max_length=TAGS)] = msgspec.field(default_factory=list)
     notify: list[Notify] | None = None
+    expect: Annotated[list[Expectation], Meta(max_length=EXPECTATIONS)] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         curves = [reward.curve for reward in self.rewards]

@@ -59,6 +59,14 @@ def evals(store: Rows, run: str) -> list[EvalRow]:
     return [eval_row(row) for row in store.rows(sql, (run,))]
 
 
+def figures_at(store: Rows, run: str, step: int) -> dict[str, float | None]:
+    """Read what a step and the evaluation after it came to, by name."""
+    made = steps(store, run, after=step - 1, limit=1)
+    found = {**made[0].metrics} if made and made[0].step == step else {}
+    evaluated = newest_eval(store, run, step, step)
+    return found | (evaluated.figures if evaluated else {})
+
+
 class _SamplesFile(Struct, frozen=True):
     """The samples of a step.
 

@@ -37,7 +37,10 @@ _DERIVED = frozenset(
 )
 _DERIVED |= {"signals", "recent", "nll_first", "nll_last", "accuracy_last", "token_accuracy_last"}
 _PASSING = frozenset({"waiting"})  # found again by every look at the queue
-TOLD_BY_RUNS = ("attempt", "rewind", "placed", "step", "eval", "version", "checkpoint", "warning", "end")
+TOLD_BY_RUNS = (
+    *("attempt", "rewind", "placed", "step", "eval", "version", "checkpoint", "warning"),
+    *("expect", "end"),
+)
 _ENDING = ("runs", "aliases", "sweeps", "queue_groups", "reservations")
 _OWN_EVENT = (
     f"({{0}}kind NOT IN ({', '.join(repr(kind) for kind in TOLD_BY_RUNS)}) "

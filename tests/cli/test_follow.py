@@ -15,6 +15,7 @@ from lorad.cli.app import app
 from lorad.cli.commands import episodes
 from lorad.client.client import Client
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step, TrialEvent
+from lorad.protocol.expected import Expected
 from lorad.selection import Selection
 from lorad.tui.dashboard.run_rows import state_text
 from tests.kit.daemon_world import ENDLESS, hold, release, serving, until
@@ -92,6 +93,18 @@ def test_a_run_ends_with_its_cause_first() -> None:
     assert follow.conclusion(replace(failed, signals=signals)) == (
         "a ended (failed) at step 1 of 1: the reward failed: it is broken; 8 rewards failed; 1 of 1 steps "
         "changed nothing"
+    )
+
+
+def test_a_run_ends_with_what_was_expected_of_it() -> None:
+    expected = [
+        Expected("eval", 3, 0.5, None, "a table", "met", 0.75),
+        Expected("kl", 3, None, 0.1, "", "missed"),
+    ]
+    ended = RunDetails("a", "ended", "completed", step=3, steps=3, expected=expected)
+    assert follow.conclusion(ended).endswith(
+        "step 3 of 3; eval met 0.750 at 3, expected at least 0.5 (a table); kl missed, not measured at 3, "
+        "expected at most 0.1"
     )
 
 

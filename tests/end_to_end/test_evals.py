@@ -19,6 +19,7 @@ trainer: {lr: 2.0e-3, steps: 6}
 rollout: {max_new_tokens: 12}
 eval: {every: 2, problems: 8, sets: {warm: {data: sort, n: 4, temperature: 0.8, problems: 6}}}
 checkpoint: {every: 2, keep: 1, keep_best: 1, best_by: eval/warm, keep_versions: 1, keep_evals: 2}
+expect: [{metric: eval/warm, low: 0.0, source: this test}, {metric: reward, step: 2, low: 2.0}]
 """
 
 
@@ -44,6 +45,13 @@ def test_best_version_has_a_name_and_stays(made: World) -> None:
     made.lorad("gc")
     assert number in {v.version for v in made.client.adapters("sorter") if v.path}
     assert "warm: " in made.lorad("show", "sorter").stdout
+
+
+def test_expected_figures_are_shown(made: World) -> None:
+    shown = made.lorad("show", "sorter").stdout
+    warm, reward = made.json("show", "sorter")["expected"]
+    assert (warm["outcome"], warm["step"], reward["outcome"]) == ("met", 6, "missed")
+    assert "at 6, expected at least 0 (this test)" in shown and "expected at least 2" in shown
 
 
 def test_one_problem_is_shown_step_by_step(made: World) -> None:

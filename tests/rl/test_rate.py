@@ -104,7 +104,7 @@ def test_high_ranks_are_doubted_with_the_paper() -> None:
     (may,) = rate_doubts(spec(rank=64), RATE)
     (will,) = rate_doubts(spec(rank=128), RATE)
     assert may.startswith("lora.rank: 64 may collapse") and will.startswith("lora.rank: 128 will probably")
-    assert "openreview.net/forum?id=XGZHI14m8P" in may and "here it is 0.0004" in will
+    assert "openreview.net/forum?id=XGZHI14m8P" in may
     assert [rate_doubts(spec(name, rank=rank), RATE) for name, rank in (("grpo", 63), ("sft", 128))] == [
         [],
         [],

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +37,7 @@ from lorad.daemon.storage.footprint import files_of
 from lorad.errors import LoradError
 from lorad.files import read_file
 from lorad.protocol.evals import SetScore
+from lorad.protocol.expected import Expected, judged
 from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec
@@ -44,7 +45,7 @@ from lorad.spec.text import from_json
 from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.db import Rows
-from lorad.store.metrics import best_evals, evals
+from lorad.store.metrics import best_evals, evals, figures_at
 from lorad.store.rows import RunRow, RunSummary, VersionRow
 from lorad.store.versions import results
 
@@ -63,6 +64,7 @@ class _History(Struct, frozen=True):
     best: Best | None
     sets: dict[str, list[SetScore]]
     results: list[Result]
+    expected: list[Expected]
     begun: Beginning | None
     files: Files | None
 
@@ -138,7 +140,7 @@ def history(rows: Rows, row: RunRow) -> _History:
     began = events.of_kind(rows, row.name, "attempt", limit=1)
     trainable, begun = (_trainable(began[0]), _beginning(began[0])) if began else (None, None)
     attempts, files = _attempts_of(rows, row), files_of(row)
-    return _History(attempts, trainable, messages, best, sets, made, begun, files)
+    return _History(attempts, trainable, messages, best, sets, made, _expected_of(rows, row), begun, files)
 
 
 def _best_of(rows: Rows, row: RunRow) -> Best | None:
@@ -158,6 +160,17 @@ def _sets_of(rows: Rows, row: RunRow) -> dict[str, list[SetScore]]:
         for name, score in evaluation.sets.items():
             found[name] = [found.get(name, [score])[0], score]
     return found
+
+
+def _expected_of(rows: Rows, row: RunRow) -> list[Expected]:
+    """Judge the expectations of a run by the facts that count; none for a spec of another lorad."""
+    try:
+        expectations = from_json(row.spec.encode()).expect
+    except msgspec.MsgspecError:
+        return []
+    figures = partial(figures_at, rows, row.name)
+    is_over = row.state == RunState.ENDED
+    return [judged(one, row.steps, row.step, figures, is_over=is_over) for one in expectations]
 
 
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:

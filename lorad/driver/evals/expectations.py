@@ -1,0 +1,19 @@
+"""Judge the expectations of a spec where the run comes to their steps."""
+
+from lorad.driver.session import Session
+from lorad.protocol.expected import judged
+
+
+def judge_expectations(session: Session) -> None:
+    """Journal and print what became of the expectations that are judged after the present step, which is
+    over.
+    """
+    step, steps = session.state.step, session.params.steps
+    figures: dict[str, float | None] = {**session.metrics}
+    for evaluated_at, of_eval in session.evals[-1:]:
+        figures |= of_eval if evaluated_at == step else {}
+    for expectation in session.spec.expect:
+        if (steps if expectation.step is None else expectation.step) == step:
+            expected = judged(expectation, steps, step, lambda _: figures, is_over=True)
+            session.journal.append("expect", step, expected)
+            print(expected.in_words, flush=True)

@@ -1,0 +1,146 @@
+"""Which expectations of a spec cannot be judged: unknown metrics, steps that the run does not make. Pure."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from lorad.errors import SpecError
+from lorad.protocol.evals import ks
+from lorad.rl.tasks import TASKS
+from lorad.spec.algorithm import Kind
+from lorad.spec.data import GENERATED, single
+from lorad.spec.expect import Expectation
+from lorad.spec.model import Spec
+
+_OF_STEPS = (
+    *("lr", "loss", "entropy", "grad_norm", "updates", "skipped_updates", "skipped_updates_total"),
+    *("idle_steps_total", "tokens", "trained_tokens", "tokens_per_second", "trainer_tokens_per_second"),
+    *("seconds", "seconds_waited", "seconds_train", "seconds_publish", "seconds_attest"),
+    *("seconds_checkpoint", "trainer_memory", "trainer_memory_peak", "mfu", "host_cpu", "host_memory"),
+    *("device_utilization", "device_memory", "device_power", "policy_change", "policy_step"),
+    "adapter_norm",
+)
+_OF_KIND: dict[Kind, tuple[str, ...]] = {
+    "rl": (
+        *("reward", "reward_std", "response_length", "truncated", "zero_variance_groups", "ratio", "kl"),
+        *("clip_fraction", "kl_coef", "rejected", "importance_capped", "importance_max", "staleness"),
+        *("logprob_difference", "logprob_difference_max", "staleness_difference", "failed_rewards"),
+        *("failed_rewards_total", "routes_differ", "routes_unknown", "prompts_sampled", "prompts_used"),
+        *("explained_variance", "value", "value_loss", "value_clip_fraction", "critic_grad_norm", "rows"),
+        *("turns", "observation_tokens", "tool_calls", "tool_errors", "seconds_env", "seconds_sample"),
+        *("seconds_sampling", "seconds_score", "seconds_scoring", "seconds_weigh", "reward_min"),
+        *("reward_max", "reward_best", "response_length_min", "response_length_max", "distinct", "empty"),
+        *("repetition", "special_inside"),
+    ),
+    "sft": (
+        *("perplexity", "token_accuracy", "held_out_loss", "held_out_perplexity", "held_out_nll"),
+        "held_out_token_accuracy",
+    ),
+    "preference": (
+        *("pair_accuracy", "reward_margin", "chosen_reward", "rejected_reward", "chosen_shift"),
+        *("rejected_shift", "chosen_logprob", "rejected_logprob", "held_out_loss", "held_out_nll"),
+        "held_out_pair_accuracy",
+        *("held_out_reward_margin", "held_out_chosen_reward", "held_out_rejected_reward"),
+        *("held_out_chosen_shift", "held_out_rejected_shift"),
+    ),
+    "tinker": (),
+}
+_NAMED = ("reward/", "reward_of/", "env/", "cost/")  # begin metrics of rl that data and code of users name
+
+
+def eval_metrics(spec: Spec) -> list[str]:
+    """List the figures of evaluations that the run may measure, as `figures` in lorad.protocol.evals names
+    them.
+    """
+    known = ["eval", *(f"eval/{name}" for name in spec.eval.sets)]
+    known += [f"eval/{name}/pass@{k}" for name, one in spec.eval.sets.items() for k in ks(one.n)]
+    if spec.algorithm.kind != "rl":
+        known += ["nll"] + ["accuracy"] * (spec.algorithm.kind == "preference")
+    return known
+
+
+def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
+    """Yield an error for each expectation that the run could not come to."""
+    if spec.expect and spec.algorithm.kind == "tinker":
+        why = "the steps of this run are made when a client asks for them, and nothing says which is the last"
+        yield SpecError(why, key="expect", hint="Leave it out.")
+        return
+    evaluated = eval_metrics(spec)
+    for place, expectation in enumerate(spec.expect):
+        key = f"expect[{place}]"
+        yield from _wrong_bounds(expectation, key)
+        if expectation.metric in evaluated:
+            yield from _wrong_evaluation(spec, expectation, key)
+        else:
+            yield from _wrong_metric(spec, expectation, key, evaluated)
+        steps = spec.trainer.steps
+        if expectation.step is not None and expectation.step > steps:
+            yield SpecError(
+                f"the run ends before it, after {steps} steps",
+                key=f"{key}.step",
+                hint=f"Set it to {steps} or less, leave it out for the last step, or raise trainer.steps.",
+            )
+
+
+def _wrong_bounds(expectation: Expectation, key: str) -> Iterator[SpecError]:
+    values = [value for value in (expectation.low, expectation.high) if value is not None]
+    if not values:
+        yield SpecError("it has no bound", key=key, hint="Give low, high, or both.")
+    if values != sorted(values):
+        yield SpecError(
+            f"{values[0]:g} is more than high, {values[1]:g}", key=f"{key}.low", hint="Exchange the two."
+        )
+
+
+def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterator[SpecError]:
+    """Yield the error where nothing is evaluated at the step: `evaluation_due` of the driver says when."""
+    every, step = spec.eval.every, expectation.step
+    if not every:
+        yield SpecError(
+            "eval.every is 0, so that nothing is evaluated",
+            key=f"{key}.metric",
+            hint="Set eval.every, or expect a metric of steps, such as reward.",
+        )
+        return
+    train = single(spec.data.train)
+    is_held_out = spec.data.eval is not None or train in TASKS or train.startswith(GENERATED)
+    if not is_held_out and not expectation.metric.startswith("eval/"):
+        yield SpecError(
+            "data.eval names no held-out problems, so that nothing is evaluated",
+            key=f"{key}.metric",
+            hint="Give data.eval, or expect a metric of steps, such as reward.",
+        )
+        return
+    if expectation.metric.startswith("eval/"):
+        name = expectation.metric.removeprefix("eval/").partition("/pass@")[0]
+        every = spec.eval.sets[name].every or every
+    if step is not None and step % every and step < spec.trainer.steps:
+        near = sorted({step - step % every, min(step - step % every + every, spec.trainer.steps)})
+        yield SpecError(
+            f"there is no evaluation at {step}, but one at each {every} steps and after the last",
+            key=f"{key}.step",
+            hint=f"Set it to {' or '.join(map(str, near))}, or change eval.every.",
+        )
+
+
+def _wrong_metric(
+    spec: Spec, expectation: Expectation, key: str, evaluated: list[str]
+) -> Iterator[SpecError]:
+    """Yield the error for a metric that no step of the run has, or that steps alone have."""
+    metric, kind = expectation.metric, spec.algorithm.kind
+    known = [*_OF_STEPS, *_OF_KIND[kind]]
+    if metric not in known and not (kind == "rl" and metric.startswith(_NAMED)):
+        near = get_close_matches(metric, [*evaluated, *known], 2)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Evaluations have {', '.join(evaluated)}."
+        yield SpecError(f"{metric} is not measured by this run", key=f"{key}.metric", hint=hint)
+    elif metric == "kl" and not spec.algorithm.kl_coef:
+        yield SpecError(
+            "it is measured where algorithm.kl.coef is more than 0",
+            key=f"{key}.metric",
+            hint="Set a coefficient, or leave it out.",
+        )
+    elif expectation.step == 0:
+        yield SpecError(
+            f"{metric} is of a step, and the first one is 1",
+            key=f"{key}.step",
+            hint="Set it to 1 or more, or expect a figure of evaluations, which begin before training.",
+        )
