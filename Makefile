@@ -1,4 +1,5 @@
 # make demo    a first LoRA RL run on this machine's CPU        make test    what somebody who changed something runs; ARGS=--changed
+# make demo-llm    a real chat model of 135 M parameters learns to add on this machine's CPU (the first time downloads it: 93 MB)
 # make test-system     kills, faults, whole worlds, tmux, a browser, the docs typed: before a merge
 # make test-fresh      README's two commands in empty roots of Debian with Python 3.11, 3.13 and 3.14 and no compiler (needs root)
 # make test-newest     make test with the newest versions of everything, torch too, without constraints: once a week
@@ -61,7 +62,7 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -86,7 +87,15 @@ $(VENV)/.ready-bench: $(SETUP)
 demo: $(VENV)/.ready
 	@echo "==> lorad run $(SPEC) --wait"
 	@$(BIN)/lorad run $(SPEC) --wait
-	@BIN=$(BIN) .ci/next-steps
+	@BIN=$(BIN) SPEC=$(SPEC) ASK=S:5172= WANTED="ask it to sort" .ci/next-steps
+
+LLM := examples/smollm2-addition.yaml
+demo-llm: $(VENV)/.ready
+	@$(BIN)/lorad models get smollm2
+	@echo "==> lorad run $(LLM) $(ARGS) --wait"
+	@$(BIN)/lorad run $(LLM) $(ARGS) --wait
+	@$(BIN)/python .ci/curve
+	@BIN=$(BIN) SPEC=$(LLM) ASK="What is 23 + 45?" WANTED="ask it to add" .ci/next-steps
 
 ## Tests wait for processes as much as they compute: more workers than cores. AGAIN=yes: see .ci/again.
 PYTEST = OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real --ignore=tests/cluster

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from lorad.bounds import ROW_BYTES
 from lorad.box.memory import bounded_memory
+from lorad.box.paths import checkout
 from lorad.errors import SpecError
 from lorad.files import expanded, open_file, refuse_sparse
 from lorad.protocol.heartbeat import HEART
@@ -107,11 +108,18 @@ def open_data(path: Path) -> BufferedReader:
     except PermissionError:
         raise
     except (FileNotFoundError, NotADirectoryError):
-        hint = "Relative paths start at the directory of the spec file."
-        raise SpecError(f"there is no file {path}", key="data", hint=hint) from None
+        raise SpecError(f"there is no file {path}", key="data", hint=_where_from(path)) from None
     except OSError as error:
         hint = "Give a file whose bytes are all on disk."
         raise SpecError(f"{path}: {error.strerror}", key="data", hint=hint) from None
+
+
+def _where_from(path: Path) -> str:
+    """Say how a file of data comes about: the script `examples/NAME.py` writes files of a folder NAME."""
+    hint = "Relative paths start at the directory of the spec file."
+    script, source = f"examples/{path.parent.name}.py", checkout()
+    is_example = source is not None and (source / script).is_file()
+    return f"{hint} `python {script}` in the repository writes it." if is_example else hint
 
 
 def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path) -> Iterator[Any]:

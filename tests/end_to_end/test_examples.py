@@ -50,6 +50,8 @@ SMALL_ONES = (
     "spell_backward",
     "calculator",
     "agents_sdk",
+    "smollm2-addition",
+    "smollm2-gsm8k",
 )  # with tests of their own, or for a CPU
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in SMALL_ONES)
 
