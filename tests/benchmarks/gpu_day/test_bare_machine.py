@@ -7,11 +7,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.benchmarks.gpu_day.sizes import SIZES
+from tests.benchmarks.gpu_day.stages import STAGES
+from tests.benchmarks.gpu_day.targets import TARGETS
 from tests.kit.world import REPOSITORY
 
 pytestmark = pytest.mark.system
@@ -50,32 +55,41 @@ def wheels(tmp_path: Path) -> Path:
     return tmp_path / "wheels"
 
 
-@pytest.mark.parametrize(
-    ("unpacked", "stages"), [(False, ["facts", "parity"]), (True, ["model", "run", "fsdp"])], ids=str
-)
-def test_day_wants_only_python_and_wheels(
-    python: Path, wheels: Path, tmp_path: Path, *, unpacked: bool, stages: list[str]
-) -> None:
-    """Also where processes start processes: daemon, driver, pool, and the rank of FSDP."""
-    (tmp_path / "bin").mkdir()
+def day(python: Path, folder: Path, *options: str, limits: Mapping[str, float], **env: str) -> dict[str, Any]:
+    """Run the command in an environment that has these variables and few tools; returns the day's report."""
+    (folder / "bin").mkdir()
     for tool in TOOLS:
-        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
-    env = {"PATH": str(tmp_path / "bin"), "PYTHON": str(python), "OUT": str(tmp_path / "out")}
-    if unpacked:
-        for wheel in wheels.iterdir():
-            zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-        env["PYTHONPATH"] = str(tmp_path / "site")
-    else:
-        env["WHEELS"] = "wheels"
-    options = ["--stages", ",".join(stages), "--seconds", ",".join(f"{name}=500" for name in stages)]
-    done = subprocess.run(
-        ["sh", str(REPOSITORY / ".ci" / "gpu-day"), "--size", "micro", *options],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+        (folder / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    env |= {"PATH": str(folder / "bin"), "PYTHON": str(python), "OUT": str(folder / "out")}
+    seconds = ",".join(f"{name}={limit}" for name, limit in limits.items())
+    command = ["sh", str(REPOSITORY / ".ci" / "gpu-day"), "--size", "micro", "--seconds", seconds, *options]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out" / "gpu-day" / "report.json").read_text())
-    assert [stage["state"] for stage in report["stages"]] == ["passed"] * len(stages)
+    report: dict[str, Any] = json.loads((folder / "out" / "gpu-day" / "report.json").read_text())
+    return report
+
+
+def test_day_unpacks_its_wheels(python: Path, wheels: Path, tmp_path: Path) -> None:
+    report = day(python, tmp_path, "--stages", "facts", limits={"facts": 500}, WHEELS=wheels.name)
+    assert [stage["state"] for stage in report["stages"]] == ["passed"]
+
+
+def test_every_stage_passes_with_real_figures(python: Path, wheels: Path, tmp_path: Path) -> None:
+    """Also where processes start processes: daemon, driver, pool, and the rank of FSDP."""
+    for wheel in wheels.iterdir():
+        zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    limits = {stage.name: 500.0 for stage in STAGES}
+    report = day(python, tmp_path, limits=limits, PYTHONPATH=str(tmp_path / "site"))
+    states = {stage["name"]: stage["state"] for stage in report["stages"]}
+    assert states == {stage.name: "passed" for stage in STAGES}
+    figures = {stage["name"]: stage["figures"] for stage in report["stages"]}
+    numbers = [item for found in figures.values() for item in found.items() if isinstance(item[1], float)]
+    assert len(numbers) > 50
+    assert [item for item in numbers if not ("nats" in item[0] or item[1] > 0)] == []
+    assert figures["parity"]["passed"] and not figures["parity"]["failed"]
+    assert figures["run"]["steps"] == SIZES["micro"].steps > figures["run"]["killed_at_step"] > 0
+    assert figures["run"]["versions_passed"] and figures["fsdp"]["same_after_onload"]
+    measured = {target["figure"] for target in report["targets"] if target["found"] is not None}
+    only_gpus = {"facts:nobody_before_us", "facts:sees_us", "fsdp:offload_frees_gib"}
+    assert measured == {target.figure for target in TARGETS} - only_gpus
+    assert "Every stage passed" in (tmp_path / "out" / "gpu-day" / "report.md").read_text()

@@ -1,11 +1,11 @@
 """The largest and strangest requests on every route, from one user of a shared daemon, while another lists.
 
-    python -m tests.faults.siege [--within 200] [--only WORD]
+    python -m tests.faults.siege [--within 200] [--only WORD] [--every 1]
 
 Each part of each body is taken to its bound and beyond, with texts that are slow to read. Prints the worst
 requests, and what `list` took of the other user. Exits 1 for a defect (500), a request without an answer, one
 that takes the daemon over CPU_SECONDS of its processor, or a list that takes longer than `--within`
-milliseconds (0: any time).
+milliseconds (0: any time). --every 3 sends each third request.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,10 +49,12 @@ class Seen(NamedTuple):
     answer: str
 
 
-def attack(home: Path, only: str) -> Iterator[Seen]:
-    """Send every request, one after another. only: to routes with this word."""
+def attack(home: Path, only: str, every: int) -> Iterator[Seen]:
+    """Send each request whose number is a multiple of `every`, one after another. only: to routes with this
+    word.
+    """
     pid = json.loads(answered(home, "GET", "/v1/status", None)[1])["pid"]
-    for asked in requests():
+    for asked in islice(requests(), 0, None, every):
         if only not in f"{asked.method} {asked.route}":
             continue
         body = asked.body()
@@ -93,14 +96,14 @@ def lists(home: Path) -> Iterator[tuple[float, float]]:
         yield began, time.monotonic() - began
 
 
-def process_of(uid: int, role: str, home: Path, only: str = "") -> subprocess.Popen[bytes]:
+def process_of(uid: int, role: str, home: Path, only: str = "", every: int = 1) -> subprocess.Popen[bytes]:
     """Start this program as a user, who attacks or lists."""
     command = [*PASSABLE, sys.executable, "-m", "tests.faults.siege", "--as", str(uid), "--role", role]
-    command += ["--home", str(home), "--only", only]
+    command += ["--home", str(home), "--only", only, "--every", str(every)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def besieged(only: str) -> tuple[list[Seen], list[tuple[float, float]]]:
+def besieged(only: str, every: int) -> tuple[list[Seen], list[tuple[float, float]]]:
     """Start a shared daemon in which one user attacks and another lists."""
     root = Path(tempfile.mkdtemp(prefix="lr-"))
     root.chmod(0o711)
@@ -112,7 +115,7 @@ def besieged(only: str) -> tuple[list[Seen], list[tuple[float, float]]]:
         box.ask(ALICE, "POST", "groups/night", {"limit": 0})
         box.run(ALICE, WAITING, "resources.group=night")
         lister = process_of(BOB, "list", box.home)
-        attacker = process_of(ALICE, "attack", box.home, only)
+        attacker = process_of(ALICE, "attack", box.home, only, every)
         seen = [msgspec.json.decode(line, type=Seen) for line in attacker.communicate()[0].splitlines()]
         times = [
             msgspec.json.decode(line, type=tuple[float, float])
@@ -158,20 +161,21 @@ def main() -> int:
     )
     parser.add_argument("--within", type=float, default=200.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--as", type=int, dest="uid", help=argparse.SUPPRESS)
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
         become(options.uid)
-        found: Iterator[Any] = attack(options.home, options.only)
+        found: Iterator[Any] = attack(options.home, options.only, options.every)
         for one in found if options.role == "attack" else lists(options.home):
             print(msgspec.json.encode(one).decode(), flush=True)
         return 0
     if reason := why_not():
         print(f"not tried: {reason}")
         return 0
-    seen, times = besieged(options.only)
+    seen, times = besieged(options.only, options.every)
     told(seen, times)
     wrong = wrongs(seen, times, options.within / 1e3)
     for line in wrong:
