@@ -1,4 +1,4 @@
-"""Two runs compared: what they have otherwise, and their curves at equal steps."""
+"""Runs compared: what they have otherwise, and of two their curves at equal steps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _SHA = 12  # characters of a digest that a table shows
 
 _DATA = "data.train"
 
-_Pair = tuple[Any, Any]  # what the first and the second run have; None: nothing
+_Each = tuple[Any, ...]  # what each run has, in their order; None: nothing
 _Trail = list[tuple[int, Any]]  # values of a key, each with the step after which it holds
 
 
@@ -26,11 +26,11 @@ class _Point(Struct, frozen=True):
     """Figures of both runs at one step, by their names."""
 
     step: int
-    figures: dict[str, _Pair]
+    figures: dict[str, _Each]
 
 
-class _Difference(Struct, frozen=True):
-    """What two runs have otherwise.
+class Difference(Struct, frozen=True):
+    """What runs have otherwise.
 
     spec: by dotted keys, as it is now. changed: keys that a resume changed, the values of each run as
         [step after which it holds, value].
@@ -38,50 +38,51 @@ class _Difference(Struct, frozen=True):
     same: which keys of the spec, inputs and packages are alike.
     """
 
-    runs: _Pair
-    spec: dict[str, _Pair]
-    changed: dict[str, _Pair]
-    inputs: dict[str, _Pair]
-    software: dict[str, _Pair]
+    runs: _Each
+    spec: dict[str, _Each]
+    changed: dict[str, _Each]
+    inputs: dict[str, _Each]
+    software: dict[str, _Each]
     same: dict[str, list[str]]
     curves: list[_Point]
 
     @property
-    def values(self) -> dict[str, _Pair]:
-        """Return the values that each key of the spec had, where they are not the same in both."""
-        return {key: ([(0, a)], [(0, b)]) for key, (a, b) in self.spec.items()} | self.changed
+    def values(self) -> dict[str, _Each]:
+        """Return the values that each key of the spec had, where they are not the same in all."""
+        return {key: tuple([(0, value)] for value in each) for key, each in self.spec.items()} | self.changed
 
 
 def compare(runs: tuple[str, str], metrics: Sequence[str] | None, *, every: bool, as_json: bool) -> None:
     """Print what two runs have otherwise. every: all steps that both made. Raises NotFound."""
     client = Client()
     first, second = (client.show(name) for name in runs)
-    found = _compared(first, second, _points(client, first, second, metrics, every=every))
+    found = compared((first, second), _points(client, first, second, metrics, every=every))
     if as_json:
         output.print_json(found)
     else:
         _show(found, first, second)
 
 
-def _compared(first: RunDetails, second: RunDetails, curves: list[_Point]) -> _Difference:
+def compared(runs: Sequence[RunDetails], curves: list[_Point]) -> Difference:
+    """Find what the runs have otherwise. curves: their figures at equal steps."""
     from lorad.tui.spec_lines import flat
 
     # a resume may have changed the steps that are to be made
     specs = [
-        flat(run.spec | {"name": None}) | ({"trainer.steps": run.steps} if run.steps else {})
-        for run in (first, second)
+        flat(run.spec | {"name": None}) | ({"trainer.steps": run.steps} if run.steps else {}) for run in runs
     ]
-    trails = [_trails(run) for run in (first, second)]
+    trails = [_trails(run) for run in runs]
     values = [
         {key: [(0, value)] for key, value in spec.items()} | own
         for spec, own in zip(specs, trails, strict=True)
     ]
-    changed = {key: pair for key, pair in _different(*values).items() if key in trails[0] | trails[1]}
+    on_the_way = {key for trail in trails for key in trail}
+    changed = {key: each for key, each in _different(*values).items() if key in on_the_way}
     same = [key for key in _alike(*specs) if key not in changed]
-    inputs = _inputs(first, second)
-    software = [run.begun.software if run.begun else {} for run in (first, second)]
-    return _Difference(
-        (first.name, second.name),
+    inputs = _inputs(*runs)
+    software = [run.begun.software if run.begun else {} for run in runs]
+    return Difference(
+        tuple(run.name for run in runs),
         _different(*specs),
         changed,
         _different(*inputs),
@@ -121,13 +122,14 @@ def _inputs(*runs: RunDetails) -> list[dict[str, str]]:
     return found
 
 
-def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, _Pair]:
-    keys = dict.fromkeys([*first, *second])
-    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+def _different(*parts: Mapping[str, Any]) -> dict[str, _Each]:
+    keys = dict.fromkeys(key for part in parts for key in part)
+    each = {key: tuple(part.get(key) for part in parts) for key in keys}
+    return {key: values for key, values in each.items() if any(value != values[0] for value in values)}
 
 
-def _alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    return [key for key in first if key in second and first[key] == second[key]]
+def _alike(first: Mapping[str, Any], *others: Mapping[str, Any]) -> list[str]:
+    return [key for key in first if all(key in other and other[key] == first[key] for other in others)]
 
 
 def _points(
@@ -162,20 +164,22 @@ def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict
     return found
 
 
-def _show(found: _Difference, first: RunDetails, second: RunDetails) -> None:
-    head = ("", *found.runs)
-    states = [phase(run) + (f": {run.reason}" if run.reason else "") for run in (first, second)]
-    evals = [evals_in_words(run) for run in (first, second)]
-    rows = [
-        ("state", *states),
-        ("step", *map(steps_in_words, (first, second))),
+def differences(found: Difference, runs: Sequence[RunDetails]) -> list[tuple[str, ...]]:
+    """Return how the runs stand, and what they have otherwise, a row each: its name, and what each has."""
+    evals = [evals_in_words(run) for run in runs]
+    return [
+        ("state", *(phase(run) + (f": {run.reason}" if run.reason else "") for run in runs)),
+        ("step", *map(steps_in_words, runs)),
         *([("eval", *evals)] if any(evals) else []),
-        *((_key(key, found), *map(_trail, pair)) for key, pair in found.values.items()),
-        *((f"sha256 of {key}", *map(_digest, pair)) for key, pair in found.inputs.items()),
-        *((f"version of {key}", *map(_value, pair)) for key, pair in found.software.items()),
+        *((_key(key, found), *map(_trail, each)) for key, each in found.values.items()),
+        *((f"sha256 of {key}", *map(_digest, each)) for key, each in found.inputs.items()),
+        *((f"version of {key}", *map(_value, each)) for key, each in found.software.items()),
     ]
+
+
+def _show(found: Difference, first: RunDetails, second: RunDetails) -> None:
     texts = [table.Column(name, kind="fold") for name in found.runs]
-    output.print_table((table.Column(head[0]), *texts), rows, empty="")
+    output.print_table((table.Column(""), *texts), differences(found, (first, second)), empty="")
     if found.curves:
         print()
         names = [*found.curves[0].figures]
@@ -190,7 +194,7 @@ def _show(found: _Difference, first: RunDetails, second: RunDetails) -> None:
     output.note(_alike_in_words(found, first, second))
 
 
-def _alike_in_words(found: _Difference, first: RunDetails, second: RunDetails) -> str:
+def _alike_in_words(found: Difference, first: RunDetails, second: RunDetails) -> str:
     """Say what is the same in both, and what nobody kept."""
     same = found.same["inputs"]
     parts = [f"{len(found.same['spec'])} keys of the spec"]
@@ -210,7 +214,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(brief(value), ensure_ascii=False)
 
 
-def _key(key: str, found: _Difference) -> str:
+def _key(key: str, found: Difference) -> str:
     """Name a key of the spec; of files that have other names, say where their bytes are equal."""
     return f"{key} (equal bytes)" if key in found.same["inputs"] else key
 

@@ -77,7 +77,7 @@ def plot_(
         refuse(out)
     only_run(meant)
     client = Client()
-    tracks = _tracks(client, _chosen(client, meant), whole=as_json or _is_csv(out))
+    tracks = _tracks(client, chosen_in_order(client, meant), whole=as_json or _is_csv(out))
     metrics = list(dict.fromkeys(metric or [_usual(tracks)]))
     _refuse_missing(tracks, metrics)
     if as_json:
@@ -96,7 +96,7 @@ def _is_csv(out: str | None) -> bool:
     return out is not None and out.lower().endswith(".csv")
 
 
-def _chosen(client: Client, meant: Selection) -> list[Run]:
+def chosen_in_order(client: Client, meant: Selection) -> list[Run]:
     """Find the runs, in the order in which they were named. Raises NotFound, SpecError for too many."""
     runs = selected(client, meant)
     if not runs:

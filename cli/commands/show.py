@@ -43,6 +43,16 @@ def show(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         output.print_json(data)
         return
+    troubles = [("trouble", line) for line in client.status().troubles if f"run {run}: " in line]
+    raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
+    spec = [("spec", line) for line in _spec_lines(data.spec)]
+    table.print_fields([*described(data), *troubles, *raised, *spec])
+
+
+def described(data: RunDetails) -> list[tuple[str, str]]:
+    """Return what is known of a run, but its spec, each with its name: facts, sets, expectations, results,
+    attempts, warnings.
+    """
     rates = data.rates
     lora = data.spec.get("lora")
     lines = {
@@ -86,14 +96,11 @@ def show(run: Run, as_json: AsJson = False) -> None:
     }
     attempts = [("attempt", f"{attempt.attempt}: {_attempt_in_words(attempt)}") for attempt in data.attempts]
     warnings = [("warning", str(warning)) for warning in data.warnings]
-    troubles = [("trouble", line) for line in client.status().troubles if f"run {run}: " in line]
-    raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
-    spec = [("spec", line) for line in _spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
     expected = [("expect", one.in_words) for one in data.expected]
     results = [("result", _result(result, data.results)) for result in data.results[-_RESULTS:]]
-    table.print_fields([*fields, *sets, *expected, *results, *attempts, *warnings, *troubles, *raised, *spec])
+    return [*fields, *sets, *expected, *results, *attempts, *warnings]
 
 
 def why(run: Run, as_json: AsJson = False) -> None:

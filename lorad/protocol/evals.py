@@ -2,6 +2,7 @@
 of an evaluation, by the names that specs, tables and loggers have for them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -82,6 +83,18 @@ def pass_at(k: int, counts: Sequence[tuple[int, int]]) -> float | None:
                 missed *= max(n - passed - i, 0) / (n - i)
             shares.append(1.0 - missed)
     return sum(shares) / len(shares) if shares else None
+
+
+def interval(score: float, problems: int, low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
+    """Return where the mean reward over all problems lies with 95 %, by that of so many of them (Wilson).
+
+    Exact for rewards that are `low` or `high`, at least as wide as it should be for those between.
+    """
+    span, z2 = high - low, 1.96**2
+    share = min(max((score - low) / span, 0.0), 1.0)
+    middle = (share + z2 / (2 * problems)) / (1 + z2 / problems)
+    half = math.sqrt(z2 * (share * (1 - share) / problems + z2 / (4 * problems**2))) / (1 + z2 / problems)
+    return low + span * max(middle - half, 0.0), low + span * min(middle + half, 1.0)
 
 
 class Suite(Struct, frozen=True):

@@ -34,10 +34,7 @@ def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
     """
     seen = set[str]()  # aliases repeat what is long
     for path, value in _leaves(data, ""):
-        name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
-        kind = "its name says that it is a secret" if _KEYS.search(name) and _is_told(value) else ""
-        if isinstance(value, str) and value not in seen and _VALUES.search(value):
-            kind = "it looks like a secret"
+        kind = _why(path, value, is_read=isinstance(value, str) and value not in seen)
         if isinstance(value, str):
             seen.add(value)
         if kind:
@@ -56,6 +53,25 @@ def refuse_secret_text(text: str, source: str) -> None:
         raise SpecError(
             f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=_ADVICE
         )
+
+
+def hidden(data: Any, path: str = "") -> Any:
+    """Return plain data with `(hidden)` in the place of what `refuse_secrets` refuses today: specs of earlier
+    versions may have it.
+    """
+    if isinstance(data, dict):
+        return {key: hidden(inner, f"{path}.{key}" if path else str(key)) for key, inner in data.items()}
+    if isinstance(data, list | tuple):
+        return [hidden(inner, path) for inner in data]
+    return "(hidden)" if _why(path, data, is_read=isinstance(data, str)) else data
+
+
+def _why(path: str, value: Any, *, is_read: bool) -> str:
+    """Say why the value of a dotted key is a secret; "" for any other. is_read: look into the value, too."""
+    name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
+    if is_read and _VALUES.search(value):
+        return "it looks like a secret"
+    return "its name says that it is a secret" if _KEYS.search(name) and _is_told(value) else ""
 
 
 def _is_told(value: Any) -> bool:

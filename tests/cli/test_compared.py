@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.cli.commands.show import _spec_lines
-from lorad.cli.compared import _compared, _show
+from lorad.cli.compared import _show, compared
 from lorad.client.shapes import Attempt, Beginning, RunDetails
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import override as overridden
@@ -26,7 +26,7 @@ def resumed(attempt: int, step: int, lr: float, before: float) -> Attempt:
 def test_a_rate_changed_on_the_way_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     there_and_back = Attempt(1), resumed(2, 2, 0.3, 0.1), resumed(3, 4, 0.1, 0.3)
     first, second = a_run("a"), a_run("b", *there_and_back)
-    found = _compared(first, second, [])
+    found = compared((first, second), [])
     assert "trainer.lr" not in found.spec and "trainer.lr" not in found.same["spec"]
     _show(found, first, second)
     assert "trainer.lr\t0.1\t0.1, 0.3 after step 2, 0.1 after step 4\n" in capsys.readouterr().out
@@ -42,20 +42,20 @@ def test_a_reward_is_shown_as_written(override: str, capsys: pytest.CaptureFixtu
     assert "weight" not in line and '{"name": "regex", "pattern": "' in line
     assert json.loads(to_json(overridden(Spec(), [line]))) == spec
     other = a_run("b")
-    _show(_compared(replace(other, spec=spec), other, []), other, other)
+    _show(compared((replace(other, spec=spec), other), []), other, other)
     assert "max_failures" not in capsys.readouterr().out
 
 
 def test_what_a_resume_rewound_is_left_out() -> None:
     rewound = Attempt(1), resumed(2, 4, 0.3, 0.1), resumed(3, 2, 0.1, 0.3)
-    assert _compared(a_run("a"), a_run("b", *rewound), []).changed == {}
+    assert compared((a_run("a"), a_run("b", *rewound)), []).changed == {}
 
 
 def test_equal_files_are_the_same_whatever_their_rows(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (
         a_run(name, begun=Beginning(1, data_sha256=name, inputs={"data.train": "5e"})) for name in ("a", "b")
     )
-    found = _compared(first, second, [])
+    found = compared((first, second), [])
     assert found.inputs == {} and found.same["inputs"] == ["data.train"]
     _show(found, first, second)
     assert "data.train (equal bytes)\ta.jsonl\tb.jsonl" in capsys.readouterr().out
@@ -64,5 +64,5 @@ def test_equal_files_are_the_same_whatever_their_rows(capsys: pytest.CaptureFixt
 def test_files_that_nobody_hashed_are_compared_by_rows() -> None:
     old = a_run("a", begun=Beginning(1, data_sha256="aa"))
     new = a_run("b", begun=Beginning(1, data_sha256="aa", inputs={"data.train": "5e"}))
-    found = _compared(old, new, [])
+    found = compared((old, new), [])
     assert found.inputs == {} and found.same["inputs"] == ["data"]

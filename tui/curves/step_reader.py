@@ -126,7 +126,7 @@ class StepReader:
         if reset or place.more or changes.touch(name):
             self._steps(client, place, part)
         if reset or changes.touch(name, "eval"):
-            part.evals = _scores(client.evals(name))
+            part.evals = scores(client.evals(name))
         if window is not None and place.every > 1 and not place.more:
             self._window(client, place, part, *window)
         return part
@@ -178,11 +178,11 @@ def read_whole(client: Client, run: Run, kept: int = KEPT) -> Track:
         if len(steps) < _PAGE:
             break
         after = steps[-1].step
-    track.sets = _scores(client.evals(run.name))
+    track.sets = scores(client.evals(run.name))
     return track
 
 
-def _scores(evals: list[Evaluation]) -> dict[str, Series]:
+def scores(evals: Sequence[Evaluation]) -> dict[str, Series]:
     """Return a series of the main evaluation, and of each other figure."""
     found = {"eval": Series()}
     for one in evals:

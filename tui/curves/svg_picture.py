@@ -22,22 +22,25 @@ def columns_of(charts: int) -> int:
     return 2 if charts == 4 else min(charts, COLUMNS)
 
 
-def picture(charts: Mapping[str, Plot], runs: Sequence[str]) -> str:
-    """Draw the charts of metrics. runs: their names, in the order of the places of their curves."""
+def picture(charts: Mapping[str, Plot], runs: Sequence[str], *, legend: bool = True) -> str:
+    """Draw the charts of metrics. runs: their names, in the order of the places of their curves. legend: say
+    below which curve is whose.
+    """
     columns = columns_of(len(charts))
     height = -(-len(charts) // columns) * _HEIGHT
     parts = []
     for number, (metric, drawn) in enumerate(charts.items()):
         corner = f"translate({number % columns * _WIDTH} {number // columns * _HEIGHT})"
         parts.append(svg.element("g", _chart(metric, drawn), transform=corner))
-    legend = [
+    entries = [
         (place, name if len(runs) == 1 else f"{LETTERS[place]} {name}") for place, name in enumerate(runs)
     ]
     if any(drawn.marks for drawn in charts.values()):
-        legend.append((MARKS, f"{MARKER} held-out eval"))
-    lines = [_entry(*entry, height + _LINE * (row + 0.5)) for row, entry in enumerate(legend)]
+        entries.append((MARKS, f"{MARKER} held-out eval"))
+    entries = entries if legend else []
+    lines = [_entry(*entry, height + _LINE * (row + 0.5)) for row, entry in enumerate(entries)]
     ground = svg.element("rect", width="100%", height="100%", fill="white")
-    size = columns * _WIDTH, height + _LINE * len(legend)
+    size = columns * _WIDTH, height + _LINE * len(entries)
     return svg.document(*size, [ground, *parts, *lines], font_size=12)
 
 

@@ -1,0 +1,1 @@
+"""Runs as one HTML page that loads nothing: what `lorad report` writes."""

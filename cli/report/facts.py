@@ -1,0 +1,135 @@
+"""What a report says of runs, read from the daemon as their user: a bounded choice of whatever they left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from lorad.alarms import Alarm, alarms
+from lorad.box.config import config_of
+from lorad.client.box_shapes import BillLine, Device
+from lorad.client.choice import Choice
+from lorad.client.client import Client
+from lorad.client.shapes import Evaluation, RunDetails, Sample, Version
+from lorad.errors import IntegrityError, LoradError, NotFound
+from lorad.spec.kept import MAIN
+from lorad.tui.curves.series import Track
+from lorad.tui.curves.step_reader import read_whole, scores
+from lorad.why.finding import Why
+from lorad.why.table import explain
+
+_Row = TypeVar("_Row")
+_POINTS = 400  # of a curve
+_SETS = 6  # sets of held-out problems, of which completions are read
+_EACH = 2  # samples of a step that are shown for each of these
+_CHOICES = {"best": Choice(sort="reward"), "worst": Choice(sort="reward", reverse=True)}
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What there is of a run.
+
+    samples: those that are shown, each with what it was chosen for.
+    rewards: by the name of a held-out set, the lowest and the highest reward of its first and last
+        evaluation.
+    notes: why some samples are missing.
+    bill: None where nothing was used. currency: of its cost.
+    devices: those that its pool has now.
+    """
+
+    run: RunDetails
+    track: Track
+    evals: Sequence[Evaluation] = ()
+    samples: Sequence[tuple[str, Sample]] = ()
+    rewards: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    versions: Sequence[Version] = ()
+    bill: BillLine | None = None
+    currency: str = ""
+    devices: Sequence[Device] = ()
+    alarms: Sequence[Alarm] = ()
+    why: Why | None = None  # what `lorad why` says of it; None where it cannot be asked
+
+
+def read(client: Client, names: Sequence[str]) -> list[RunFacts]:
+    """Read what a report says of runs. Raises NotFound for a run that there is not."""
+    runs = [client.show(name) for name in names]
+    bill, devices, limits = client.bill(), client.devices(), config_of(client.home).alarms
+    lines = {line.key: line for line in bill.rows}
+    facts = []
+    for run in runs:
+        reader = _Samples(client, run.name)
+        evals = spread(client.evals(run.name), _POINTS)
+        track = read_whole(client, run, _POINTS)
+        track.sets = scores(evals)
+        for step in dict.fromkeys([*(one.step for one in client.steps(run.name, limit=1)), run.step]):
+            reader.read(step)
+        sets = dict.fromkeys([MAIN, *(name for one in evals for name in one.sets)])
+        for name in [*sets][:_SETS]:
+            having = [one.step for one in evals if (one.problems if name == MAIN else name in one.sets)]
+            for step in dict.fromkeys([*having[:1], *having[-1:]]):
+                reader.read(step, name)
+        facts.append(
+            RunFacts(
+                run,
+                track,
+                evals,
+                reader.chosen,
+                reader.rewards,
+                reader.notes,
+                client.adapters(run.name),
+                lines.get(run.name),
+                bill.currency,
+                [device for device in devices if run.pool is not None and device.pool == run.pool],
+                alarms([run], limits),
+                _why(client, run.name),
+            )
+        )
+    return facts
+
+
+def _why(client: Client, run: str) -> Why | None:
+    try:
+        return explain(client, run)
+    except LoradError:
+        return None
+
+
+def spread(rows: Sequence[_Row], most: int) -> list[_Row]:
+    """Return at most so many rows, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[place * (len(rows) - 1) // (most - 1)] for place in range(most)]
+
+
+class _Samples:
+    """Chooses samples of a run, and remembers how far apart the rewards of held-out problems were."""
+
+    def __init__(self, client: Client, run: str) -> None:
+        self._client, self._run = client, run
+        self._seen = set[tuple[str, int, str, int]]()
+        self.chosen: list[tuple[str, Sample]] = []
+        self.rewards: dict[str, tuple[float, float]] = {}
+        self.notes: list[str] = []
+
+    def read(self, step: int, held_out: str = "") -> None:
+        """Take the best and the worst samples of a step, or of the evaluation of a held-out set there."""
+        place = f"held-out {held_out}, step {step}" if held_out else f"step {step}"
+        for says, choice in _CHOICES.items():
+            try:
+                samples = self._client.samples(
+                    self._run, step=step, limit=_EACH, eval=held_out or None, choice=choice, brief=True
+                )
+            except NotFound:
+                self.notes.append(f"The samples of {place} are not kept.")
+                return
+            except IntegrityError:
+                self.notes.append(f"The samples of {place} are not those that were written: other bytes.")
+                return
+            for sample in samples:
+                if held_out and sample.reward is not None:
+                    low, high = self.rewards.get(held_out, (0.0, 1.0))
+                    self.rewards[held_out] = min(low, sample.reward), max(high, sample.reward)
+                key = held_out, step, sample.prompt_id, sample.index
+                if key not in self._seen:
+                    self._seen.add(key)
+                    self.chosen.append((f"{place}, {says}", sample))

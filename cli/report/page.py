@@ -1,0 +1,145 @@
+"""The page: one file of HTML and CSS without a script, which a browser may not let load anything."""
+
+import hashlib
+import time
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lorad import __version__
+from lorad.cli.compared import compared, differences
+from lorad.cli.report import sections
+from lorad.cli.report.facts import RunFacts
+from lorad.cli.report.parts import Room, section, table, tag
+from lorad.client.words import evals_in_words, figure_in_words, phase, steps_in_words
+from lorad.tui.curves.drawing import Curve, Plot
+from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, METRICS, Look, extent, names, plot
+from lorad.tui.curves.svg_picture import picture
+
+_TEXTS = 400_000  # characters of what others wrote, of all runs together
+_SETS = 6  # charts of further held-out sets
+_SMOOTHED = 100  # steps from which curves are smoothed
+_ROWS = 80  # that differ between runs
+_BANDS = 2  # runs whose intervals can be told apart
+_PARTS = (
+    sections.findings,
+    sections.about,
+    sections.evaluations,
+    sections.samples,
+    sections.versions,
+    sections.cost,
+    sections.machine,
+    sections.spec,
+)
+
+
+def page(facts: Sequence[RunFacts], at: float) -> str:
+    """Make the page of runs. at: Unix time at which they were read."""
+    room = Room(_TEXTS)
+    title = ", ".join(one.run.name for one in facts)
+    heads = [_head(number, facts, room) for number in range(len(facts))]
+    several = [tag("h1", room.text(title)), _side_by_side(facts, room)] if len(facts) > 1 else heads[:1]
+    body = [*several, section("Curves", *_charts(facts))]
+    for number, one in enumerate(facts):
+        share = Room(_TEXTS // len(facts))
+        head = heads[number] if len(facts) > 1 else ""
+        body.append(tag("section", head, *(part(one, share) for part in _PARTS), id=f"run-{number}"))
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    body.append(
+        tag("footer", f"Written by lorad {__version__} at {when}, of what the runs had left by then.")
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
+        f"<title>{room.text(title, 200)}: lorad</title><style>{_STYLE}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _name(number: int, facts: Sequence[RunFacts]) -> str:
+    name = facts[number].run.name
+    return f"{LETTERS[number]} {name}" if len(facts) > 1 else name
+
+
+def _head(number: int, facts: Sequence[RunFacts], room: Room) -> str:
+    """Name a run, and say in a line how it stands."""
+    run = facts[number].run
+    held_out = evals_in_words(run, " → ")
+    parts = (
+        phase(run) + (f": {run.reason}" if run.reason else ""),
+        f"{steps_in_words(run, ' of ')} steps",
+        figure_in_words(run),
+        f"held-out {held_out}" if held_out else "",
+        f"{(run.spec.get('algorithm') or {}).get('name', '')} on {run.base}",
+    )
+    line = room.text(" · ".join(part for part in parts if part))
+    level = "h2" if len(facts) > 1 else "h1"
+    return tag(level, room.text(_name(number, facts))) + tag("p", line, class_="lead")
+
+
+def _side_by_side(facts: Sequence[RunFacts], room: Room) -> str:
+    """Make a table of how the runs stand and of what they have otherwise, as `lorad diff` finds it."""
+    runs = [one.run for one in facts]
+    rows = differences(compared(runs, []), runs)
+    heads = ["", *(f'<a href="#run-{n}">{room.text(_name(n, facts))}</a>' for n in range(len(facts)))]
+    cells = [[room.text(cell) for cell in row] for row in rows[:_ROWS]]
+    more = tag("p", f"{len(rows) - _ROWS:,} more differ.", class_="note") if len(rows) > _ROWS else ""
+    return section("Side by side", table(heads, cells), more)
+
+
+# -- curves --------------------------------------------------------------------------------------------------
+def _charts(facts: Sequence[RunFacts]) -> list[str]:
+    """Draw each metric that a run has, all runs over the same axes; the first chart says which is whose."""
+    tracks = [one.track for one in facts]
+    runs = [one.run.name for one in facts]
+    first, last = extent(tracks) or (0, 0)
+    look = Look(0.6 if max(len(track.steps) for track in tracks) >= _SMOOTHED else 0.0, spikes=True)
+    sets = dict.fromkeys(name for track in tracks for name in track.sets if name != "eval")
+    shown = list[str]()
+    for metric in dict.fromkeys(["reward", "eval", *METRICS, *[*sets][:_SETS]]):
+        if any(track.of(metric).xs for track in tracks):
+            drawn = _with_intervals(plot(metric, tracks, look, first, last)[0], metric, facts)
+            drawing = picture({metric: drawn}, runs, legend=not shown)
+            shown.append(tag("figure", drawing, **{"aria-label": names(metric)[1]}))
+    smoothed = ["Smoothed by 0.6, with the measured values beneath where there are few runs. "] * bool(
+        look.smooth
+    )
+    coarse = max(track.every for track in tracks)
+    thinned = [f"Of long runs every {coarse}th step is drawn."] * (coarse > 1)
+    note = tag("p", *smoothed, *thinned, class_="note")
+    large, small = tag("div", *shown[:2], class_="charts large"), tag("div", *shown[2:], class_="charts")
+    return [large, small, note] if shown else []
+
+
+def _with_intervals(drawn: Plot, metric: str, facts: Sequence[RunFacts]) -> Plot:
+    """Put the ends of the intervals of held-out scores beneath their curve."""
+    if metric.partition("/")[0] != "eval" or len(facts) > _BANDS:
+        return drawn
+    bands = []
+    for place, one in enumerate(facts):
+        ends = [(e.step, found) for e in one.evals if (found := sections.bounds(e, metric, one)) is not None]
+        for end in (0, 1):
+            xs, ys = array("q", (step for step, _ in ends)), array("d", (found[end] for _, found in ends))
+            bands.append(Curve(xs, ys, place, ground=True))
+    return replace(drawn, curves=[*bands, *drawn.curves])
+
+
+# -- how it looks --------------------------------------------------------------------------------------------
+def _colours() -> str:
+    """Return the rules by which curves have the colours of the dashboard where the ground is dark."""
+    rules = (
+        f'[stroke="{light}"] {{ stroke: {dark} }} [fill="{light}"] {{ fill: {dark} }}'
+        for light, dark in zip(LIGHT, DARK, strict=True)
+    )
+    return f"@media screen and (prefers-color-scheme: dark) {{ {' '.join(rules)} }}\n"
+
+
+_STYLE = Path(__file__).with_name("page.css").read_text() + _colours()
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
+    "base-uri 'none'; form-action 'none'"
+)

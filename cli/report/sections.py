@@ -1,0 +1,188 @@
+"""The sections of a page about one run, each HTML, "" where there is nothing to say."""
+
+import time
+from collections import Counter
+
+from lorad.cli.commands.samples import whole
+from lorad.cli.commands.show import described
+from lorad.cli.report.facts import RunFacts, spread
+from lorad.cli.report.parts import Room, fields, folded, section, table, tag
+from lorad.client.bill_words import bill_words
+from lorad.client.shapes import Evaluation, Sample
+from lorad.protocol.evals import interval
+from lorad.spec.kept import MAIN
+from lorad.spec.secrets import hidden
+from lorad.text import duration, number, size
+from lorad.tui.spec_lines import differing, flat, text_of
+
+_EVALS, _FIGURES, _VERSIONS = 40, 12, 10  # rows; columns of figures; rows
+_ROWS = 20  # attempts, warnings, alarms, results
+_INPUTS = 60  # packages, and files that were hashed
+_VALUE, _SAMPLE = 3_000, 8_000  # characters of one text of a sample, and of all of it
+_FIELDS = 60  # of a sample
+_SPEC = 30_000  # characters
+_OF_A_BILL = ("what", "owner", "disk")  # that say nothing of the run's cost
+_OF_THIS_BOX = ("run", "directory", "files", "processes", "created")  # facts that say nothing here
+_LISTS = ("set", "result", "attempt", "warning", "expect")
+_SEVERITIES = {"cause": "bad", "look": "look"}  # of findings, as alarms have them
+_OUTCOMES = {"met": "met", "missed": "bad", "not reached": "look", "pending": "pending"}
+
+
+def findings(facts: RunFacts, room: Room) -> str:
+    """Say what `lorad why` finds, and which expectations of the spec are met."""
+    expected = "".join(
+        tag("li", room.text(one.in_words), class_=_OUTCOMES[one.outcome])
+        for one in facts.run.expected[:_ROWS]
+    )
+    met = section("Expected figures", tag("ul", expected) if expected else "")
+    if facts.why is None:
+        return met
+    items = []
+    for one in facts.why.findings[:_ROWS]:
+        name = tag("b", room.text(one.name), class_=_SEVERITIES[one.severity])
+        items.append(tag("li", name, " ", room.text(one.says), " Try: ", tag("code", room.text(one.next))))
+    nothing = "" if items else "Nothing was found that keeps it from learning. "
+    note = tag("p", room.text(f"{nothing}{facts.why.says} {facts.why.looked}", 2000), class_="note")
+    return met + section("Findings", tag("ul", *items) if items else "", note)
+
+
+def about(facts: RunFacts, room: Room) -> str:
+    """Say how the run stands, and how its attempts ended."""
+    known, run = described(facts.run), facts.run
+    lists = {name: [value for key, value in known if key == name][-_ROWS:] for name in _LISTS}
+    lines = [(key, value) for key, value in known if key not in (*_OF_THIS_BOX, *_LISTS)]
+    lines.append(("created", _when(run.created_at)))
+    if run.started_at is not None and run.ended_at is not None:
+        lines.append(("took", duration(run.ended_at - run.started_at)))
+    lines += [(name, value) for name in ("set", "result", "attempt") for value in lists[name]]
+    said = "".join(tag("li", room.text(value)) for value in lists["warning"])
+    raised = "".join(tag("li", room.text(alarm.says), class_=alarm.level) for alarm in facts.alarms[:_ROWS])
+    return fields((name, room.text(value)) for name, value in lines) + section(
+        "Alarms and warnings", tag("ul", raised, said) if raised or said else ""
+    )
+
+
+def evaluations(facts: RunFacts, room: Room) -> str:
+    """List what was measured on held-out problems, scores with their intervals."""
+    names = list(dict.fromkeys(name for one in facts.evals for name in one.figures))[:_FIGURES]
+    rows = [
+        [
+            str(one.step),
+            f"@{one.version}",
+            *(room.text(_figure(one, name, facts)) for name in names),
+            str(one.problems or ""),
+            str(one.failed or ""),
+        ]
+        for one in spread(facts.evals, _EVALS)
+    ]
+    heads = ["step", "version", *(room.text(name) for name in names), "problems", "failed rewards"]
+    note = tag(
+        "p",
+        "In brackets the interval in which the mean over all such problems lies with 95 % (Wilson's; for "
+        "rewards between two values it is at most so wide).",
+        class_="note",
+    )
+    return section("Held-out evaluations", table(heads, rows), note) if rows else ""
+
+
+def _figure(one: Evaluation, name: str, facts: RunFacts) -> str:
+    """Write a figure of an evaluation; a score with its interval, where its rewards are known."""
+    if (value := one.figures.get(name)) is None:
+        return ""
+    ends = bounds(one, name, facts)
+    return number(value) if ends is None else f"{number(value)} ({number(ends[0])}–{number(ends[1])})"
+
+
+def bounds(one: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] | None:
+    """Return the interval of a score; None for what is no score, or whose rewards were not kept."""
+    kept = MAIN if name == "eval" else name.removeprefix("eval/")
+    score, problems, failed = one.score, one.problems, one.failed
+    if kept in one.sets:
+        score, problems, failed = one.sets[kept].score, one.sets[kept].problems, 0
+    elif kept != MAIN:
+        return None
+    if score is None or problems <= failed or kept not in facts.rewards:
+        return None
+    return interval(score, problems - failed, *facts.rewards[kept])
+
+
+def samples(facts: RunFacts, room: Room) -> str:
+    """Show what the model wrote: the best and the worst of the first and the last step."""
+    notes = [tag("p", room.text(note), class_="note") for note in dict.fromkeys(facts.notes)]
+    shown = [_sample(says, one, room) for says, one in facts.samples]
+    return section("Samples", tag("div", *shown, class_="samples") if shown else "", *notes)
+
+
+def _sample(says: str, sample: Sample, room: Room) -> str:
+    """Show a sample, of an episode each turn, as far as there is room for one."""
+    lines, left = list[tuple[str, str]](), _SAMPLE
+    for name, value in [line for line in whole(sample) if line[0] not in ("step", "reward")][:_FIELDS]:
+        most = min(_VALUE, left)
+        lines.append((room.text(name), tag("pre", room.text(value, most))))
+        left -= min(len(value), most)
+    head = f"{says}: reward {number(sample.reward) or 'none'}, {sample.size:,} tokens"
+    return tag("article", tag("h4", room.text(head)), fields(lines))
+
+
+def spec(facts: RunFacts, room: Room) -> str:
+    """Show where the spec differs from the defaults, and all of it behind a line that opens it."""
+    values = flat(hidden(facts.run.spec))
+    own = tag("pre", room.text(text_of(differing(values)), _SPEC))
+    return section("Spec", own, folded("with its defaults", tag("pre", room.text(text_of(values), _SPEC))))
+
+
+def versions(facts: RunFacts, room: Room) -> str:
+    """List the versions that are used, the best and the newest, with what attested each."""
+    every, run = facts.versions, facts.run
+    best = None if run.best is None else run.best.version
+    used = [one for one in every if one.aliases or one.pinned or one.version == best]
+    shown = {one.version: one for one in [*every[:1], *used[:_VERSIONS], *every[-_VERSIONS:]]}
+    verdicts = Counter(one.attested or "not attested" for one in every)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    note = (
+        f"{len(every):,} versions: {counts}. A version is attested before one token of it is trained on: the "
+        "engine has shown that it serves the adapter with this sha256, by log-probabilities that it shares "
+        "with the trainer."
+    )
+    rows = [
+        [
+            f"@{number}",
+            str(one.step),
+            tag("code", room.text(one.sha256)),
+            room.text(one.attested, most=40),
+            room.text(one.attestation),
+            room.text(", ".join([*one.aliases, *["best"] * (number == best), *["pinned"] * one.pinned])),
+        ]
+        for number, one in sorted(shown.items())
+    ]
+    heads = ("version", "step", "sha256", "attested", "how", "used as")
+    return (
+        section("Versions", tag("p", room.text(note, len(note)), class_="note"), table(heads, rows))
+        if rows
+        else ""
+    )
+
+
+def cost(facts: RunFacts, room: Room) -> str:
+    """Say what the run used, as its bill has it."""
+    if facts.bill is None:
+        return ""
+    words = bill_words("run", facts.bill, facts.currency)
+    return section("Cost", fields((name, room.text(words[name])) for name in words if name not in _OF_A_BILL))
+
+
+def machine(facts: RunFacts, room: Room) -> str:
+    """Say what the newest attempt ran on and read: devices, versions of packages, digests of files."""
+    begun = facts.run.begun
+    devices = [f"{one.device}: {one.name}, {size(one.memory_total)}" for one in facts.devices[:_ROWS]]
+    lines = [("devices of its pool", ", ".join(devices))]
+    if begun is not None:
+        read = {"data": begun.data_sha256, "model": begun.model_sha256, **begun.inputs}
+        lines += [("trainer", begun.trainer), ("engine", begun.engine)]
+        lines += list(begun.software.items())[:_INPUTS]
+        lines += [(f"sha256 of {name}", sha256) for name, sha256 in list(read.items())[:_INPUTS]]
+    return section("Machine and inputs", fields((room.text(k), room.text(v)) for k, v in lines if v))
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
