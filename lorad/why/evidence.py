@@ -68,7 +68,7 @@ def overfit(facts: Facts) -> Finding | None:
         f"The held-out loss is {held_out[-1]:.3g}, and was {best.nll:.3g} at step {best.step}, while the "
         "loss falls: it learns its rows by heart.",
         {"nll": held_out[-1], "best": best.nll or 0.0, "step": best.step},
-        f"trainer.steps={best.step}",
+        f"trainer.steps={best.step}" if best.step else f"trainer.lr={(facts.spec.trainer.lr or 0.0) / 10:g}",
     )
 
 
@@ -95,8 +95,10 @@ def few_evals(facts: Facts) -> Finding | None:
     (first, _), (last, problems) = scores[0], scores[-1]
     if not (0 <= first <= 1 and 0 <= last <= 1):
         return None  # no share of right ones, whose noise is known
-    width = _WIDTH * math.sqrt((first * (1 - first) + last * (1 - last)) / problems)
-    if abs(last - first) > width or width < learnt:
+    # Agresti and Caffo, 2000: the difference of two shares, each with one right and one wrong one more
+    before, after = ((score * problems + 1) / (problems + 2) for score in (first, last))
+    width = _WIDTH * math.sqrt((before * (1 - before) + after * (1 - after)) / (problems + 2))
+    if abs(after - before) > width or width < learnt:
         return None
     return Finding(
         "few-evals",

@@ -46,6 +46,13 @@ class Facts(Struct, frozen=True, dict=True):
         values = self.curve(metric)[:_EARLY]
         return fmean(values) if values else None
 
+    def from_start(self, metric: str) -> float:
+        """Return how much of a metric the base itself shows: the least of the first step, which is untrained,
+        and of the first ones; 0 where it was not measured.
+        """
+        values = self.curve(metric)[:_EARLY]
+        return min(values[0], fmean(values)) if values else 0.0
+
     def end(self, metric: str) -> float | None:
         """Return the mean of a metric over the last steps; None where it was not measured."""
         values = self.curve(metric)[-_EARLY:]
@@ -79,13 +86,15 @@ class Facts(Struct, frozen=True, dict=True):
     def group_size(self) -> int:
         return self.spec.algorithm.group_size
 
-    def flat(self, *, early: bool) -> float | None:
-        """Return the share of the groups that have one reward; None where groups are not compared. early: of
-        the first steps, else of all.
-        """
-        values = self.curve("zero_variance_groups")
-        shares = [value / self.spec.data.prompts_per_step for value in values[: _EARLY if early else None]]
-        return min(fmean(shares), 1.0) if shares else None
+    @property
+    def flat_from_start(self) -> float:
+        """The share of the base's groups that have one reward, see `from_start`."""
+        return min(self.from_start("zero_variance_groups") / self.spec.data.prompts_per_step, 1.0)
+
+    @property
+    def flat(self) -> float:
+        """The share of all groups that have one reward."""
+        return min((self.mean("zero_variance_groups") or 0.0) / self.spec.data.prompts_per_step, 1.0)
 
     @cached_property
     def reward_span(self) -> tuple[float, float] | None:

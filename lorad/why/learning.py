@@ -11,7 +11,7 @@ from lorad.why.facts import Facts, answer_of, gives_answer
 from lorad.why.finding import Finding
 
 _MANY = 0.5  # share of updates or versions
-_STILL = 1e-7  # nats per token: what rounding moves
+_STILL = 1e-5  # nats per token: what rounding moves, and less than one update of a usual rate
 _SLOW = 1e-3  # nats per token that a run of many updates has moved
 _UPDATES = 10
 _APART = 0.05  # nats per token between trainer and engine, as `alarms.logprob_difference`
@@ -69,22 +69,29 @@ def still(facts: Facts) -> Finding | None:
 
 
 def unserved(facts: Facts) -> Finding | None:
-    """Find versions that the engine was not seen to serve."""
-    if facts.run.reason == "attestation_failed":
-        says, doubtful = f"The engine does not serve what was trained: {facts.run.detail}", 1.0
-    else:
-        versions = facts.versions
-        doubtful = fmean(one.attested == "inconclusive" for one in versions) if versions else 0.0
-        if doubtful < _MANY:
-            return None
-        says = (
-            f"The attestation of {doubtful:.0%} of the versions is inconclusive: {versions[-1].attestation}"
-        )
+    """Find a run that ended because the engine was seen to serve something else."""
+    if facts.run.reason != "attestation_failed":
+        return None
     return Finding(
         "unserved",
-        "cause" if facts.run.reason == "attestation_failed" else "look",
-        f"{says.rstrip('.')}.",
-        {"doubtful": doubtful},
+        "cause",
+        f"The engine does not serve what was trained: {facts.run.detail.removesuffix('.')}.",
+        {"versions": len(facts.versions)},
+        f"lorad verify {facts.run.name}",
+    )
+
+
+def unproved(facts: Facts) -> Finding | None:
+    """Find versions of which most attestations prove nothing."""
+    doubtful = [one for one in facts.versions if one.attested == "inconclusive"]
+    if not doubtful or len(doubtful) < _MANY * len(facts.versions):
+        return None
+    return Finding(
+        "unproved",
+        "look",
+        f"The attestation of {len(doubtful)} of {len(facts.versions)} versions is inconclusive: "
+        f"{doubtful[-1].attestation.removesuffix('.')}.",
+        {"inconclusive": len(doubtful), "versions": len(facts.versions)},
         f"lorad verify {facts.run.name}",
     )
 
@@ -183,8 +190,8 @@ def repetition(facts: Facts) -> Finding | None:
 
 def entropy_gone(facts: Facts) -> Finding | None:
     """Find a policy that tries nothing any more."""
-    first, last, flat = facts.start("entropy"), facts.end("entropy"), facts.flat(early=False)
-    if first is None or last is None or last > min(_CERTAIN, first / 5) or not flat or facts.learns:
+    first, last = facts.start("entropy"), facts.end("entropy")
+    if first is None or last is None or last > min(_CERTAIN, first / 5) or not facts.flat or facts.learns:
         return None
     return Finding(
         "entropy",

@@ -53,8 +53,8 @@ def blind_reward(facts: Facts) -> Finding | None:
                 {"reward": span[0], "text": never[0]},
                 "reward.raw=true",
             )
-    right = [one for one in facts.answered if gives_answer(one)]
-    if len(right) < max(_FEW, 0.05 * len(facts.answered)):
+    right = [one for one in facts.answered if one.finish == "stop" and gives_answer(one)]
+    if span[0] > 0 or len(right) < max(_FEW, 0.05 * len(facts.answered)):
         return None
     names = ", ".join(reward.name for reward in facts.spec.rewards)
     return Finding(
@@ -69,7 +69,7 @@ def blind_reward(facts: Facts) -> Finding | None:
 
 def no_end(facts: Facts) -> Finding | None:
     """Find completions that write a special token and go on: none of these ends them."""
-    cut, inside = facts.start("truncated") or 0.0, facts.start("special_inside") or 0.0
+    cut, inside = facts.from_start("truncated"), facts.from_start("special_inside")
     if cut < _MANY or inside < _MANY:
         return None
     return Finding(
@@ -85,7 +85,7 @@ def no_end(facts: Facts) -> Finding | None:
 
 def cut_off(facts: Facts) -> Finding | None:
     """Find completions that are cut before they can earn anything."""
-    cut, limit = facts.start("truncated") or 0.0, facts.spec.rollout.max_new_tokens
+    cut, limit = facts.from_start("truncated"), facts.spec.rollout.max_new_tokens
     if cut < _MANY or facts.learns:
         return None
     whole = [one.reward for one in facts.early if one.reward is not None and one.finish == "stop"]
@@ -108,7 +108,7 @@ def cut_off(facts: Facts) -> Finding | None:
 
 def empty(facts: Facts) -> Finding | None:
     """Find completions without any text."""
-    share = facts.start("empty") or 0.0
+    share = facts.from_start("empty")
     if share < _MANY:
         return None
     stops = facts.spec.rollout.stop
@@ -123,20 +123,26 @@ def empty(facts: Facts) -> Finding | None:
 
 
 def inverted(facts: Facts) -> Finding | None:
-    """Find a reward that is lower where the answer of the row stands in the completion."""
-    right = [one.reward for one in facts.answered if gives_answer(one) and one.reward is not None]
-    wrong = [one.reward for one in facts.answered if not gives_answer(one) and one.reward is not None]
-    if len(right) < _FEW or len(wrong) < _FEW:
+    """Find a reward that is lower where the answer of the row stands in the completion, in the same group."""
+    groups: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+    for one in facts.early:
+        if one.reward is not None and answer_of(one):
+            pair = groups.setdefault((one.step, one.prompt_id), ([], []))
+            pair[gives_answer(one)].append(float(one.reward))
+    mixed = [(fmean(wrong), fmean(right)) for wrong, right in groups.values() if wrong and right]
+    losses = [wrong - right for wrong, right in mixed]
+    if len(mixed) < _FEW or fmean(losses) <= 2 * pstdev(losses) / len(losses) ** 0.5:
         return None
-    error = math.hypot(pstdev(right) / len(right) ** 0.5, pstdev(wrong) / len(wrong) ** 0.5)
-    if fmean(wrong) - fmean(right) <= 2 * error:
+    span = facts.reward_span
+    if span is None or fmean(losses) < 0.2 * (span[1] - span[0]):
         return None
+    wrong, right = (fmean(column) for column in zip(*mixed, strict=True))
     return Finding(
         "inverted",
         "cause",
-        f"Samples with the answer of their row earn {fmean(right):.3g} ({len(right)} of them), those without "
-        f"it {fmean(wrong):.3g}: the reward teaches to be wrong.",
-        {"right": fmean(right), "wrong": fmean(wrong), "samples": len(right) + len(wrong)},
+        f"In {len(mixed)} groups samples with the answer of their row earn {right:.3g}, and those without it "
+        f"{wrong:.3g}: the reward teaches to be wrong.",
+        {"right": right, "wrong": wrong, "groups": len(mixed)},
         f"lorad samples {facts.run.name} --sort reward",
     )
 
@@ -196,7 +202,7 @@ def constant(facts: Facts) -> Finding | None:
 def floor(facts: Facts) -> Finding | None:
     """Find a base that never earns more than the floor, so that nothing can be reinforced."""
     passed, span = _passed(facts), facts.reward_span
-    if passed is None or span is None or passed > _RARE or facts.learns:
+    if passed is None or span is None or passed > _RARE or facts.learns or span[0] == span[1] > 0:
         return None
     return Finding(
         "floor",
@@ -225,26 +231,24 @@ def _passed(facts: Facts) -> float | None:
 
 def alike(facts: Facts) -> Finding | None:
     """Find samples of a prompt that are nearly all the same, before training has made them so."""
-    distinct, flat = facts.start("distinct"), facts.flat(early=True)
-    if distinct is None or flat is None or facts.group_size < 3 or flat < _MANY:
-        return None
-    if distinct > 1 / facts.group_size + 0.15:
+    kinds, flat, size = facts.curve("distinct")[:1], facts.flat_from_start, facts.group_size
+    if not kinds or size < 3 or flat < _MANY or kinds[0] > 1 / size + 0.15:
         return None
     temperature = facts.spec.rollout.temperature
     return Finding(
         "alike",
         "cause",
-        f"Of the {facts.group_size} samples of a prompt only {distinct * facts.group_size:.1f} differ at the "
-        f"start, so that {flat:.0%} of the groups have one reward; rollout.temperature is {temperature:g}.",
-        {"distinct": distinct, "zero_variance": flat, "temperature": temperature},
+        f"Of the {size} samples of a prompt only {kinds[0] * size:.1f} differ at the start, so that "
+        f"{flat:.0%} of the groups have one reward; rollout.temperature is {temperature:g}.",
+        {"distinct": kinds[0], "zero_variance": flat, "temperature": temperature},
         "rollout.temperature=1" if temperature < 1 else f"lorad samples {facts.run.name} --step 1",
     )
 
 
 def solved(facts: Facts) -> Finding | None:
     """Find rows that the base gets right already."""
-    reward, span = facts.start("reward"), facts.reward_span
-    if reward is None or span is None or span[0] == span[1]:
+    reward, span = facts.from_start("reward"), facts.reward_span
+    if span is None or span[0] == span[1]:
         return None
     place = (reward - span[0]) / (span[1] - span[0])
     if place < _SOLVED:
@@ -260,8 +264,8 @@ def solved(facts: Facts) -> Finding | None:
 
 def small_groups(facts: Facts) -> Finding | None:
     """Find groups too small to have rewards that differ."""
-    flat, size = facts.flat(early=False), facts.group_size
-    if flat is None or size > 3 or flat < _MANY or facts.learns:
+    flat, size = facts.flat, facts.group_size
+    if size > 3 or flat < _MANY or facts.learns:
         return None
     return Finding(
         "small-groups",
@@ -275,8 +279,8 @@ def small_groups(facts: Facts) -> Finding | None:
 
 def flat_groups(facts: Facts) -> Finding | None:
     """Find groups that have one reward each from the start."""
-    flat = facts.flat(early=True)
-    if flat is None or flat < 0.8 or facts.learns:
+    flat, span = facts.flat_from_start, facts.reward_span
+    if flat < 0.8 or facts.learns or span is None or span[0] == span[1]:
         return None
     return Finding(
         "flat-groups",

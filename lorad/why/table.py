@@ -36,6 +36,7 @@ RULES = (
     _Rule("Are groups large enough?", rewards.small_groups),
     _Rule("Do the rewards of a group differ?", rewards.flat_groups),
     _Rule("Does the adapter move?", learning.still),
+    _Rule("Do attestations prove what is served?", learning.unproved),
     _Rule("Do trainer and engine agree?", learning.apart),
     _Rule("Is the learning rate beside published ones?", learning.rate),
     _Rule("Does a KL penalty hold it?", learning.kl_holds),

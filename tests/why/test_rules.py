@@ -113,6 +113,7 @@ CASES = {
     "small-groups": healthy("algorithm.group_size=2", **FLAT, zero_variance_groups=3.0),
     "flat-groups": healthy(**FLAT, zero_variance_groups=4.0),
     "still": healthy("trainer.lr=0", **FLAT, policy_change=0.0, policy_step=0.0),
+    "unproved": having(healthy(**FLAT), versions=[Version("sorter", 1, attested="inconclusive")]),
     "mismatch": healthy(**FLAT, logprob_difference=0.2),
     "rate": healthy("trainer.lr=0.1", reward=FALLING),
     "kl-too-strong": healthy("algorithm.kl.coef=1", **FLAT, kl=1e-4),
@@ -163,7 +164,7 @@ def test_nothing_is_found_in_a_healthy_run(facts: Facts) -> None:
 def test_a_run_that_learns_is_said_to() -> None:
     said = judge(healthy())
     assert said.says == "Its reward went from 0.34 to 0.7 in 12 steps: it learns."
-    assert said.looked == "Looked at 12 steps, 32 samples, 2 evaluations, 3 versions, 31 questions."
+    assert said.looked == "Looked at 12 steps, 32 samples, 2 evaluations, 3 versions, 32 questions."
 
 
 @pytest.mark.parametrize(("pattern", "text"), [(r"<\|im_end\|>", "<|im_end|>"), ("done###", "###")])
