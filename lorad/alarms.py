@@ -44,6 +44,9 @@ _KINDS = (
     *("stall", "kl", "logprobs", "chosen", "rewards", "entropy", "critic", "zero-variance"),
     *("truncation", "idle", "memory"),
 )
+_EXPLAINED = frozenset(
+    {"not-finite", "kl", "logprobs", "rewards", "entropy", "zero-variance", "truncation", "idle"}
+)
 _Found = Iterator[tuple[_Level, str, str]]  # level, kind, says
 # Signals that have a limit, and what is said of them.
 MEASURED: tuple[tuple[str, _Level, str, str], ...] = (
@@ -79,7 +82,10 @@ def alarms(
     if status is not None:
         found += [Alarm(level, kind, "daemon", "", says) for level, kind, says in _of_daemon(status, limits)]
     for run in runs:
-        found += [Alarm(level, kind, "run", run.name, says) for level, kind, says in _of_run(run, limits, at)]
+        found += [
+            Alarm(level, kind, "run", run.name, says + _explained(run, kind))
+            for level, kind, says in _of_run(run, limits, at)
+        ]
     for pool in pools:
         found += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in _of_pool(pool)]
     for device in devices:
@@ -92,6 +98,11 @@ def alarms(
 def order(alarm: Alarm) -> tuple[str, int]:
     """Worst first."""
     return alarm.level, _KINDS.index(alarm.kind)
+
+
+def _explained(run: Run, kind: str) -> str:
+    """Return what is said behind an alarm that a rule of `lorad why` explains; "" behind others."""
+    return f"; `lorad why {run.name}` says more" if kind in _EXPLAINED else ""
 
 
 def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:

@@ -46,6 +46,7 @@ NOTHING = (
     "7 of 7 steps changed nothing: in the last one all groups had one reward and 100% of the completions "
     "were cut at rollout.max_new_tokens"
 )
+MORE = "; `lorad why a` says more"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,8 @@ NOTHING = (
 )
 def test_a_run_that_trains_nothing_says_so(state: str, signals: Json, says: list[tuple[str, str]]) -> None:
     found = alarms([run(state, signals=CALM | signals, ended_at=NOW - 60)], LIMITS, NOW)
-    assert [(alarm.level, alarm.says) for alarm in found if alarm.kind == "idle"] == says
+    told = [(alarm.level, alarm.says) for alarm in found if alarm.kind == "idle"]
+    assert told == [(level, f"{words}{MORE}") for level, words in says]
 
 
 def test_the_first_idle_steps_are_no_alarm_yet() -> None:
@@ -100,7 +102,7 @@ def test_a_signal_beyond_its_limit_is_one_alarm(signals: Json, kind: str) -> Non
 
 def test_nan_reward_is_a_named_alarm() -> None:
     (alarm,) = alarms([run(reward=math.nan)], LIMITS, NOW)
-    assert (alarm.level, alarm.says) == ("bad", "reward: NaN or infinite at step 7")
+    assert (alarm.level, alarm.says) == ("bad", f"reward: NaN or infinite at step 7{MORE}")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from lorad.client.columns import seconds_left
 from lorad.client.conditions import condition
 from lorad.client.words import share
 from lorad.errors import DaemonUnreachable
+from lorad.why.finding import Why
+from lorad.why.table import explain
 
 _PERIOD = 0.3  # seconds between looks at a log
 _ABOUT = ("step", "version", "attempt", "at")
@@ -102,6 +104,10 @@ class Run:
         """
         found = self._client.samples(self.name, step=step, eval=eval, problem=problem, limit=limit)
         return Table(found)
+
+    def why(self) -> Why:
+        """Say why it does not learn, as `lorad why` does: `findings`, the most likely cause first."""
+        return explain(self._client, self.name)
 
     @property
     def versions(self) -> Table[shapes.Version]:

@@ -127,6 +127,7 @@ class AsyncRun(_Twin[Run]):
     steps = _Asked(Run, lambda one: one.steps)
     evals = _Asked(Run, lambda one: one.evals)
     samples = _call(Run.samples)
+    why = _call(Run.why)
     versions = _Asked(Run, lambda one: one.versions)
     checkpoints = _Asked(Run, lambda one: one.checkpoints)
     results = _Asked(Run, lambda one: one.results)

@@ -37,7 +37,8 @@ async def test_a_small_terminal_has_a_line_for_everything() -> None:
     async with using(busy_world(), SMALL) as user:
         await until(user, lambda: "qwen-1" in screen_text(user) and len(names(user)) == 3)
         assert line(user, "#title").startswith("lorad  2 running, 1 queued · 2,000 tok/s")
-        assert line(user, "#alarmed") == "1 alarm  !! bold KL 0.9 nats per token to the reference policy"
+        alarmed = "1 alarm  !! bold KL 0.9 nats per token to the reference policy"
+        assert line(user, "#alarmed").startswith(alarmed)
         assert "Qwen3-8B, 2 runs, 6/8 slots, 4,211/9,050 tok/s, train" in line(user, "#pools-lines")
         assert "71/80 GiB, 93% busy, qwen-1 (ann" in line(user, "#devices-lines")
         assert line(user, "#events-lines").endswith("bold eval 0.500 of @3")
