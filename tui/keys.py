@@ -124,7 +124,7 @@ BACK: list[BindingType] = [_key("escape", "back", "screen.back", "Back")]
 TABS: list[BindingType] = [
     _key("right_square_bracket", "tab(1)", "tabs.next", "Next tab", show=False, display="]"),
     _key("left_square_bracket", "tab(-1)", "tabs.previous", "Previous tab", show=False, display="["),
-    *(_key(str(n), f"tab_at({n})", f"tabs.{n}", f"Tab {n}", show=False) for n in range(1, 8)),
+    *(_key(str(n), f"tab_at({n})", f"tabs.{n}", f"Tab {n}", show=False) for n in range(1, 9)),
 ]
 
 LOG: list[BindingType] = [
@@ -262,6 +262,13 @@ SPEC_TEXT: list[BindingType] = [
     _key("G", "scroll_end", "spec.bottom", "Last", show=False),
 ]
 
+WHY_TEXT: list[BindingType] = [
+    _key("j", "scroll_down", "why.down", "Down", show=False),
+    _key("k", "scroll_up", "why.up", "Up", show=False),
+    _key("g", "scroll_home", "why.top", "First", show=False),
+    _key("G", "scroll_end", "why.bottom", "Last", show=False),
+]
+
 SAMPLES: list[BindingType] = [
     _key("less_than_sign,comma", "step(-1)", "samples.earlier", "Earlier step", display="<"),
     _key("greater_than_sign,full_stop", "step(1)", "samples.later", "Later step", display=">"),
@@ -347,6 +354,7 @@ HELP: dict[str, list[BindingType]] = {
     "Events": EVENTS,
     "A new run": FORM + CHOICE,
     "Specs": SPEC + SPEC_TEXT,
+    "Why it does not learn": WHY_TEXT,
     "What an action asks for": ASK,
     "A question": CONFIRM,
     "What a new run begins with": PICK,

@@ -13,7 +13,7 @@ from lorad.tui.palette import plans
 from lorad.tui.palette.plans import FILTERS, Do, Go, Plan
 from lorad.tui.palette.words import Given, given, split
 
-TABS = ("curves", "samples", "versions", "checkpoints", "logs", "spec", "events")
+TABS = ("curves", "samples", "versions", "checkpoints", "logs", "spec", "events", "why")
 _LIVE = frozenset(str(state) for state in RunState if not state.is_over)
 
 

@@ -21,12 +21,13 @@ from lorad.tui.run.events import Events
 from lorad.tui.run.logs import Logs
 from lorad.tui.run.spec import SpecTab
 from lorad.tui.run.versions import Versions
+from lorad.tui.run.why import WhyTab
 from lorad.tui.samples.tab import Samples
 from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 
-TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
+TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events, WhyTab)
 
 
 class _News(NamedTuple):

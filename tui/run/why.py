@@ -1,0 +1,70 @@
+"""Why a run does not learn: the findings of `lorad why`, the most likely cause first."""
+
+import shlex
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
+from lorad.text import one_line
+from lorad.tui import keys
+from lorad.tui.feed import Changes
+from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.line import Line
+from lorad.why.finding import Why
+from lorad.why.table import explain
+
+_STEPS = 10  # of a run that works, after which it is asked again
+_STYLES = {"cause": "bold red", "look": "bold yellow"}
+
+
+class FindingsScroll(VerticalScroll):
+    BINDINGS = keys.WHY_TEXT
+
+
+class WhyTab(RunTab):
+    TITLE = "why"
+    DEFAULT_CSS = """
+    WhyTab #why-head { height: auto; max-height: 3; padding: 0 1; color: $text-muted; }
+    WhyTab FindingsScroll { height: 1fr; padding: 0 1; }
+    WhyTab FindingsScroll Line { height: auto; }
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self._at = -_STEPS  # the step that the run was at when it was asked
+
+    def compose(self) -> ComposeResult:
+        yield Line(id="why-head")
+        with FindingsScroll():
+            yield Line(id="why-findings")
+
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Why | None:
+        if not changes.touch(self.run_name, "state") and run.step < self._at + _STEPS:
+            return None
+        self._at = run.step
+        return explain(client, self.run_name)
+
+    def show(self, data: Why) -> None:
+        self.query_one("#why-head", Line).say(one_line(f"{data.says} {data.looked}"))
+        nothing = Text("Nothing was found that keeps it from learning.")
+        findings = Text("\n\n").join(_described(data)) if data.findings else nothing
+        self.query_one("#why-findings", Line).say(findings)
+
+    def command(self) -> str:
+        return f"lorad why {shlex.quote(self.run_name)}"
+
+
+def _described(data: Why) -> list[Text]:
+    """Return each finding with what to try."""
+    return [
+        Text.assemble(
+            (f"{one.severity}  {one.name}", _STYLES[one.severity]),
+            f"\n{one_line(one.says)}\n",
+            ("try ", "bold"),
+            one_line(one.next),
+        )
+        for one in data.findings
+    ]
