@@ -35,6 +35,7 @@ _Shapes = dict[str, tuple[int, int]]
 _HEADER_LIMIT = 100 << 20  # bytes, as the safetensors library has it
 _CHUNK = 16 << 20
 _FLOATS = ("F64", "F32", "BF16", "F16")  # of tensors that are numbers as they stand
+_BELONGS = "the weights and config.json belong to different models"
 _DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _EMBEDDINGS = re.compile(r"embed|(^|\.)(wte|wpe)$")
@@ -139,36 +140,17 @@ def weights_sha256(directory: Path, quantize: Quantize | None = None) -> str:
 def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Path]:
     """Check, by the headers of its weight files, that a checkpoint is the model of `config`.
 
-    Returns the file of each tensor that the forward reads. Raises SpecError for a missing tensor, one of
-    another shape, one of packed numbers, one that the forward would leave out, and a second copy of tied
-    embeddings that differs from them.
+    Returns the file of each tensor that the forward reads. Raises SpecError as `check_whole` does, and for a
+    tensor that the forward would leave out, and a second copy of tied embeddings that differs from them.
     """
-    stored = {name: at for name, at in stored_tensors(directory).items() if not _is_unread(name, config)}
-    expected, head = tensor_shapes(config), f"{HEAD}.weight"
+    stored = check_whole(directory, config)
+    head = f"{HEAD}.weight"
     copy = stored.pop(head, None) if config.tie_word_embeddings else None
-    others = sorted(stored.keys() - expected.keys())
-    belongs = "the weights and config.json belong to different models"
-    for name, shape in expected.items():
-        if name not in stored:
-            missing = len(expected.keys() - stored.keys())
-            hint = (
-                f"the files have {', '.join(others[:3])} instead; {belongs}"
-                if others
-                else "complete the download"
-            )
-            raise SpecError(f"{directory}: no tensor {name}, and {missing} are missing in all", hint=hint)
-        path, place = stored[name]
-        if place.shape != shape:
-            problem = f"{path}: {name} has shape {place.shape}, config.json says {shape}"
-            raise SpecError(problem, hint=belongs)
-        if place.dtype not in _FLOATS:
-            problem = f"{path}: {name} holds {place.dtype}: quantized weights cannot be trained on"
-            raise SpecError(problem, hint="give the model in bfloat16")
-    if others:
+    if others := sorted(stored.keys() - tensor_shapes(config).keys()):
         raise SpecError(
             f"{stored[others[0]][0]}: {len(others)} tensors have no place in the model that config.json "
             f"describes: {', '.join(others[:3])}",
-            hint=belongs,
+            hint=_BELONGS,
         )
     if copy is not None and not _holds_same(copy, stored[EMBEDDINGS]):
         raise SpecError(
@@ -176,6 +158,34 @@ def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Path]:
             hint="set tie_word_embeddings to false in config.json",
         )
     return {name: path for name, (path, _) in stored.items()}
+
+
+def check_whole(directory: Path, config: ModelConfig) -> dict[str, tuple[Path, TensorPlace]]:
+    """Check, by the headers of its weight files, that a checkpoint has all tensors of the model of `config`.
+
+    Returns where each of its tensors is, but for what no forward reads. Raises SpecError for a missing
+    tensor, one of another shape, and one of packed numbers.
+    """
+    stored = {name: at for name, at in stored_tensors(directory).items() if not _is_unread(name, config)}
+    expected = tensor_shapes(config)
+    for name, shape in expected.items():
+        if name not in stored:
+            missing = len(expected.keys() - stored.keys())
+            others = sorted(stored.keys() - expected.keys() - {f"{HEAD}.weight"})
+            hint = (
+                f"the files have {', '.join(others[:3])} instead; {_BELONGS}"
+                if others
+                else "complete the download"
+            )
+            raise SpecError(f"{directory}: no tensor {name}, and {missing} are missing in all", hint=hint)
+        path, place = stored[name]
+        if place.shape != shape:
+            problem = f"{path}: {name} has shape {place.shape}, config.json says {shape}"
+            raise SpecError(problem, hint=_BELONGS)
+        if place.dtype not in _FLOATS:
+            problem = f"{path}: {name} holds {place.dtype}: quantized weights cannot be trained on"
+            raise SpecError(problem, hint="give the model in bfloat16")
+    return stored
 
 
 def stored_tensors(directory: Path) -> dict[str, tuple[Path, TensorPlace]]:
@@ -309,6 +319,13 @@ def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shape
             hint="use a model whose layers are made of linears (transformers' Conv1D is none)",
         )
     return found
+
+
+def is_left_out(name: str, layers: int) -> bool:
+    """Return whether no trainer reads a tensor: it follows from config.json, or is for later tokens, or for
+    images and sound.
+    """
+    return name.endswith(_DERIVED) or _is_later(name, layers) or _OTHER_SENSES.search(name) is not None
 
 
 def _is_later(name: str, layers: int) -> bool:

@@ -38,7 +38,7 @@ with quick_imports():
     from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.models.directory import read_config
-    from lorad.models.facts import ModelFacts, check_tensors, read_facts
+    from lorad.models.facts import ModelFacts, check_tensors, check_whole, known_config, read_facts
     from lorad.models.families import FUSED
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, checked_tokenizer, model_directory
@@ -186,7 +186,7 @@ def _checked(
     warnings += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)
     check_adapter(spec, model, adapter, device)
-    warnings += check_names(spec, adapter, directory, box) if is_here else []
+    warnings += check_names(spec, model, adapter, directory, box, device) if is_here else []
     check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
@@ -294,13 +294,15 @@ def _memory(
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
-    """Check that the weight files are whole, and, where the pool's own process loads them, that they are the
-    model of config.json. Raises SpecError.
+    """Check that the weight files are whole and, of a model that lorad computes itself, that they have its
+    tensors; where the pool's own process loads them, no others. Raises SpecError.
     """
-    config = read_config(directory) if needs_base(spec) else None
+    config = read_config(directory) if needs_base(spec) else known_config(directory)
     check_weights(directory)
-    if config is not None:
+    if needs_base(spec) and config is not None:
         check_tensors(directory, config)
+    elif config is not None:
+        check_whole(directory, config)
     facts = read_facts(directory)
     check_blocks(spec, facts)
     return facts

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,24 @@ from lorad.backends.trainer_install import installed_versions, interpreter_of, o
 from lorad.box.config import Backend, Config
 from lorad.box.paths import python_path
 from lorad.errors import SpecError, from_wire
+from lorad.models.config import ModelConfig
 from lorad.models.facts import ModelFacts, known_config
 from lorad.preflight.telling import begin
+from lorad.protocol.heartbeat import HEART
 from lorad.spec.model import Spec
-from lorad.trainers.arguments import ADAPTS, ATTENTION, OWN, SPLITS
+from lorad.trainers.arguments import ADAPTS, ATTENTION, LOADS, OWN, SPLITS
 
 _AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 _WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
 ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the nodes"
 _NUMBER = re.compile(r"\.\d+(?=\.)")
-_NAMES_SECONDS = 100.0
+_NAMES_SECONDS = 600.0
+_TOLD_SECONDS = 20.0  # between two signs that the check waits
 
 
 class _Names(msgspec.Struct, frozen=True):
-    """What `lorad.trainers.fsdp.names` answers."""
+    """What `lorad.trainers.fsdp.names` and `lorad.trainers.megatron.names` answer."""
 
     names: list[str] = []
     error: dict[str, Any] | None = None
@@ -196,43 +200,76 @@ def check_adapter(spec: Spec, facts: ModelFacts, adapter: AdapterConfig, device:
         _check_experts(spec, facts, adapter, device)
 
 
-def check_names(spec: Spec, adapter: AdapterConfig, directory: Path, config: Config) -> list[str]:
-    """Check that fsdp has the adapter's linears under their names in the checkpoint. Returns warnings; raises
-    SpecError.
+def check_names(
+    spec: Spec, facts: ModelFacts, adapter: AdapterConfig, directory: Path, config: Config, device: str
+) -> list[str]:
+    """Check that fsdp or megatron loads the checkpoint, and has the adapter's linears under its own names.
 
-    The ranks' own function answers in a process of its own, since it imports torch. Of a model that lorad
-    computes itself, the names are known.
+    Returns warnings; raises SpecError. The ranks' own functions answer in a process of its own, since they
+    import torch. Models that lorad's tests load there are not asked about.
     """
-    if spec.trainer.backend != "fsdp" or known_config(directory) is not None:
+    name, kind = spec.trainer.backend, known_config(directory)
+    if name not in RANKED or _is_loaded(name, facts.model_type, kind):
         return []
-    begin("asking what fsdp calls the linears")
-    backend = config.backends.get("fsdp", Backend())
+    begin(f"asking {name} whether it loads the model")
+    backend = config.backends.get(name, Backend())
     own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path(backend.env.get("PYTHONPATH"))}
-    command = [str(interpreter_of("fsdp", backend.python)), "-P", "-m", "lorad.trainers.fsdp.names"]
+    dtype = facts.dtype if spec.model.dtype == "auto" else spec.model.dtype
+    settings = {
+        "model": str(directory),
+        "dtype": "float32" if dtype == "float32" else "bfloat16",
+        "device": device,
+        "args": {key: value for key, value in spec.trainer.backend_args.items() if key not in SPLITS},
+    }
+    question = json.dumps(settings) if name == "megatron" else str(directory)
+    command = [str(interpreter_of(name, backend.python)), "-P", "-m", f"lorad.trainers.{name}.names"]
     try:
-        done = subprocess.run(
-            [*command, str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=_NAMES_SECONDS,
-            env={**os.environ, **backend.env, **own},
-        )
-        answer = msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=_Names)
+        said = _output([*command, question], {**os.environ, **backend.env, **own})
+        answer = msgspec.json.decode(said.strip().rpartition(b"\n")[2], type=_Names)
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
-        return [f"trainer.backend: fsdp could not be asked what it calls the linears of the model: {error}"]
+        return [f"trainer.backend: {name} could not be asked whether it loads the model: {error}"]
     if answer.error is not None:
         raise from_wire(answer.error)
     if unknown := [module for module in adapter.modules if module not in answer.names]:
         ends = unknown[0].partition("layers.")[2]
-        theirs = next((name for name in answer.names if ends and name.endswith(ends)), answer.names[0])
+        theirs = (known for known in answer.names if ends and known.endswith(ends))
+        others = f", nor {len(unknown) - 1} others of the {len(adapter.modules)} that would be adapted"
+        calls = next(theirs, next(iter(answer.names), "otherwise"))
         raise SpecError(
-            f"fsdp has no linear {unknown[0]}, nor {len(unknown) - 1} others of the {len(adapter.modules)} "
-            f"that would be adapted: transformers calls its linears {theirs} and the like",
+            f"{name} has no linear {unknown[0]}{others}: it calls its linears {calls} and the like",
             key="model.path",
-            hint="lorad trains no checkpoint yet whose names are others than those of its class in "
+            hint="Use trainer.backend: fsdp."
+            if name == "megatron"
+            else "lorad trains no checkpoint yet whose names are others than those of its class in "
             "transformers; give one of the language model alone.",
         )
     return []
+
+
+def _output(command: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """Return what a process prints. Nobody gives the check up meanwhile: importing takes minutes on a busy
+    machine. Raises OSError, and TimeoutExpired after `_NAMES_SECONDS`.
+    """
+    end = time.monotonic() + _NAMES_SECONDS
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=env) as process:
+        while True:
+            try:
+                return process.communicate(timeout=_TOLD_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > end:
+                    process.kill()
+                    raise
+                HEART.progress()
+
+
+def _is_loaded(trainer: str, kind: str, config: ModelConfig | None) -> bool:
+    """Return whether lorad's tests show that a trainer loads models of this kind. config: None of a model
+    that lorad does not compute itself.
+    """
+    if config is None or trainer == "fsdp":
+        return config is not None
+    has_biases = config.o_bias or config.mlp_bias or (config.qkv_bias and kind != "qwen2")
+    return kind in LOADS and not has_biases
 
 
 def _check_dora(spec: Spec, adapter: AdapterConfig) -> None:

@@ -22,7 +22,7 @@ from lorad.rl.kept.order import order_of
 from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
-from lorad.rl.rows.messages import messages_of, with_system
+from lorad.rl.rows.messages import chat_in, messages_of, with_system
 from lorad.rl.rows.shown import unshown
 from lorad.rl.rows.variables import variables_of
 from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
@@ -449,7 +449,7 @@ def data_of_set(spec: Spec, name: str) -> Data:
 def prompt_value_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
     """Return the prompt as the row has it: a text or, behind data.system, messages."""
     value = prompt_of(row, data)
-    return value if isinstance(value, str) else with_system(data, messages_of(value, row))
+    return value if isinstance(chat_in(value), str) else with_system(data, messages_of(value, row))
 
 
 def refuse_for_chats(data: Data, why: str) -> None:

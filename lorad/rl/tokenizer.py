@@ -152,7 +152,8 @@ class Tokenizer:
         words = self.encode(behind_words[2].lstrip())[:1] if behind_words[1] else []
         if not words or words[0] not in added:
             return ()
-        behind_calls = self._probed([_ASKED, _CALLS]).rpartition(_TURN)
+        called = self._probed([_ASKED, _CALLS]) or self._probed(self._in_calls([_ASKED, _CALLS]))
+        behind_calls = called.rpartition(_TURN)
         calls = self.encode(behind_calls[2].rstrip())[-1:] if behind_calls[1] else []
         return (*words, *(number for number in calls if number in added and added[number].special))
 
@@ -280,7 +281,7 @@ class Tokenizer:
                 "messages need a chat template and the model has none",
                 hint="give prompts as strings, or put chat_template.jinja into the model directory",
             )
-        some = [self._in_parts(for_template(chat)) for chat in chats]
+        some = [self._in_calls(self._in_parts(for_template(chat))) for chat in chats]
         for index, chat in enumerate(some if continues else ()):
             last = chat[-1]
             if last["role"] == "assistant" and (last.get("tool_calls") or not last.get("content")):
@@ -296,6 +297,23 @@ class Tokenizer:
             else message
             for message in chat
         ]
+
+    def _in_calls(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write calls as the template reads them: DeepSeek's wants content beside them, if it is empty, and
+        text as their arguments.
+        """
+        return [
+            _calling(message, *self._call_keys) if message.get("tool_calls") else message for message in chat
+        ]
+
+    @cached_property
+    def _call_keys(self) -> tuple[bool, bool]:
+        """Whether calls need content beside them, and arguments that are text, for the template to write
+        them.
+        """
+        ways = [(False, False), (True, False), (False, True), (True, True)]
+        call = {key: value for key, value in _CALLS.items() if key != "content"}
+        return next((way for way in ways if _TURN in self._probed([_ASKED, _calling(call, *way)])), ways[0])
 
     def _reads_parts(self, role: str) -> bool:
         """Return whether the template writes both of two parts of a message, and not that they are parts."""
@@ -331,6 +349,18 @@ class Tokenizer:
     def _text(self, key: str) -> str | None:
         """Return the text of a special token: a string, or an object with `content` in older files."""
         return _content(self._settings.get(key))
+
+
+def _calling(message: dict[str, Any], has_content: bool, is_text: bool) -> dict[str, Any]:
+    """Return a message of calls, with empty content where it has none, and with arguments as text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        if is_text and not isinstance(arguments := call["function"]["arguments"], str)
+        else call
+        for call in message["tool_calls"]
+    ]
+    content = {"content": message.get("content") or ""} if has_content else {}
+    return {**message, **content, "tool_calls": calls}
 
 
 def _content(value: Any) -> str | None:

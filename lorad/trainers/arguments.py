@@ -52,6 +52,8 @@ ADAPTS = {
     "megatron": ("qwen3_moe",),
 }
 """Model types whose experts a trainer adapts."""
+LOADS = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Model types that Megatron-Bridge loads in lorad's tests; their only biases are qwen2's of q, k and v."""
 REPLAYS = {"fsdp": ("qwen3_moe", "qwen2_moe", "olmoe"), "megatron": ("qwen3_moe",)}
 """Model types whose routes a backend replays. fsdp weighs experts itself, by the softmax of their scores;
 megatron those whose experts it adapts."""

@@ -120,7 +120,9 @@ FIRST = "18 dollars for 3 eggs|18 (9 eggs at $2)|18, not 19|18; 3|18% (3 x 6)|18
 def test_gsm8k_takes_the_first_of_several_numbers(line: str) -> None:
     """As verl's `gsm8k.extract_solution`."""
     assert re.findall(r"#### (\-?[0-9\.\,]+)", f"#### {line}")[-1].replace(",", "") == "18"
-    values = [builtin("gsm8k")(sample(f"#### {line}", answer)) for answer in ("18", f"#### {line}", "3", "19")]
+    values = [
+        builtin("gsm8k")(sample(f"#### {line}", answer)) for answer in ("18", f"#### {line}", "3", "19")
+    ]
     assert values == [1, 1, 0, 0] and number_in(f"{line} " * 30_000) == 18
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -17,11 +18,19 @@ from lorad.backends import trainer_install as install_module
 from lorad.backends.registry import SERVERS
 from lorad.backends.setup import adapter_config, max_rank, modules_of, needs_base, served_experts, targets_of
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
+from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
-from lorad.preflight.trainers import check_adapted, check_adapter, check_bits, check_devices, check_sizes
+from lorad.preflight.trainers import (
+    check_adapted,
+    check_adapter,
+    check_bits,
+    check_devices,
+    check_names,
+    check_sizes,
+)
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
 from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
@@ -434,6 +443,22 @@ def test_megatron_adapts_what_it_has_a_name_for(tmp_path: Path) -> None:
     assert {name.rpartition(".")[2] for name in targets_of("megatron", linears)} == {
         "q_proj", "k_proj", "v_proj", "o_proj", "lm_head",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_megatron_is_asked_about_models_without_a_test(
+    has_biases: bool, install: Any, tmp_path: Path
+) -> None:
+    python = install("megatron")
+    facts, spec = read_facts(TINY), convert({"trainer": {"backend": "megatron"}})
+    shutil.copytree(TINY, tmp_path / "base")
+    config = json.loads((TINY / "config.json").read_text()) | {"attention_bias": has_biases}
+    (tmp_path / "base/config.json").write_text(json.dumps(config))
+    box = Config(backends={"megatron": Backend(python=python)})
+    told = check_names(spec, facts, adapter_config(spec, facts), tmp_path / "base", box, "cpu")
+    assert [text[:61] for text in told] == [
+        "trainer.backend: megatron could not be asked whether it loads"
+    ] * has_biases
 
 
 @pytest.mark.parametrize(

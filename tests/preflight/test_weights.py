@@ -4,17 +4,23 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from lorad.backends.setup import adapter_config
+from lorad.box.config import Config
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
-from lorad.preflight.__main__ import preflight
+from lorad.preflight.__main__ import _model_facts, preflight
+from lorad.preflight.trainers import check_names
 from lorad.spec.model import convert
 
 Tensors = dict[str, torch.Tensor]
@@ -144,7 +150,7 @@ FUSED = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"pad
 def foreign(
     directory: Path, prefix: str, linears: dict[str, tuple[int, int]], config: dict[str, Any]
 ) -> Path:
-    """Write a checkpoint of an architecture that lorad does not compute itself."""
+    """Write linears of an architecture that lorad does not compute itself."""
     shutil.copytree(resolve("builtin:tiny"), directory, ignore=shutil.ignore_patterns("*.safetensors"))
     (directory / "config.json").write_text(json.dumps(config))
     names = [f"{prefix}layers.{layer}.{name}.weight" for layer in range(2) for name in linears]
@@ -155,45 +161,71 @@ def foreign(
     return directory
 
 
+def saved(directory: Path, config: dict[str, Any], *, lacks: str = "") -> Path:
+    """Write a checkpoint as the hub has it, without one of its tensors."""
+    shutil.copytree(resolve("builtin:tiny"), directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    made = AutoConfig.for_model(**config)
+    AutoModelForCausalLM.from_config(made, dtype=torch.float32).save_pretrained(directory)
+    tensors = load_file(directory / "model.safetensors")
+    named = {re.sub(r"^model\.language_model\.", "language_model.model.", name): name for name in tensors}
+    left = {new: tensors[name] for new, name in named.items() if name != lacks}
+    save_file(left, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
 QUERY, PACKED = (
     {"self_attn.q_proj": (32, 32)},
     {"self_attn.qkv_proj": (64, 32), "mlp.gate_up_proj": (128, 32)},
 )
 
 
+GEMMA = {"model_type": "gemma3", **IN_TOWER}
+PHI = {"model_type": "phi3", **FUSED, **dict.fromkeys(("bos_token_id", "eos_token_id"), 0)}
+
+
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("config", "prefix", "linears", "says"),
+    ("config", "lacks", "says"),
     [
         (
-            {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], **IN_TOWER},
-            "language_model.model.",
-            QUERY,
-            r"no linear language_model\.model\.layers\.0\.self_attn\.q_proj, nor 1 others .* calls its "
-            r"linears model\.language_model\.layers\.0\.self_attn\.q_proj",
+            GEMMA,
+            "",
+            r"no linear language_model\.model\.layers\.0\.mlp\.down_proj, nor 13 others .* calls its "
+            r"linears model\.language_model\.layers\.0\.mlp\.down_proj",
         ),
-        (
-            {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]},
-            "language_model.model.",
-            QUERY,
-            r"AutoModelForCausalLM\.$",
-        ),
-        ({"model_type": "mix_moe", "architectures": ["MixMoe"]}, "model.", QUERY, "has model type `mix_moe`"),
-        (
-            {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], **FUSED},
-            "model.",
-            PACKED,
-            "no python for vllm",
-        ),
+        (PHI, "", ""),
+        (PHI, "model.norm.weight", r"no tensor model\.norm\.weight, and 1 are missing in all"),
     ],
 )
-def test_fsdp_knows_the_names_of_a_checkpoint(
-    config: dict[str, Any], prefix: str, linears: dict[str, tuple[int, int]], says: str, tmp_path: Path
-) -> None:
-    directory = foreign(tmp_path / "base", prefix, linears, TEXT | config)
+def test_fsdp_is_asked_for_names(config: dict[str, Any], lacks: str, says: str, tmp_path: Path) -> None:
+    directory = saved(tmp_path / "base", config, lacks=lacks)
+    spec = convert({"trainer": {"backend": "fsdp"}, "rollout": {"backend": "vllm"}})
+    facts = read_facts(directory)
+    asked = partial(check_names, spec, facts, adapter_config(spec, facts), directory, Config(), "cpu")
+    if not says:
+        assert asked() == []
+        return
+    with pytest.raises(SpecError, match=says) as refused:
+        asked()
+    assert refused.value.key == "model.path" and refused.value.hint
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("kind", "says"), [("mistral3", r"AutoModelForCausalLM\.$"), ("mix_moe", "`mix_moe`")]
+)
+def test_fsdp_refuses_what_transformers_does(kind: str, says: str, tmp_path: Path) -> None:
+    directory = foreign(tmp_path / "base", "model.", QUERY, TEXT | {"model_type": kind})
     error = checked(directory, trainer={"backend": "fsdp"}, rollout={"backend": "vllm"})
-    assert re.search(says, error.problem) and error.hint
-    assert error.key == ("rollout.backend" if "vllm" in says else "model.path")
+    assert re.search(says, error.problem) and error.hint and error.key == "model.path"
+
+
+@pytest.mark.parametrize("trainer", ["fsdp", "megatron"])
+def test_known_models_are_whole_for_every_trainer(trainer: str, tmp_path: Path) -> None:
+    directory = written(tmp_path / "base", CHANGES["missing"][0])
+    spec = convert({"trainer": {"backend": trainer}, "rollout": {"backend": "vllm"}})
+    with pytest.raises(SpecError, match=r"no tensor model\.norm\.weight, and 1 are missing in all"):
+        _model_facts(spec, directory)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from msgspec import Struct
 from lorad.errors import SpecError
 from lorad.rl.rows.columns import find_value, prompt_of, value_of
 from lorad.rl.rows.forms import advice
-from lorad.rl.rows.messages import is_trained, messages_of
+from lorad.rl.rows.messages import chat_in, is_chat, is_trained, messages_of
 from lorad.rl.sources import Row
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data, DataFormat
@@ -71,7 +71,8 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
     lacks = {one: [key for key in _KEYS[one] if not _has(row, data, key)] for one in takes}
     nearest = min(takes, key=lambda one: len(lacks[one]) / len(_KEYS[one]))
     first = lacks[nearest][0]
-    if "messages" in takes and (chats := [name for name, value in row.values.items() if _is_chat(value)]):
+    chats = [name for name, value in row.values.items() if is_chat(chat_in(value))]
+    if "messages" in takes and chats:
         return "data.messages_key", f"{chats[0]} is a chat: set data.messages_key to {chats[0]}."
     if len(lacks[nearest]) == len(_KEYS[nearest]):
         ways = (" and ".join(f"data.{key}" for key in _KEYS[one]) for one in takes)
@@ -80,13 +81,6 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
     free = [name for name in row.values if name not in known]
     example = f": data.{first}={free[0]}" if len(free) == 1 else ""
     return f"data.{first}", f"Set data.{first} to the column that has it{example}."
-
-
-def _is_chat(value: Any) -> bool:
-    """Return whether a column is a chat, as OpenAI or ShareGPT has one."""
-    return isinstance(value, list) and all(
-        isinstance(message, dict) and ("role" in message or "from" in message) for message in value
-    )
 
 
 def _is_named(row: Row, data: Data, key: str) -> bool:
@@ -105,12 +99,12 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
     match form:
         case "messages":
             value = value_of(row, data, "messages_key")
-            if isinstance(value, str):
+            if isinstance(chat := chat_in(value), str):
                 raise SpecError(
                     f"{row.where}: {data.messages_key} is text, not a list of messages",
                     hint='Give {"role": …, "content": …} for each, or set data.format to completion.',
                 )
-            return [_turns([], messages_of(value, row, data.messages_key), value)]
+            return [_turns([], messages_of(value, row, data.messages_key), chat)]
         case "preference":
             said = [_said(row, data, key) for key in ("chosen_key", "rejected_key")]
             if all(messages[0]["role"] != "assistant" for messages, _ in said):

@@ -10,6 +10,7 @@ the whole chat, which is rendered once; two turns are rendered behind all that i
 costs its length. Where that fails, each turn is rendered behind all that is before it.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
@@ -24,6 +25,7 @@ from lorad.rl.sources import Row
 
 _FEW = 8  # turns, each of which is rendered behind all that is before it
 _AT_ONCE = 32  # turns of a chat that are rendered before anybody looks whether more are wanted
+_OPENED = re.compile(r"<think>\s*\Z")
 _BACK = 8  # messages at most in which a user's is looked for, for an exchange to begin with
 Texts = Callable[[Sequence[tuple[Row, list[dict[str, Any]]]], bool], list[str]]
 """Renders chats, each of a row; True: up to where the assistant begins to speak."""
@@ -150,18 +152,29 @@ def _is_bare(message: Mapping[str, Any], text: str) -> bool:
 
 
 def _set_apart(row: Row, messages: list[dict[str, Any]], place: int, pair: _Pair, texts: Texts) -> _Pair:
-    """Find a turn by the generation prompt, where the template writes what is before the turn in another way
-    once the turn is there, as Hermes does with the results of tools.
+    """Find a turn where the template writes what is before it in another way once the turn is there.
 
-    Returns the pair as it is where that fails.
+    Hermes does so with the results of tools: the turn is found by the generation prompt. DeepSeek's opens
+    thoughts there and leaves them out of the turn, and so does the pair. Mistral's writes a system prompt
+    beside the last message if the user said it: the turn is found in the chat without the system prompt.
+    Returns the pair as it is where all of that fails.
     """
     before, after = pair
+    opened = _OPENED.search(before)
+    if opened and after.startswith(before[: opened.start()]):
+        return before[: opened.start()], after
     last = max((number for number in range(place) if messages[number]["role"] == "assistant"), default=-1)
     begun, answered = texts([(row, messages[:place]), (row, messages[: last + 1] or messages[:1])], False)
     past = answered if last >= 0 else ""
     mark = before[len(begun) :] if before.startswith(begun) else ""
     rest = after[len(past) :] if after.startswith(past) else ""
-    return (before, before + rest.partition(mark)[2]) if mark.strip() and rest.count(mark) == 1 else pair
+    if mark.strip() and rest.count(mark) == 1:
+        return before, before + rest.partition(mark)[2]
+    if messages[0]["role"] in ("system", "developer") and place > 1:
+        (asked,), (said,) = (texts([(row, messages[1:end])], end == place) for end in (place, place + 1))
+        turn = said[len(asked) :] if said.startswith(asked) else ""
+        return (before, before + turn) if turn and after.endswith(turn) else pair
+    return pair
 
 
 def _samples(

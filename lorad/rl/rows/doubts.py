@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lorad.rl.rows.columns import find_value, text_of
-from lorad.rl.rows.messages import ROLES, TRAINED_KEYS
+from lorad.rl.rows.messages import ROLES, TRAINED_KEYS, chat_in
 from lorad.rl.rows.variables import SETTINGS, TOOLS, column_of, is_of_tools
 from lorad.rl.sources import Row
 from lorad.rl.tokenizer import Tokenizer
@@ -62,16 +62,23 @@ def _last_words(row: Row, data: Data, form: DataFormat | None) -> str:
     return f"“{text}”" if len(text) <= _SHOWN else f"“…{text[-_SHOWN:]}”"
 
 
-def _written_as_json(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return the beginning of a prompt that is a text of messages."""
-    prompt = _prompt(row, data, form)
-    if not isinstance(prompt, str) or not prompt.startswith("[{") or '"role"' not in prompt:
-        return ""
-    try:
-        json.loads(prompt)
-    except (ValueError, RecursionError):
-        return ""
-    return f"{prompt[:_SHOWN]}…"
+def _read_as_chat(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return the beginning of a text that is read as a chat, as its messages are written in it as JSON."""
+    if form == "messages":
+        return _as_json(row, data, "messages_key")
+    return _as_json(row, data, "prompt_key") if data.prompt_format is None else ""
+
+
+def _left_as_text(row: Row, data: Data, form: DataFormat | None) -> str:
+    """Return the beginning of a completion that is a text of messages."""
+    sides = _SIDES[1:] if form not in (None, "messages") else ()
+    return next(filter(None, (_as_json(row, data, key) for key in sides)), "")
+
+
+def _as_json(row: Row, data: Data, setting: str) -> str:
+    """Return the beginning of a column that is a text of messages; "" for another."""
+    value = find_value(row, data, setting)
+    return f"{value[:_SHOWN]}…" if isinstance(value, str) and chat_in(value) is not value else ""
 
 
 def _says_nothing(row: Row, data: Data, form: DataFormat | None) -> str:
@@ -88,7 +95,8 @@ def _says_nothing(row: Row, data: Data, form: DataFormat | None) -> str:
 def _of_no_role(row: Row, data: Data, form: DataFormat | None) -> str:
     """Return the role of a message that no chat template knows."""
     keys = ("messages_key",) if form == "messages" else ("prompt_key",) if form is None else _SIDES
-    chats = [find_value(row, data, key) for key in keys if key != "prompt_key" or data.prompt_format is None]
+    read = [key for key in keys if key != "prompt_key" or data.prompt_format is None]
+    chats = [chat_in(find_value(row, data, key)) for key in read]
     messages = [message for chat in chats if isinstance(chat, list) for message in chat]
     roles = (message.get("role") for message in messages if isinstance(message, dict))
     return next(
@@ -106,7 +114,7 @@ def _unread(row: Row, data: Data, form: DataFormat | None) -> str:
 
 def _of_another(row: Row, data: Data, form: DataFormat | None) -> str:
     """Return the role of a message that is not the assistant's, and says that it is trained."""
-    chat = find_value(row, data, "messages_key") if form == "messages" else None
+    chat = chat_in(find_value(row, data, "messages_key")) if form == "messages" else None
     roles = (
         speaker
         for message in (chat if isinstance(chat, list) else ())
@@ -118,7 +126,8 @@ def _of_another(row: Row, data: Data, form: DataFormat | None) -> str:
 
 def _with_null(row: Row, data: Data, form: DataFormat | None) -> str:
     """Return the name of an argument of a trained call that the row itself, and no data frame, made null."""
-    chat = find_value(row, data, "messages_key") if form == "messages" and not row.is_of_columns else None
+    is_written = form == "messages" and not row.is_of_columns
+    chat = chat_in(find_value(row, data, "messages_key")) if is_written else None
     for message in chat if isinstance(chat, list) else ():
         for call in message.get("tool_calls") or ():
             arguments = call.get("function", call).get("arguments")
@@ -130,7 +139,7 @@ def _with_null(row: Row, data: Data, form: DataFormat | None) -> str:
 def _prompt(row: Row, data: Data, form: DataFormat | None) -> Any:
     """Return the column of the prompt; None where the prompt is made of something else."""
     is_read = form != "messages" and data.prompt_format is None
-    return find_value(row, data, "prompt_key") if is_read else None
+    return chat_in(find_value(row, data, "prompt_key")) if is_read else None
 
 
 _DOUBTS: dict[str, Callable[[Row, Data, DataFormat | None], str]] = {
@@ -138,7 +147,8 @@ _DOUBTS: dict[str, Callable[[Row, Data, DataFormat | None], str]] = {
     "an answer": _continued,
     "the prompt ends with a turn of the assistant's, behind which another one is begun; drop that turn, or "
     "put it into the completion": _answered,
-    "the prompt is a text, in which messages are written as JSON; make it a list": _written_as_json,
+    "the text is a chat in JSON, and read as its messages": _read_as_chat,
+    "the completion is a text, in which messages are written as JSON; make it a list": _left_as_text,
     "the prompt says nothing; leave the row out": _says_nothing,
     f"no such role; those of messages are {', '.join(ROLES)}": _of_no_role,
     "the model is not shown that column; data.chat_template_kwargs shows the same to all rows, and a column "

@@ -1,5 +1,6 @@
 """Chats in rows: messages as OpenAI writes them, and as ShareGPT does."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,20 +20,39 @@ _MESSAGE = 'A message is {"role": "user", "content": "…"}.'
 
 
 def messages_of(value: Any, row: Row, what: str = "the prompt") -> list[dict[str, Any]]:
-    """Return a text as what a user says, and a list as messages. what: the name of it in errors.
+    """Return a list, or a text that is one as JSON, as messages, and another text as what a user says. what:
+    the name of it in errors.
 
     A key that is null is left out, and so are those that say whether a message is trained. Raises SpecError.
     """
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
+    chat = chat_in(value) if isinstance(value, str) else as_written(value, row)
+    if isinstance(chat, str):
+        return [{"role": "user", "content": chat}]
+    if not isinstance(chat, list):
         raise SpecError(f"{row.where}: {what} is neither a string nor a list of messages", hint=_MESSAGE)
-    if not value:
+    if not chat:
         raise SpecError(f"{row.where}: {what} is an empty list", hint=_MESSAGE)
     return [
-        _message(message, f"{row.where}: message {place} of {what}")
-        for place, message in enumerate(as_written(value, row), 1)
+        _message(message, f"{row.where}: message {place} of {what}") for place, message in enumerate(chat, 1)
     ]
+
+
+def chat_in(value: Any) -> Any:
+    """Return the messages that a text is as JSON, as in files of tables; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        messages = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return messages if messages and is_chat(messages) else value
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether a value is a list of messages, as OpenAI or ShareGPT has them."""
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and ("role" in message or "from" in message) for message in value
+    )
 
 
 def as_written(value: Any, row: Row) -> Any:

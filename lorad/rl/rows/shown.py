@@ -44,5 +44,7 @@ def _said(message: Mapping[str, Any], *, is_last: bool) -> Iterator[tuple[str, s
         is_rewritten = message["role"] == "assistant" and any(mark in part for mark in _MARKS)
         if part.strip() and not is_rewritten:
             yield "content", part.strip()
+        elif is_last and _MARKS[1] in part:
+            yield "thinking", part.partition(_MARKS[1])[0].rpartition(_MARKS[0])[2].strip()
     for call in message.get("tool_calls") or ():
         yield "call", call.get("function", call)["name"]

@@ -11,13 +11,18 @@ import torch
 
 from lorad.errors import SpecError, to_wire
 from lorad.trainers.fsdp import architecture, experts
+from lorad.trainers.sharded.lacking import refuse_lacking
 
 
 def _class_names(directory: Path) -> list[str]:
-    """Return the names of the linears in transformers' model, without reading weights. Raises SpecError."""
+    """Return the names of the linears in transformers' model, without reading weights.
+
+    Raises SpecError, also for tensors of the model that the directory lacks.
+    """
     config = architecture.read_config(directory)
     kinds = architecture.attentions(torch.float32, torch.device("cpu"))
     model = architecture.empty_model(config, torch.float32, kinds)
+    refuse_lacking(model, directory)
     layers = architecture.decoder_layers(model)
     linears = architecture.linear_shapes(model, layers)
     return sorted({**linears, **experts.expert_shapes(experts.experts_in(layers, model))})

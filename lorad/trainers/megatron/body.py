@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class MegatronBody(Body):
         group = parallel_state.get_data_parallel_group()
         size = parallel_state.get_data_parallel_world_size()
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
-        reference = _reference(base)
+        reference = reference_of(base.config)
         self._spreads_experts = settings.ep * settings.tp > 1
         self._copies_tokens = settings.ep > 1 and settings.tp > 1
         self.expert_dp = DataParallel(
@@ -258,10 +259,10 @@ class MegatronBody(Body):
         return [parameter for name, parameter in self._model.named_parameters() if ".adapter." not in name]
 
 
-def _reference(base: Base) -> nn.Module:
+def reference_of(config: Any) -> nn.Module:
     """transformers' model without memory: its parameters and linears are what logical names speak of."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(base.config)
+        model: nn.Module = AutoModelForCausalLM.from_config(config)
     return model

@@ -1,8 +1,8 @@
 """Build Megatron's model, frozen and without adapters, from a Hugging Face directory and a spec's numbers."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -46,9 +46,10 @@ class Base:
     packed: bool
 
 
-def build(settings: BodySettings) -> Base:
-    """Raises: SpecError for what lorad or Megatron does not take."""
-    _check(settings)
+def open_bridge(settings: BodySettings) -> Any:
+    """Return Bridge's `AutoBridge` of the model. Raises SpecError without Bridge, and for a model that it
+    does not know.
+    """
     # it logs what it lacks, and every module of every mount
     logging.getLogger("megatron").setLevel(logging.WARNING)
     try:
@@ -60,11 +61,19 @@ def build(settings: BodySettings) -> Base:
             hint="config.yaml: backends: {megatron: {python: …}} must name an interpreter that has "
             "megatron-bridge, megatron-core and transformer-engine",
         ) from error
-    dtype = DTYPES[settings.dtype]
-    with _taken(settings.model):
-        bridge = AutoBridge.from_hf_pretrained(settings.model, torch_dtype=dtype)
-        config = bridge.hf_pretrained.config
-        provider = bridge.to_megatron_provider(load_weights=True)
+    with taken(settings.model):
+        return AutoBridge.from_hf_pretrained(settings.model, torch_dtype=DTYPES[settings.dtype])
+
+
+def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
+    """is_empty: on the meta device, without weights. Raises: SpecError for what lorad or Megatron does not
+    take.
+    """
+    _check(settings)
+    bridge, dtype = open_bridge(settings), DTYPES[settings.dtype]
+    config = bridge.hf_pretrained.config
+    with taken(settings.model):
+        provider = bridge.to_megatron_provider(load_weights=not is_empty)
     _check_heads(config, settings.tp)
     _check_layers(config, settings)
     packed = _has_packed_attention(settings)
@@ -75,19 +84,28 @@ def build(settings: BodySettings) -> Base:
         raise SpecError(
             f"Megatron does not take this trainer: {error}", hint="change trainer.backend_args, tp, pp or ep"
         ) from error
-    with _taken(settings.model):
+    place = torch.device("meta") if is_empty else contextlib.nullcontext()
+    with taken(settings.model), place:
         return Base(bridge, _model(provider, settings), config, packed)
 
 
-@contextmanager
-def _taken(model: str) -> Iterator[None]:
+@contextlib.contextmanager
+def taken(model: str) -> Iterator[None]:
     """Turn errors of Bridge and Megatron about a model that they do not know, or cannot build or load, into
     SpecError.
     """
     try:
         yield
-    except (OSError, ValueError, KeyError, AssertionError, NotImplementedError, SafetensorError) as error:
-        told = " ".join(str(error).split())[:300] or type(error).__name__
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        AssertionError,
+        NotImplementedError,
+        SafetensorError,
+    ) as error:
+        told = " ".join(str(error).partition("Currently supported")[0].split())[:300] or type(error).__name__
         raise SpecError(
             f"Megatron does not take {model}: {told}",
             key="model.path",

@@ -27,7 +27,7 @@ ENDS: dict[str, tuple[str, ...]] = {
     "llama3": ("<|eot_id|>",),
     "mistral": ("</s>",),
 }
-ENDS |= {"gpt_oss": ("<|return|>", "<|call|>"), "parts": ("<end_of_turn>",)}
+ENDS |= {"gpt_oss": ("<|return|>", "<|call|>"), "parts": ("<end_of_turn>",), "deepseek": ("</s>",)}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 GOLDENS = Path(__file__).parents[2] / "data" / "chat_goldens"
-FAMILIES = ("qwen3", "llama3", "hermes", "mistral", "gpt_oss", "parts")
+FAMILIES = ("qwen3", "llama3", "hermes", "mistral", "gpt_oss", "parts", "deepseek")
 KEYS = ("weight", "loss", "train", "trainable", "training", "loss_mask")
 Sample = tuple[list[int], list[int]]  # token ids, and a mask of what is trained
 
@@ -35,6 +35,9 @@ def normal(row: dict[str, Any], family: str) -> tuple[list[dict[str, Any]], dict
         for call in one.get("tool_calls", ()):
             if isinstance(text := call["function"]["arguments"], str):
                 call["function"]["arguments"] = json.loads(text)
+            if family == "deepseek":
+                text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"]["arguments"], one["content"] = text, one.get("content") or ""
         messages.append(one)
     tools = row.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools
@@ -61,14 +64,15 @@ def samples_of(row: dict[str, Any], family: str) -> list[Sample] | None:
     apply: Any = golden(family).apply_chat_template
 
     def text(end: int, *, generate: bool) -> str:
-        return str(apply(messages[:end], tokenize=False, add_generation_prompt=generate, **variables))
+        made = str(apply(messages[:end], tokenize=False, add_generation_prompt=generate, **variables))
+        opens = generate and family == "deepseek"  # thoughts, which it leaves out of the turn
+        return made.removesuffix("<think>\n") if opens else made
 
     def masked(end: int, turns: list[int]) -> Sample:
         how = {"return_dict": True, "return_assistant_tokens_mask": True, **variables}
         made = apply(messages[:end], **how)
         prompts = [
-            apply(messages[:place], add_generation_prompt=True, return_dict=False, **variables)
-            for place in turns
+            golden(family).encode(text(place, generate=True), add_special_tokens=False) for place in turns
         ]
         begins = {answers.index(place): len(ids) for place, ids in zip(turns, prompts, strict=True)}
         mask = only(made["assistant_masks"], begins)
@@ -78,7 +82,8 @@ def samples_of(row: dict[str, Any], family: str) -> list[Sample] | None:
         mark = text(place, generate=True).removeprefix(text(place, generate=False))
         answered = max((answer + 1 for answer in answers if answer < place), default=0)
         known, after = text(answered, generate=False) if answered else "", text(place + 1, generate=False)
-        if not (mark.strip() and after.startswith(known) and after[len(known) :].count(mark) == 1):
+        is_found = mark.strip() and after.startswith(known) and after[len(known) :].count(mark) == 1
+        if not is_found and not (family == "mistral" and messages[0]["role"] == "system"):
             return None
         made = apply(messages[: place + 1], return_dict=True, return_assistant_tokens_mask=True, **variables)
         mask = only(made["assistant_masks"], {answers.index(place): 0})

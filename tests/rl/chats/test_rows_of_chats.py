@@ -6,11 +6,12 @@ from typing import Any
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from lorad.preflight.rows import check_rows
 from lorad.rl.completions.targets import TargetDataset, load_train
 from lorad.rl.data import Dataset, load_data
+from lorad.rl.rows.messages import chat_in
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data
 from lorad.spec.model import convert
@@ -328,3 +329,55 @@ def test_calls_as_they_were_are_read(tmp_path: Path) -> None:
     ]
     text = tokenizer.decode(example.targets[0].tokens.tolist(), skip_special=False)
     assert "<|im_start|>tool\nwet<|im_end|>" in text
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_chats_as_json_in_a_text_are_read(name: str, tmp_path: Path) -> None:
+    tokenizer = made(tmp_path)
+    turns = [ASKED, {"role": "assistant", "content": "No", "weight": 0}, ASKED, calling({"city": None})]
+    table = pyarrow.table({"messages": [json.dumps(turns)], "prompt": [json.dumps([ASKED])]})
+    if name == "rows.jsonl":
+        (tmp_path / name).write_text(json.dumps(table.to_pylist()[0]))
+    else:
+        write_table = csv.write_csv if name == "rows.csv" else parquet.write_table
+        write_table(table, tmp_path / name)
+    data = {"train": name, "shuffle": False}
+    found = load_train(convert({"algorithm": "sft", "data": data}), tokenizer, tmp_path)
+    assert isinstance(found, TargetDataset) and found.form == "messages"
+    (span,) = trained(tokenizer, found.take(0, 1)[0])
+    assert span == '<call>weather {"city": null}</call><|im_end|>'
+    (asked,) = load_data(name, "train", Data(), tokenizer, 0, tmp_path).take(0, 1)
+    assert asked.prompt == "<|im_start|>user\nUlm?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[]", "[{}]", '["role"]', '[{"role": 1', " 2+2? "])
+def test_other_texts_stay_texts(text: str, tmp_path: Path) -> None:
+    (example,) = prompts(made(tmp_path), tmp_path, {"prompt": text}).take(0, 1)
+    assert example.prompt == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    assert chat_in("[" * 90_000) == "[" * 90_000
+
+
+CONCATENATING = TEMPLATE.replace("c.function.arguments | tojson", "c.function.arguments + ''")
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Ülm"}, '{"city": "Ülm"}'])
+@pytest.mark.parametrize("template", [TEMPLATE, CONCATENATING], ids=["object", "text"])
+def test_arguments_are_what_the_template_reads(template: str, arguments: Any, tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, template)
+    found = load(tokenizer, tmp_path, {"messages": [ASKED, calling(arguments)]})
+    assert trained(tokenizer, found.take(0, 1)[0]) == ['<call>weather {"city": "Ülm"}</call><|im_end|>']
+
+
+OPENING = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+
+
+def test_thoughts_that_a_prompt_opens_are_left_out(tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, OPENING.replace("m.content or ''", "(m.content or '').split('</think>')[-1]"))
+    answer = {"role": "assistant", "content": "<think>hm</think>It rains."}
+    found = load(tokenizer, tmp_path, {"messages": [ASKED, answer, ASKED, answer]})
+    (example,) = found.take(0, 1)
+    assert trained(tokenizer, example) == ["It rains.<|im_end|>"] * 2
+    assert example.prompt == "<|im_start|>user\nUlm?<|im_end|>\n<|im_start|>assistant\n"
+    assert found.unshown == {("", 1): "thinking of message 4, role assistant: “hm”"}
+    (asked,) = prompts(tokenizer, tmp_path, {"prompt": [ASKED]}).take(0, 1)
+    assert asked.prompt.endswith("<|im_start|>assistant\n<think>\n")

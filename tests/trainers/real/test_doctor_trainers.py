@@ -1,16 +1,38 @@
-"""`lorad doctor --trainer`: what is there, and what is not with what to do about it."""
+"""`lorad doctor --trainer` and the check of a model: what is there, what is not, and what to do about it."""
 
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from lorad.adapters.adapter import AdapterConfig
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, mending_hint
 from lorad.backends.trainer_probe import WANTED
+from lorad.box.config import Config, backends_of
 from lorad.children.interpreter import NoInterpreter, installed, look
+from lorad.errors import SpecError
+from lorad.models.facts import read_facts
+from lorad.preflight.trainers import check_names
+from lorad.spec.model import convert
 from tests.kit.world import World, world
+from tests.trainers.real.pairs import configured
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+}
+Q = "model.layers.0.self_attn.q_proj"
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +93,32 @@ def test_install_commands_cover_what_trainers_need() -> None:
     for backend in NEEDED:
         lines = " ".join(install_lines(backend, gpu=True))
         assert [name for name in (*NEEDED[backend], *FOR_GPUS.get(backend, ())) if name not in lines] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "says"),
+    [
+        ("smollm3", {}, "architecture 'SmolLM3ForCausalLM' is not yet supported"),
+        (
+            "llama",
+            {"attention_bias": True},
+            "would leave out 8 tensors of the model: model.layers.0.self_attn",
+        ),
+        ("olmoe", {"num_experts": 4}, "finds no tensor in .* for decoder.layers.0.self_attention"),
+        ("mistral", {}, ""),
+    ],
+)
+def test_the_check_refuses_as_megatron_would(
+    kind: str, more: dict[str, Any], says: str, megatron_python: str, tmp_path: Path
+) -> None:
+    made = AutoConfig.for_model(kind, **SMALL, **more)
+    AutoModelForCausalLM.from_config(made, dtype=torch.float32).save_pretrained(tmp_path)
+    spec = convert({"trainer": {"backend": "megatron"}, "rollout": {"backend": "vllm"}})
+    box = Config(backends=backends_of(configured("megatron")))
+    facts, adapter = read_facts(tmp_path), AdapterConfig(8, 16.0, (Q,))
+    if not says:
+        assert check_names(spec, facts, adapter, tmp_path, box, "cpu") == []
+        return
+    with pytest.raises(SpecError, match=says) as refused:
+        check_names(spec, facts, adapter, tmp_path, box, "cpu")
+    assert refused.value.key == "model.path" and "trainer.backend: fsdp" in refused.value.hint

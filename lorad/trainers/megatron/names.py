@@ -1,0 +1,89 @@
+"""python -m lorad.trainers.megatron.names SETTINGS: the linears of a checkpoint that Megatron's ranks adapt.
+
+SETTINGS is a BodySettings as JSON. Writes a line of JSON on stdout: the names, or the error that the ranks
+would end with, or train on without a word.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import torch
+
+from lorad.errors import SpecError, to_wire
+from lorad.models.facts import is_left_out, stored_tensors
+from lorad.trainers.megatron.body import reference_of
+from lorad.trainers.megatron.experts import expert_linears
+from lorad.trainers.megatron.provider import Base, build, check_rotary, open_bridge, taken
+from lorad.trainers.megatron.targets import HEAD, trainable_shapes
+from lorad.trainers.sharded.body import BodySettings
+from lorad.trainers.sharded.lacking import refuse_lacking
+from lorad.trainers.sharded.workers import join
+
+_HINT = "use trainer.backend: fsdp, which loads what transformers loads"
+
+
+def _names(settings: BodySettings) -> list[str]:
+    """Raises SpecError for what Megatron-Bridge does not load, or would load without some of its tensors."""
+    bridge = open_bridge(settings)
+    config, registry = bridge.hf_pretrained.config, bridge._model_bridge.mapping_registry()
+    with taken(settings.model):
+        reference = reference_of(config)
+    refuse_lacking(reference, Path(settings.model))
+    is_tied = bool(config.tie_word_embeddings)
+    unknown = [
+        name
+        for name in stored_tensors(Path(settings.model))
+        if registry.hf_to_megatron_lookup(name) is None
+        and not is_left_out(name, config.num_hidden_layers)
+        and not (is_tied and name == f"{HEAD}.weight")
+    ]
+    if unknown:
+        raise SpecError(
+            f"Megatron-Bridge would leave out {len(unknown)} tensors of the model: {', '.join(unknown[:3])}",
+            key="model.path",
+            hint=_HINT,
+        )
+    if settings.device == "cpu":
+        _check_layers(build(settings, is_empty=True), Path(settings.model))
+
+    def exist(paths: list[str]) -> list[bool]:
+        return [registry.megatron_to_hf_lookup(f"{path}.weight") is not None for path in paths]
+
+    return [*trainable_shapes(reference, expert_linears(Path(settings.model), config), exist, tied=is_tied)]
+
+
+def _check_layers(base: Base, directory: Path) -> None:
+    """Check that Bridge fills all parameters of Megatron's own layers. Raises SpecError."""
+    tasks = {task.param_name: task for task in base.bridge.get_conversion_tasks(base.model) if task}
+    places = {name: place.shape for name, (_, place) in stored_tensors(directory).items()}
+    for name, parameter in base.model.named_parameters():
+        task, shape = tasks.get(name), tuple(parameter.shape)
+        is_filled = task is not None and task.param_weight is not None
+        source = task.mapping.hf_param if is_filled else None
+        is_vector = len(shape) == 1 and isinstance(source, str)
+        if not is_filled or (is_vector and places.get(source, shape) != shape):
+            raise SpecError(
+                f"Megatron-Bridge finds no tensor in {directory} for {name} {[*shape]} of Megatron's layers",
+                key="model.path",
+                hint=_HINT,
+            )
+    check_rotary(reference_of(base.config), base.model, base.config)
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.argv[1], type=BodySettings)
+    torch.cuda.current_device = lambda: torch.device("meta")  # where Megatron makes parameters
+    with tempfile.TemporaryDirectory() as directory:
+        join(0, 1, Path(directory, "meeting"), torch.device("cpu"))
+        try:
+            answer = msgspec.json.encode({"names": _names(settings)})
+        except SpecError as error:
+            answer = msgspec.json.encode({"error": to_wire(error)})
+    os.write(1, b"\n" + answer + b"\n")
+
+
+if __name__ == "__main__":
+    main()
