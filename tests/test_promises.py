@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from lorad.adapters.peft import read_peft
-from tests.kit.world import World, world
+from tests.kit.world import REPOSITORY, World, world
 
 SPEC = """
 seed: 3
@@ -54,6 +56,15 @@ def test_a_killed_run_resumes_bit_for_bit(box: World, first: Any, victim: str) -
     assert box.over(name).reason == "lost"
     box.lorad("resume", name, "--wait")
     assert box.facts(name) == box.facts("first")
+
+
+def test_the_curve_of_a_demo_has_its_interval(box: World, first: Any) -> None:
+    command = [sys.executable, REPOSITORY / ".ci" / "curve"]
+    done = subprocess.run(command, env=box.environment, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  step")]
+    assert [int(row[1]) for row in rows] == [0, 6, 12]
+    assert all(float(row[3]) <= float(row[2]) <= float(row[5]) for row in rows)
+    assert rows[-1][2] == f"{first['eval_last']:.3f}"
 
 
 def test_training_goes_on_without_its_daemon(box: World, first: Any) -> None:
