@@ -28,6 +28,7 @@
 # make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
 # make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
 # make bench-presets       learning curves of all algorithms, with a picture
+# make bench-rates         learning rates times ranks of GRPO, with a picture
 # make bench-moe           mixtures of experts: trainers and engines against merged models, and what adapters on experts cost beside PEFT's
 # make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
 # make bench-pool-memory   what the preflight says that a pool takes, beside what real pools take
@@ -63,7 +64,7 @@ WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
-	bench-algorithms bench-seeds bench-episodes bench-presets \
+	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
@@ -184,7 +185,8 @@ bench-algorithms: MODULE := training.algorithms
 bench-seeds: MODULE := training.seeds
 bench-episodes: MODULE := training.episodes
 bench-presets: MODULE := training.presets
-bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets: $(VENV)/.ready-bench
+bench-rates: MODULE := training.rates
+bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets bench-rates: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.

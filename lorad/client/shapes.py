@@ -13,8 +13,7 @@ from msgspec import Struct
 from lorad.client.check_shapes import Files
 from lorad.client.queue_shapes import Queued
 from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
-from lorad.protocol.evals import SetScore, figures
-from lorad.protocol.expected import Expected
+from lorad.protocol.evals import Expected, SetScore, figures
 from lorad.protocol.inputs import RowCounts
 from lorad.protocol.preflight import ErrorSaid, Rate
 from lorad.protocol.traffic import Figures

@@ -5,8 +5,7 @@ import numpy as np
 from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Sample, Scored, Session
 from lorad.errors import LoradError
-from lorad.rl.advantage import best_of, zero_variance
-from lorad.rl.shaping import shaped
+from lorad.rl.advantage import best_of, shaped, zero_variance
 from lorad.spec.model import Spec
 
 

@@ -8,7 +8,7 @@ from lorad.protocol.evals import ks
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Kind
 from lorad.spec.data import GENERATED, single
-from lorad.spec.expect import Expectation
+from lorad.spec.kept import Expectation
 from lorad.spec.model import Spec
 
 _OF_STEPS = (

@@ -3,8 +3,10 @@
 LoRA takes about ten times the rate of full fine-tuning, nearly whatever its rank (Schulman et al., "LoRA
 Without Regret", 2025). The exponents of the hidden size are those of `get_lr` in Tinker's cookbook
 (hyperparam_utils.py), which were fitted on Llama and Qwen from 1B to 70B, on supervised fine-tuning.
-Reinforcement learning takes an eighth, which is in the middle of what published runs over LoRA have: the
-table of docs/algorithms.md. Preference losses take a fiftieth: Tinker's recipe for DPO has 1e-5.
+Reinforcement learning takes an eighth, which is in the middle of what published runs over LoRA have (the
+table of docs/algorithms.md). Bases narrower than all of theirs keep the whole rate: SmolLM2-135M learns with
+it in a few steps, and not with an eighth. Preference losses take a fiftieth: Tinker's recipe for DPO has
+1e-5.
 """
 
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ _WIDTH = 2000
 _EXPONENTS = {"qwen": 0.0775, "llama": 0.781}  # by how the model_type of config.json begins
 _NARROWEST = 1024  # hidden size; the formula was not fitted below
 _UNKNOWN = 8192  # hidden size that is assumed where config.json names none
+_SMALLEST = 896  # hidden size of the smallest base with a published recipe of reinforcement learning
 _SHARES = {"rl": 1 / 8, "preference": 1 / 50}  # of the rate of sft
 _PUBLISHED = (1e-6, 1.7e-4)  # the least and the highest rate of the recipes in docs/algorithms.md
 _TINY, _TINY_PREFERENCES = 1e-3, 1e-4  # found on builtin:tiny, where 1e-3 ruins what DPO generates
@@ -36,9 +39,11 @@ def fitting_rate(spec: Spec, model_type: str, hidden_size: int) -> Rate:
     family = next((name for name in _EXPONENTS if model_type.lower().startswith(name)), None)
     exponents = _EXPONENTS.values() if family is None else (_EXPONENTS[family],)
     rate = min(_BASE * (_WIDTH / width) ** exponent for exponent in exponents)
+    is_unpublished = kind == "rl" and 0 < hidden_size < _SMALLEST
+    share = 1.0 if is_unpublished else _SHARES.get(kind, 1.0)
     model = f"{model_type or 'a model'} of hidden size {hidden_size or 'unknown'}"
     as_which = "" if family else ", the lower of what Llama and Qwen have"
-    return Rate(float(f"{rate * _SHARES.get(kind, 1):.3g}"), f"{spec.algorithm.name} on {model}{as_which}")
+    return Rate(float(f"{rate * share:.3g}"), f"{spec.algorithm.name} on {model}{as_which}")
 
 
 def rate_doubts(spec: Spec, rate: Rate) -> list[str]:

@@ -1,13 +1,17 @@
-"""The sections `eval` and `checkpoint`: what is measured during a run, and what stays of its files."""
+"""The sections `eval`, `expect` and `checkpoint`: what is measured during a run, what it should come to, and
+what stays of its files.
+"""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from lorad.bounds import METRIC_NAME
 from lorad.spec.numbers import NonNegative, NonNegativeFloat, Part, Positive
 from lorad.spec.reward import RewardSpec
 
+EXPECTATIONS = 32  # of a run at most
 MAIN = "main"  # the evaluation of `data.eval`, where sets are named
 
 
@@ -69,6 +73,25 @@ class Eval(Part, frozen=True):
     problems: Positive = 256
     sets: dict[str, EvalSet] = msgspec.field(default_factory=dict)
     stop: EvalStop | None = None
+
+
+class Expectation(Part, frozen=True):
+    """A figure that the run should come to: at least `low`, at most `high`, or both.
+
+    Attributes:
+        metric: of an evaluation `eval`, `eval/NAME`, `eval/NAME/pass@4`, `nll` or `accuracy`, as in
+            checkpoint.best_by; of a step any that `lorad metrics` shows, such as `reward`.
+        step: the step after which it is judged, of evaluations also 0; null is the last one.
+        low: the least value that is expected.
+        high: the highest value that is expected.
+        source: who published or measured it.
+    """
+
+    metric: Annotated[str, Meta(min_length=1, max_length=METRIC_NAME)]
+    step: NonNegative | None = None
+    low: float | None = None
+    high: float | None = None
+    source: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Checkpoint(Part, frozen=True):

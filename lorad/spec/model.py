@@ -19,8 +19,7 @@ from lorad.spec.algorithm import Algorithm
 from lorad.spec.data import Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
-from lorad.spec.expect import EXPECTATIONS, Expectation
-from lorad.spec.kept import Checkpoint, Eval
+from lorad.spec.kept import EXPECTATIONS, Checkpoint, Eval, Expectation
 from lorad.spec.lora import Lora
 from lorad.spec.notify import Notify
 from lorad.spec.numbers import (

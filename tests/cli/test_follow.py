@@ -15,7 +15,7 @@ from lorad.cli.app import app
 from lorad.cli.commands import episodes
 from lorad.client.client import Client
 from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step, TrialEvent
-from lorad.protocol.expected import Expected
+from lorad.protocol.evals import Expected
 from lorad.selection import Selection
 from lorad.tui.dashboard.run_rows import state_text
 from tests.kit.daemon_world import ENDLESS, hold, release, serving, until
@@ -96,7 +96,7 @@ def test_a_run_ends_with_its_cause_first() -> None:
     )
 
 
-def test_a_run_ends_with_what_was_expected_of_it() -> None:
+def test_a_run_ends_with_what_was_expected() -> None:
     expected = [
         Expected("eval", 3, 0.5, None, "a table", "met", 0.75),
         Expected("kl", 3, None, 0.1, "", "missed"),

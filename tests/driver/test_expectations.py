@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from lorad.errors import SpecError
-from lorad.protocol.expected import Expected, judged
+from lorad.protocol.evals import Expected, judged
 from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.expectations import _NAMED, _OF_KIND, _OF_STEPS
-from lorad.spec.expect import Expectation
+from lorad.spec.kept import Expectation
 from lorad.spec.text import load_spec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
@@ -80,7 +80,7 @@ def test_what_a_run_measures_may_be_expected(expect: str) -> None:
     refuse_contradictions(load_spec(f"{sets}\nexpect: [{expect}]"))
 
 
-def test_an_unknown_key_of_one_is_refused_by_place() -> None:
+def test_an_unknown_key_is_refused_by_place() -> None:
     with pytest.raises(SpecError, match=r"expect\[0\]") as refused:
         load_spec("expect: [{metric: eval, atleast: 0.5}]")
     assert "metric, step, low, high, source" in str(refused.value.hint)

@@ -127,7 +127,7 @@ FAULTS: tuple[Fault, ...] = (
         "return keys > queries - self.window",
         "return keys >= queries - self.window",
         "gpt-oss computes with a window that is one token too wide."),
-    Fault("lorad/rl", "lorad/rl/shaping.py", "tests/driver/test_weigh.py",
+    Fault("lorad/rl", "lorad/rl/advantage.py", "tests/driver/test_weigh.py",
         "found = found - cost.penalty * ((lengths - (longest - buffer)) / buffer).clip(0, 1)",
         "found = found - cost.penalty * ((lengths - longest) / buffer).clip(0, 1)",
         "algorithm.overlong never costs a long completion anything."),

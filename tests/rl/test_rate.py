@@ -61,6 +61,11 @@ def test_reinforcement_learning_takes_an_eighth_of_it() -> None:
     assert rate("qwen3", 4096, "dpo") == 9.46e-6
 
 
+def test_bases_below_the_published_ones_keep_it() -> None:
+    assert rate("llama", 576) == rate("llama", 895) == 8.43e-4  # SmolLM2-135M
+    assert rate("llama", 896) == 1.05e-4
+
+
 def test_an_unknown_family_takes_the_lower_rate() -> None:
     assert rate("gemma3", 4096) == rate("llama", 4096)
     assert rate("gemma3", 1024) == rate("qwen3", 1024)

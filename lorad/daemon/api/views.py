@@ -36,8 +36,7 @@ from lorad.daemon.runs.versions import has_files, is_loaded
 from lorad.daemon.storage.footprint import files_of
 from lorad.errors import LoradError
 from lorad.files import read_file
-from lorad.protocol.evals import SetScore
-from lorad.protocol.expected import Expected, judged
+from lorad.protocol.evals import Expected, SetScore, judged
 from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec

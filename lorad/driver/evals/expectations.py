@@ -1,7 +1,7 @@
 """Judge the expectations of a spec where the run comes to their steps."""
 
 from lorad.driver.session import Session
-from lorad.protocol.expected import judged
+from lorad.protocol.evals import judged
 
 
 def judge_expectations(session: Session) -> None:

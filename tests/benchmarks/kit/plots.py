@@ -83,7 +83,9 @@ def draw_trace(rows: Sequence[int], waiting: Sequence[int], max_rows: int, file:
         _save(figure, file)
 
 
-def draw_curves(panels: Mapping[str, Mapping[str, Points]], file: Path) -> None:
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Points]], file: Path, what: str = "held-out greedy reward"
+) -> None:
     """panels: {title: {name: (step, score)}}, beside each other; a name has one colour in all of them."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 4), layout="constrained")
@@ -99,7 +101,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Points]], file: Path) -> None:
             axis.set_xlabel("step")
             axis.set_ylim(0, 1.02)
             axis.grid(visible=True)
-        axes[0][0].set_ylabel("held-out greedy reward")
+        axes[0][0].set_ylabel(what)
         drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
         figure.legend(drawn.values(), drawn.keys(), loc="outside right center")
         _save(figure, file)

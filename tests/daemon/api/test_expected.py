@@ -31,7 +31,7 @@ async def test_a_run_says_what_it_came_to(home: Path) -> None:
         assert shown.expected[0].in_words == "reward met 0.500 at 2, expected 0.4 to 0.6 (a table)"
 
 
-async def test_a_run_that_ended_before_has_not_reached_them(home: Path) -> None:
+async def test_a_run_that_ended_before_reached_none(home: Path) -> None:
     async with serving(home) as api:
         await api("run", SPEC, source="s", cwd="/", overrides=[ENDLESS], name="a")
         await api.until("a", "running")
