@@ -27,6 +27,9 @@ _PORT, _STORE = 6379, 80_000_000  # bytes
 _START_SECONDS, _TRIES = 180.0, 4
 PATIENCE = 300.0  # seconds for what comes in a few where the machine is quiet
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_open_telemetry": "0", "PYTHONPATH": str(REPOSITORY)}
+_QUIET |= {
+    "RAY_prestart_worker_first_driver": "0"
+}  # each driver had four workers begun on each node, for nothing
 Line = dict[str, Any]
 
 
