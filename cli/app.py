@@ -75,7 +75,7 @@ _COMMANDS = {
     "samples": _Verb("samples:samples", "what the model wrote"),
     "replay": _Verb("episodes:replay", "recorded episodes against fresh environments"),
     "plot": _Verb("plot:plot_", "curves in the terminal, or as PNG, SVG, CSV"),
-    "report": _Verb("report:report", "one HTML page to share: curves, samples, spec, proofs, cost"),
+    "report": _Verb("plot:report", "one HTML page to share: curves, samples, spec, proofs, cost"),
     "metrics": _Verb("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),
     "log-metrics": _Verb("metrics:log_metrics", "all that it measured, into TensorBoard, W&B or MLflow"),
     "notify": _Verb("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),

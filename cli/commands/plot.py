@@ -1,6 +1,9 @@
-"""lorad plot RUN…: curves in the terminal, or as a file: PNG, SVG or CSV."""
+"""lorad plot and report RUN…: curves in the terminal or as a file: PNG, SVG or CSV; a page about runs."""
 
+import os
 import shutil
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
@@ -15,7 +18,8 @@ from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
 from lorad.client.selected import selected
 from lorad.client.shapes import Run
-from lorad.errors import NotFound, SpecError
+from lorad.errors import Conflict, NotFound, SpecError
+from lorad.files import expanded, write_whole
 from lorad.selection import Selection
 from lorad.tui.curves.plot import LETTERS, Look, extent, names, plot, smoothing
 from lorad.tui.curves.series import FACTS, Track
@@ -77,7 +81,7 @@ def plot_(
         refuse(out)
     only_run(meant)
     client = Client()
-    tracks = _tracks(client, chosen_in_order(client, meant), whole=as_json or _is_csv(out))
+    tracks = _tracks(client, _chosen(client, meant), whole=as_json or _is_csv(out))
     metrics = list(dict.fromkeys(metric or [_usual(tracks)]))
     _refuse_missing(tracks, metrics)
     if as_json:
@@ -92,11 +96,49 @@ def plot_(
         print(_text(metrics, tracks, look))
 
 
+@chooses_runs
+def report(
+    meant: Selection,
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="The page, .html; - is stdout.")
+    ] = "report.html",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write one HTML page about runs: curves, held-out scores with their intervals, samples, spec, versions
+    with what attested them, cost.
+
+    It has no script and loads nothing, so that it can be sent, opened from disk and printed; whatever a model
+    or a user wrote stands there as text. Of samples, versions and evaluations it has a choice: a page has
+    some 50 KiB for each run, and never over 16 MiB. Of several runs it has all curves over the same axes, and
+    what they have otherwise.
+    """
+    from lorad.cli.report.facts import read
+    from lorad.cli.report.page import page
+
+    path = expanded(out).absolute()
+    if out != "-":
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise SpecError(f"{out or 'a name'} does not end with .html", hint="Name it report.html, say.")
+        if path.exists() and not force:
+            raise Conflict(f"{out} exists", hint="Choose another name, or --force.")
+    only_run(meant)
+    client = Client()
+    names = [run.name for run in _chosen(client, meant)]
+    data = page(read(client, names), time.time()).encode()
+    if out == "-":
+        sys.stdout.buffer.write(data)
+        return
+    umask = os.umask(0)
+    os.umask(umask)
+    write_whole(path, data, mode=0o666 & ~umask)
+    output.note(f"Written to {path}, {output.size(len(data))}.")
+
+
 def _is_csv(out: str | None) -> bool:
     return out is not None and out.lower().endswith(".csv")
 
 
-def chosen_in_order(client: Client, meant: Selection) -> list[Run]:
+def _chosen(client: Client, meant: Selection) -> list[Run]:
     """Find the runs, in the order in which they were named. Raises NotFound, SpecError for too many."""
     runs = selected(client, meant)
     if not runs:
