@@ -14,8 +14,7 @@ from lorad.cli.report.page import page
 from lorad.cli.report.parts import Room
 from lorad.client.shapes import Attempt, Beginning, Evaluation, Result, RunDetails, Version
 from lorad.envs.episode import EpisodeTurn
-from lorad.protocol.evals import SetScore
-from lorad.protocol.expected import Expected
+from lorad.protocol.evals import Expected, SetScore
 from lorad.tui.curves.series import Series, Track
 from lorad.why.finding import Finding, Why
 from tests.cli.report.kit import NASTY, Taken, a_sample, facts_of, refuse_loading

@@ -15,8 +15,7 @@ from lorad.cli.report.parts import Room
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, RunDetails, Version
 from lorad.errors import Conflict, LoradError, NotFound, SpecError
-from lorad.protocol.evals import SetScore
-from lorad.protocol.expected import Expected
+from lorad.protocol.evals import Expected, SetScore
 from lorad.why.finding import Finding, Why
 from tests.cli.report.kit import facts_of, texts
 from tests.kit.frozen.runs import NOW
