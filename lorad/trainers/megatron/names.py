@@ -7,7 +7,9 @@ would end with, or train on without a word.
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -49,7 +51,7 @@ def _names(settings: BodySettings) -> list[str]:
     if settings.device == "cpu":
         _check_layers(build(settings, is_empty=True), Path(settings.model))
 
-    def exist(paths: list[str]) -> list[bool]:
+    def exist(paths: Sequence[str]) -> list[bool]:
         return [registry.megatron_to_hf_lookup(f"{path}.weight") is not None for path in paths]
 
     return [*trainable_shapes(reference, expert_linears(Path(settings.model), config), exist, tied=is_tied)]
@@ -57,14 +59,15 @@ def _names(settings: BodySettings) -> list[str]:
 
 def _check_layers(base: Base, directory: Path) -> None:
     """Check that Bridge fills all parameters of Megatron's own layers. Raises SpecError."""
-    tasks = {task.param_name: task for task in base.bridge.get_conversion_tasks(base.model) if task}
+    tasks = base.bridge.get_conversion_tasks(base.model)
+    sources = {
+        task.param_name: task.mapping.hf_param for task in tasks if task and task.param_weight is not None
+    }
     places = {name: place.shape for name, (_, place) in stored_tensors(directory).items()}
     for name, parameter in base.model.named_parameters():
-        task, shape = tasks.get(name), tuple(parameter.shape)
-        is_filled = task is not None and task.param_weight is not None
-        source = task.mapping.hf_param if is_filled else None
-        is_vector = len(shape) == 1 and isinstance(source, str)
-        if not is_filled or (is_vector and places.get(source, shape) != shape):
+        source, shape = sources.get(name), tuple(parameter.shape)
+        is_other = isinstance(source, str) and len(shape) == 1 and places.get(source, shape) != shape
+        if source is None or is_other:
             raise SpecError(
                 f"Megatron-Bridge finds no tensor in {directory} for {name} {[*shape]} of Megatron's layers",
                 key="model.path",
@@ -75,7 +78,8 @@ def _check_layers(base: Base, directory: Path) -> None:
 
 def main() -> None:
     settings = msgspec.json.decode(sys.argv[1], type=BodySettings)
-    torch.cuda.current_device = lambda: torch.device("meta")  # where Megatron makes parameters
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("meta")  # where Megatron makes parameters
     with tempfile.TemporaryDirectory() as directory:
         join(0, 1, Path(directory, "meeting"), torch.device("cpu"))
         try:
