@@ -45,7 +45,7 @@
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
 # make snapshots           pictures of every screen of the TUI and tables of commands that tests compare with, taken again: look at them
-# make pictures            those in README and docs, from the TUI itself, as SVG and PNG
+# make pictures            those in README and docs, by the TUI on real runs of this home, which are made where it lacks them
 # make docs                the parts of docs/ that are made from the code: keys of spec and config.yaml, commands
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -258,7 +258,8 @@ snapshots: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/tui/test_snapshots.py tests/cli/test_tables.py tests/daemon/api/test_answers.py --snapshot-update $(ARGS)
 
 pictures: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kit.frozen.pictures $(ARGS)
+	@$(BIN)/lorad models get smollm2
+	@$(BIN)/python -m tests.kit.pictures $(ARGS)
 
 docs: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.make_docs

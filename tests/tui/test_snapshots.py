@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from lorad.client.client import Client
-from tests.kit.frozen.pictures import LEARNING, PICTURES, SHOWN
+from tests.kit.frozen.runs import QWEN
 from tests.kit.frozen.walks import ODD, WALKS, app_of, transport
 from tests.kit.frozen.world import frozen
+from tests.kit.pictures import LEARNING, PICTURES, SHOWN
 
 __all__ = ["frozen"]
 Compare = Callable[..., bool]
@@ -64,3 +65,9 @@ def test_pictures_contain_no_paths_of_this_machine() -> None:
     told = (tempfile.gettempdir(), str(here.parents[1]), str(Path.home()) + "/")
     assert pictures
     assert [path.name for path in pictures if any(part in path.read_text() for part in told)] == []
+
+
+def test_pictures_show_no_run_that_never_was() -> None:
+    pictures = {path.name: path.read_text() for path in PICTURES.glob("tui-*.svg")}
+    assert pictures and [name for name, text in pictures.items() if QWEN in text or "cuda:" in text] == []
+    assert "smollm2" in pictures["tui-runs.svg"] and "adder" in pictures["tui-run.svg"]
