@@ -259,7 +259,7 @@ snapshots: $(VENV)/.ready-dev
 
 pictures: $(VENV)/.ready-dev
 	@$(BIN)/lorad models get smollm2
-	@$(BIN)/python -m tests.kit.pictures $(ARGS)
+	@$(BIN)/python -m tests.kit.frozen.pictures $(ARGS)
 
 docs: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.make_docs

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lorad.client.client import Client
+from tests.kit.frozen.pictures import LEARNING, PICTURES, SHOWN
 from tests.kit.frozen.runs import QWEN
 from tests.kit.frozen.walks import ODD, WALKS, app_of, transport
 from tests.kit.frozen.world import frozen
-from tests.kit.pictures import LEARNING, PICTURES, SHOWN
 
 __all__ = ["frozen"]
 Compare = Callable[..., bool]

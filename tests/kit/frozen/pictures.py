@@ -1,5 +1,5 @@
-"""`python -m tests.kit.pictures [NAME …]`: pictures of README and docs, by the TUI on real runs of this home,
-as SVG and as PNG.
+"""`python -m tests.kit.frozen.pictures [NAME …]`: pictures of README and docs, by the TUI on real runs of this
+home, as SVG and as PNG.
 
 A run that the home lacks is made: `adder`, which takes ten minutes on two cores, `sorter` and `finder`. The
 picture that moves is of a run that goes on meanwhile.
@@ -26,7 +26,7 @@ from tests.kit.frozen.png import png
 from tests.kit.frozen.walks import Pictured, User, app, app_of, typed
 from tests.kit.tui_world import screen_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "examples" / "pictures"
 SIZE = (140, 42)
 LEARNING, SMALL = "tui-learning", (110, 32)
