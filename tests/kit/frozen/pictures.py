@@ -1,5 +1,5 @@
-"""`python -m tests.kit.frozen.pictures [NAME …]`: pictures of README and docs, by the TUI on real runs of this
-home, as SVG and as PNG.
+"""`python -m tests.kit.frozen.pictures [NAME …]`: pictures of README and docs, by the TUI on real runs of
+this home, as SVG and as PNG.
 
 A run that the home lacks is made: `adder`, which takes ten minutes on two cores, `sorter` and `finder`. The
 picture that moves is of a run that goes on meanwhile.
@@ -34,7 +34,7 @@ RUNS = {"finder": "lookup.yaml", "sorter": "demo.yaml", "adder": "smollm2-additi
 ALIAS = "adder-bot"
 STEPS = (1, 4, 8, 14, 20, 30, 45, 60)  # of demo.yaml, at which the moving picture has a frame
 SECONDS = 0.9  # for each of them; the last one stays for three times that
-PATIENCE = 60.0  # seconds for a screen
+PATIENCE = 300.0  # seconds for a screen, whose pool may have to start
 Walk = Callable[[User], Awaitable[None]]
 
 
