@@ -5,7 +5,8 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from statistics import fmean, variance
+from itertools import pairwise
+from statistics import fmean
 
 import msgspec
 from msgspec import Struct
@@ -70,11 +71,11 @@ class Facts(Struct, frozen=True, dict=True):
         values = self.curve(metric)
         if len(values) < _LEAST:
             return 0.0
-        part = max(len(values) // 3, 2)
-        first, last = values[:part], values[-part:]
-        error = math.sqrt((variance(first) + variance(last)) / part)
-        rise = fmean(last) - fmean(first)
-        return rise / error if error else math.copysign(math.inf, rise) if rise else 0.0
+        part = len(values) // 3
+        rise = fmean(values[-part:]) - fmean(values[:part])
+        # the noise of a step is that of the difference to the next one, which a slow rise hardly adds to
+        noise = fmean((after - before) ** 2 for before, after in pairwise(values)) / 2
+        return rise / math.sqrt(2 * noise / part) if noise else 0.0
 
     @property
     def learns(self) -> bool:

@@ -172,3 +172,18 @@ def test_a_pattern_for_unseen_text_is_found(pattern: str, text: str) -> None:
     facts = healthy(f"reward={{name: regex, pattern: '{pattern}'}}", "rollout.stop=['###']", **ZERO)
     (first, *_) = judge(having(facts, **both(completion="?", reward=0.0))).findings
     assert (first.name, first.figures["text"], first.next) == ("blind-reward", text, "reward.raw=true")
+
+
+@pytest.mark.parametrize(
+    ("reward", "learns"),
+    [
+        ([0.3 + 0.04 * place for place in range(STEPS)], True),
+        ([0.3, 0.5, 0.35, 0.6, 0.5, 0.7, 0.6, 0.8, 0.7, 0.9, 0.8, 0.9], True),
+        ([0.3, 0.5] * 6, False),
+        ([0.3, 0.31, 0.9, 0.1, 0.8, 0.2, 0.42, 0.41], False),  # the ends differ by chance
+        ([0.1, 0.9], False),
+    ],
+)
+def test_a_rise_has_to_exceed_the_noise(reward: list[float], learns: bool) -> None:
+    steps = [Step(place + 1, metrics={"reward": value}) for place, value in enumerate(reward)]
+    assert having(healthy(), steps=steps).learns is learns
