@@ -59,7 +59,7 @@ def test_a_killed_run_resumes_bit_for_bit(box: World, first: Any, victim: str) -
 
 
 def test_the_curve_of_a_demo_has_its_interval(box: World, first: Any) -> None:
-    command = [sys.executable, REPOSITORY / ".ci" / "curve"]
+    command = [sys.executable, str(REPOSITORY / ".ci" / "curve")]
     done = subprocess.run(command, env=box.environment, capture_output=True, text=True, check=True)
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  step")]
     assert [int(row[1]) for row in rows] == [0, 6, 12]
