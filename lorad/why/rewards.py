@@ -90,7 +90,8 @@ def cut_off(facts: Facts) -> Finding | None:
         return None
     whole = [one.reward for one in facts.early if one.reward is not None and one.finish == "stop"]
     short = [one.reward for one in facts.early if one.reward is not None and one.finish == "length"]
-    if whole and short and fmean(short) >= fmean(whole):
+    span = facts.reward_span
+    if short and span is not None and fmean(short) > span[0] and fmean(short) >= fmean(whole or [0.0]):
         return None  # being cut costs nothing
     return Finding(
         "cut-off",

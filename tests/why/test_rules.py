@@ -187,3 +187,18 @@ def test_a_pattern_for_unseen_text_is_found(pattern: str, text: str) -> None:
 def test_a_rise_has_to_exceed_the_noise(reward: list[float], learns: bool) -> None:
     steps = [Step(place + 1, metrics={"reward": value}) for place, value in enumerate(reward)]
     assert having(healthy(), steps=steps).learns is learns
+
+
+def ending(one: Sample) -> str:
+    return "stop" if one.index == 0 else "length"
+
+
+def test_cut_completions_come_before_the_floor() -> None:
+    """GSM8K at 96 tokens on SmolLM2: hardly a completion is whole, and none earns anything."""
+    facts = having(healthy(**ZERO, truncated=0.94), **both(reward=0.0, completion="?", finish=ending))
+    assert [one.name for one in judge(facts).findings] == ["cut-off", "floor"]
+
+
+def test_completions_that_earn_though_cut_are_well() -> None:
+    facts = healthy(**FLAT, truncated=0.9)
+    assert judge(having(facts, early=samples(1, finish=ending))).findings == []
