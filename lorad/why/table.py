@@ -70,8 +70,11 @@ def _in_words(facts: Facts) -> str:
     steps = f"{facts.run.step} step{'s' * (facts.run.step != 1)}"
     if first is None or last is None:
         return f"It has made {steps}."
-    how = "it learns" if facts.learns else "which is too early to tell" if len(facts.steps) < 6 else ""
-    how = how or "which is within its noise"
+    how = "that is within its noise"
+    if facts.learns:
+        how = "it learns"
+    elif len(facts.steps) < 6:
+        how = "that is too early to tell"
     return f"Its {name} went from {first:.3g} to {last:.3g} in {steps}: {how}."
 
 
