@@ -20,8 +20,10 @@ pytestmark = [
     ),
 ]
 OUTSIDE = """
-[...document.querySelectorAll("main *")].filter(one => !one.closest(".wide, pre, svg")
-    && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML.slice(0, 100))
+[...document.querySelectorAll("main, main :is(section, article, pre, dd, dt, li, p, h1, h2, h3, h4)")]
+    .filter(one => !one.closest(".wide") && one.getClientRects().length
+        && (one.scrollWidth > one.clientWidth + 1 || one.getBoundingClientRect().right > innerWidth + 1))
+    .map(one => one.outerHTML.slice(0, 100))
 """
 CURVES = """
 [...document.querySelectorAll("figure")].map(figure => {
