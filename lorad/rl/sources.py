@@ -117,7 +117,8 @@ def open_data(path: Path) -> BufferedReader:
 def _where_from(path: Path) -> str:
     """Say how a file of data comes about: the script `examples/NAME.py` writes files of a folder NAME."""
     hint = "Relative paths start at the directory of the spec file."
-    script, source = f"examples/{path.parent.name}.py", checkout()
+    script = f"examples/{path.parent.name}.py"
+    source = checkout()
     is_example = source is not None and (source / script).is_file()
     return f"{hint} `python {script}` in the repository writes it." if is_example else hint
 

@@ -155,8 +155,8 @@ def test_a_spec_names_it(tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve(anchored(spec, tiny[1].parent, None).model.path)
     assert caught.value.hint == "`lorad models get tiny` downloads it"
     directory, _ = get(tiny)
-    found = anchored(spec, tiny[1].parent, None)
-    assert found.model.path == found.algorithm.teacher == str(directory)
+    whole = anchored(spec, tiny[1].parent, None)
+    assert whole.model.path == whole.algorithm.teacher == str(directory)
     (tiny[1].parent / "tiny").mkdir()  # what lies beside the spec comes first
     assert anchored(spec, tiny[1].parent, None).model.path == str(tiny[1].parent / "tiny")
 

