@@ -112,8 +112,8 @@ def report(
     some 50 KiB for each run, and never over 16 MiB. Of several runs it has all curves over the same axes, and
     what they have otherwise.
     """
-    from lorad.cli.report.facts import read
-    from lorad.cli.report.page import page
+    from lorad.cli.commands.report.facts import read
+    from lorad.cli.commands.report.page import page
 
     path = expanded(out).absolute()
     if out != "-":

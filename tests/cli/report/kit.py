@@ -6,7 +6,7 @@ from base64 import b64encode
 from html.parser import HTMLParser
 from typing import Any
 
-from lorad.cli.report.facts import RunFacts
+from lorad.cli.commands.report.facts import RunFacts
 from lorad.client.shapes import RunDetails, Sample
 from lorad.tui.curves.series import Track
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from lorad.alarms import Alarm
 from lorad.bounds import TEXT
-from lorad.cli.report import sections
-from lorad.cli.report.facts import RunFacts
-from lorad.cli.report.page import page
-from lorad.cli.report.parts import Room
+from lorad.cli.commands.report import sections
+from lorad.cli.commands.report.facts import RunFacts
+from lorad.cli.commands.report.page import page
+from lorad.cli.commands.report.parts import Room
 from lorad.client.shapes import Attempt, Beginning, Evaluation, Result, RunDetails, Version
 from lorad.envs.episode import EpisodeTurn
 from lorad.protocol.evals import Expected, SetScore

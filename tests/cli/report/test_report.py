@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.cli.app import app
-from lorad.cli.report import sections
-from lorad.cli.report.facts import read
-from lorad.cli.report.page import page
-from lorad.cli.report.parts import Room
+from lorad.cli.commands.report import sections
+from lorad.cli.commands.report.facts import read
+from lorad.cli.commands.report.page import page
+from lorad.cli.commands.report.parts import Room
 from lorad.client.client import Client
 from lorad.client.shapes import Evaluation, RunDetails, Version
 from lorad.errors import Conflict, LoradError, NotFound, SpecError

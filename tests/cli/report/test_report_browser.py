@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.cli.report.facts import RunFacts, read
-from lorad.cli.report.page import page
+from lorad.cli.commands.report.facts import RunFacts, read
+from lorad.cli.commands.report.page import page
 from tests.cli.report.kit import NASTY, a_sample
 from tests.kit.chromium import BROWSER, Tab, chromium
 from tests.kit.world import World, world

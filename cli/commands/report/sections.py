@@ -3,10 +3,10 @@
 import time
 from collections import Counter
 
+from lorad.cli.commands.report.facts import RunFacts, spread
+from lorad.cli.commands.report.parts import Room, fields, folded, section, table, tag
 from lorad.cli.commands.samples import whole
 from lorad.cli.commands.show import described
-from lorad.cli.report.facts import RunFacts, spread
-from lorad.cli.report.parts import Room, fields, folded, section, table, tag
 from lorad.client.bill_words import bill_words
 from lorad.client.shapes import Evaluation, Sample
 from lorad.protocol.evals import interval

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lorad import __version__
+from lorad.cli.commands.report import sections
+from lorad.cli.commands.report.facts import RunFacts
+from lorad.cli.commands.report.parts import Room, section, table, tag
 from lorad.cli.compared import compared, differences
-from lorad.cli.report import sections
-from lorad.cli.report.facts import RunFacts
-from lorad.cli.report.parts import Room, section, table, tag
 from lorad.client.words import evals_in_words, figure_in_words, phase, steps_in_words
 from lorad.tui.curves.drawing import Curve, Plot
 from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, METRICS, Look, extent, names, plot
