@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lorad.cli import candidates
 from lorad.client.client import Client
 from lorad.models.directory import BUILTIN
+from lorad.spec.numbers import BUILTIN_MODELS
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import Terminal
 
@@ -113,4 +113,4 @@ def test_completion_reads_no_slow_package() -> None:
 
 
 def test_models_that_ship_are_offered() -> None:
-    assert set(candidates._BUILTIN) == BUILTIN.keys()
+    assert set(BUILTIN_MODELS) == BUILTIN.keys()

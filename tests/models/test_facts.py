@@ -9,7 +9,7 @@ import pytest
 
 from lorad.errors import SpecError
 from lorad.models import facts
-from lorad.models.directory import read_json, resolve, weight_files
+from lorad.models.directory import read_json, resolve
 from lorad.models.facts import read_facts, weights_sha256
 from tests.kit.fakes.foreign_models import EXPERTS, make_moe, tensors
 
@@ -17,7 +17,7 @@ TINY = resolve("builtin:tiny")
 
 
 def test_headers_agree_with_config_for_known_families() -> None:
-    assert facts._of_headers(read_json(TINY / "config.json"), weight_files(TINY), "") == read_facts(TINY)
+    assert facts._of_headers(read_json(TINY / "config.json"), TINY) == read_facts(TINY)
 
 
 @pytest.mark.parametrize("nested", [False, True])
