@@ -128,7 +128,7 @@ def test_json_is_one_object_of_the_clients_rows(shown: Shown) -> None:
         "kind": "kl",
         "on": "run",
         "subject": "sorter",
-        "says": "KL 3 nats per token to the reference policy",
+        "says": "KL 3 nats per token to the reference policy; `lorad why sorter` says more",
     }
 
 
