@@ -56,11 +56,11 @@ def compare(runs: tuple[str, str], metrics: Sequence[str] | None, *, every: bool
     """Print what two runs have otherwise. every: all steps that both made. Raises NotFound."""
     client = Client()
     first, second = (client.show(name) for name in runs)
-    found = compared((first, second), _points(client, first, second, metrics, every=every))
+    difference = compared((first, second), _points(client, first, second, metrics, every=every))
     if as_json:
-        output.print_json(found)
+        output.print_json(difference)
     else:
-        _show(found, first, second)
+        _show(difference, first, second)
 
 
 def compared(runs: Sequence[RunDetails], curves: list[_Point]) -> Difference:
@@ -164,42 +164,43 @@ def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict
     return found
 
 
-def differences(found: Difference, runs: Sequence[RunDetails]) -> list[tuple[str, ...]]:
+def differences(difference: Difference, runs: Sequence[RunDetails]) -> list[tuple[str, ...]]:
     """Return how the runs stand, and what they have otherwise, a row each: its name, and what each has."""
     evals = [evals_in_words(run) for run in runs]
     return [
         ("state", *(phase(run) + (f": {run.reason}" if run.reason else "") for run in runs)),
         ("step", *map(steps_in_words, runs)),
         *([("eval", *evals)] if any(evals) else []),
-        *((_key(key, found), *map(_trail, each)) for key, each in found.values.items()),
-        *((f"sha256 of {key}", *map(_digest, each)) for key, each in found.inputs.items()),
-        *((f"version of {key}", *map(_value, each)) for key, each in found.software.items()),
+        *((_key(key, difference), *map(_trail, each)) for key, each in difference.values.items()),
+        *((f"sha256 of {key}", *map(_digest, each)) for key, each in difference.inputs.items()),
+        *((f"version of {key}", *map(_value, each)) for key, each in difference.software.items()),
     ]
 
 
-def _show(found: Difference, first: RunDetails, second: RunDetails) -> None:
-    texts = [table.Column(name, kind="fold") for name in found.runs]
-    output.print_table((table.Column(""), *texts), differences(found, (first, second)), empty="")
-    if found.curves:
+def _show(difference: Difference, first: RunDetails, second: RunDetails) -> None:
+    texts = [table.Column(name, kind="fold") for name in difference.runs]
+    output.print_table((table.Column(""), *texts), differences(difference, (first, second)), empty="")
+    if difference.curves:
         print()
-        names = [*found.curves[0].figures]
-        columns = ["step", *(f"{name} {run}" for name in names for run in found.runs)]
+        names = [*difference.curves[0].figures]
+        columns = ["step", *(f"{name} {run}" for name in names for run in difference.runs)]
         lines = [
             (str(point.step), *(_figure(name, value) for name in names for value in point.figures[name]))
-            for point in found.curves
+            for point in difference.curves
         ]
         output.print_table(columns, lines, empty="")
     else:
         output.note("There is no step that both have made.")
-    output.note(_alike_in_words(found, first, second))
+    output.note(_alike_in_words(difference, first, second))
 
 
-def _alike_in_words(found: Difference, first: RunDetails, second: RunDetails) -> str:
+def _alike_in_words(difference: Difference, first: RunDetails, second: RunDetails) -> str:
     """Say what is the same in both, and what nobody kept."""
-    same = found.same["inputs"]
-    parts = [f"{len(found.same['spec'])} keys of the spec"]
+    same = difference.same["inputs"]
+    parts = [f"{len(difference.same['spec'])} keys of the spec"]
     parts += [f"the sha256 of {', '.join(same)}"] if same else []
-    parts += [f"the versions of {', '.join(found.same['software'])}"] if found.same["software"] else []
+    if software := difference.same["software"]:
+        parts.append(f"the versions of {', '.join(software)}")
     waits = [f"{run.name} has not begun to work." for run in (first, second) if run.begun is None]
     old = [run.name for run in (first, second) if run.begun is not None and not run.begun.software]
     unknown = [f"What {' and '.join(old)} ran on was not kept."] if old else []
@@ -214,9 +215,9 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(brief(value), ensure_ascii=False)
 
 
-def _key(key: str, found: Difference) -> str:
+def _key(key: str, difference: Difference) -> str:
     """Name a key of the spec; of files that have other names, say where their bytes are equal."""
-    return f"{key} (equal bytes)" if key in found.same["inputs"] else key
+    return f"{key} (equal bytes)" if key in difference.same["inputs"] else key
 
 
 def _trail(values: Sequence[tuple[int, Any]]) -> str:

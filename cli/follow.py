@@ -316,5 +316,5 @@ def conclusion(run: RunDetails) -> str:
     evals = evals_in_words(run) and f"held-out eval {evals_in_words(run)}"
     how = f"`lorad resume {name}` continues" if run.reason == "lost" and "`lorad resume" not in detail else ""
     ended = f"{name} ended ({run.reason}) at {where}{detail}"
-    expected = "; ".join(one.in_words for one in run.expected)
+    expected = "; ".join(expectation.in_words for expectation in run.expected)
     return clauses(ended, evals, expected, failures(run), idleness(run), how)

@@ -98,7 +98,7 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     warnings = [("warning", str(warning)) for warning in data.warnings]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
-    expected = [("expect", one.in_words) for one in data.expected]
+    expected = [("expect", expectation.in_words) for expectation in data.expected]
     results = [("result", _result(result, data.results)) for result in data.results[-_RESULTS:]]
     return [*fields, *sets, *expected, *results, *attempts, *warnings]
 

@@ -224,17 +224,17 @@ def check_names(
     question = json.dumps(settings) if name == "megatron" else str(directory)
     command = [str(interpreter_of(name, backend.python)), "-P", "-m", f"lorad.trainers.{name}.names"]
     try:
-        said = _output([*command, question], {**os.environ, **backend.env, **own})
-        answer = msgspec.json.decode(said.strip().rpartition(b"\n")[2], type=_Names)
+        output = _output([*command, question], {**os.environ, **backend.env, **own})
+        answer = msgspec.json.decode(output.strip().rpartition(b"\n")[2], type=_Names)
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
         return [f"trainer.backend: {name} could not be asked whether it loads the model: {error}"]
     if answer.error is not None:
         raise from_wire(answer.error)
     if unknown := [module for module in adapter.modules if module not in answer.names]:
         ends = unknown[0].partition("layers.")[2]
-        theirs = (known for known in answer.names if ends and known.endswith(ends))
+        alike = (module for module in answer.names if ends and module.endswith(ends))
         others = f", nor {len(unknown) - 1} others of the {len(adapter.modules)} that would be adapted"
-        calls = next(theirs, next(iter(answer.names), "otherwise"))
+        calls = next(alike, next(iter(answer.names), "otherwise"))
         raise SpecError(
             f"{name} has no linear {unknown[0]}{others}: it calls its linears {calls} and the like",
             key="model.path",

@@ -51,11 +51,11 @@ def eval_metrics(spec: Spec) -> list[str]:
     """List the figures of evaluations that the run may measure, as `figures` in lorad.protocol.evals names
     them.
     """
-    known = ["eval", *(f"eval/{name}" for name in spec.eval.sets)]
-    known += [f"eval/{name}/pass@{k}" for name, one in spec.eval.sets.items() for k in ks(one.n)]
+    names = ["eval", *(f"eval/{name}" for name in spec.eval.sets)]
+    names += [f"eval/{name}/pass@{k}" for name, rows in spec.eval.sets.items() for k in ks(rows.n)]
     if spec.algorithm.kind != "rl":
-        known += ["nll"] + ["accuracy"] * (spec.algorithm.kind == "preference")
-    return known
+        names += ["nll"] + ["accuracy"] * (spec.algorithm.kind == "preference")
+    return names
 
 
 def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
@@ -127,9 +127,9 @@ def _wrong_metric(
 ) -> Iterator[SpecError]:
     """Yield the error for a metric that no step of the run has, or that steps alone have."""
     metric, kind = expectation.metric, spec.algorithm.kind
-    known = [*_OF_STEPS, *_OF_KIND[kind]]
-    if metric not in known and not (kind == "rl" and metric.startswith(_NAMED)):
-        near = get_close_matches(metric, [*evaluated, *known], 2)
+    names = [*_OF_STEPS, *_OF_KIND[kind]]
+    if metric not in names and not (kind == "rl" and metric.startswith(_NAMED)):
+        near = get_close_matches(metric, [*evaluated, *names], 2)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Evaluations have {', '.join(evaluated)}."
         yield SpecError(f"{metric} is not measured by this run", key=f"{key}.metric", hint=hint)
     elif metric == "kl" and not spec.algorithm.kl_coef:

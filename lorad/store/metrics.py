@@ -61,10 +61,10 @@ def evals(store: Rows, run: str) -> list[EvalRow]:
 
 def figures_at(store: Rows, run: str, step: int) -> dict[str, float | None]:
     """Read what a step and the evaluation after it came to, by name."""
-    made = steps(store, run, after=step - 1, limit=1)
-    found = {**made[0].metrics} if made and made[0].step == step else {}
+    rows = steps(store, run, after=step - 1, limit=1)
+    metrics = {**rows[0].metrics} if rows and rows[0].step == step else {}
     evaluated = newest_eval(store, run, step, step)
-    return found | (evaluated.figures if evaluated else {})
+    return metrics | (evaluated.figures if evaluated else {})
 
 
 class _SamplesFile(Struct, frozen=True):

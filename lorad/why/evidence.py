@@ -58,10 +58,13 @@ def duplicates(facts: Facts) -> Finding | None:
 
 def overfit(facts: Facts) -> Finding | None:
     """Find held-out completions that get less likely while those that are trained on get more likely."""
-    held_out = [one.nll for one in facts.evals if one.nll is not None]
+    held_out = [evaluation.nll for evaluation in facts.evals if evaluation.nll is not None]
     if len(held_out) < 3 or held_out[-1] < _WORSE * min(held_out) or facts.trend("loss") >= 0:
         return None
-    best = min((one for one in facts.evals if one.nll is not None), key=lambda one: one.nll or 0.0)
+    best = min(
+        (evaluation for evaluation in facts.evals if evaluation.nll is not None),
+        key=lambda evaluation: evaluation.nll or 0.0,
+    )
     return Finding(
         "overfit",
         "cause",
@@ -88,7 +91,11 @@ def few_trained(facts: Facts) -> Finding | None:
 
 def few_evals(facts: Facts) -> Finding | None:
     """Find evaluations of so few problems that what the run learnt is below their noise."""
-    scores = [(one.score, one.problems) for one in facts.evals if one.score is not None and one.problems]
+    scores = [
+        (evaluation.score, evaluation.problems)
+        for evaluation in facts.evals
+        if evaluation.score is not None and evaluation.problems
+    ]
     learnt = (facts.end("reward") or 0.0) - (facts.start("reward") or 0.0)
     if len(scores) < 2 or not facts.learns or learnt <= 0:
         return None

@@ -100,7 +100,9 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def reward_span(self) -> tuple[float, float] | None:
         """The least and the greatest reward of any sample; None without rewards."""
-        lows = self.curve("reward_min") or [one.reward for one in self.samples if one.reward is not None]
+        lows = self.curve("reward_min") or [
+            sample.reward for sample in self.samples if sample.reward is not None
+        ]
         highs = self.curve("reward_max") or lows
         return (min(lows), max(highs)) if lows else None
 
@@ -108,13 +110,15 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def samples(self) -> list[Sample]:
         """All samples that were read, each once."""
-        known = {(one.step, one.prompt_id, one.index): one for one in [*self.early, *self.late]}
+        known = {
+            (sample.step, sample.prompt_id, sample.index): sample for sample in [*self.early, *self.late]
+        }
         return list(known.values())
 
     @cached_property
     def answered(self) -> list[Sample]:
         """The samples with a reward whose rows have an answer."""
-        return [one for one in self.samples if one.reward is not None and answer_of(one)]
+        return [sample for sample in self.samples if sample.reward is not None and answer_of(sample)]
 
 
 def answer_of(sample: Sample) -> str:
@@ -147,8 +151,8 @@ def gather(client: Client, run: str) -> Facts:
         [steps[number] for number in numbers],
         client.evals(run),
         client.adapters(run),
-        [one for number in numbers[:_EARLY] for one in samples[number]],
-        [one for number in numbers[-_EARLY:] for one in samples[number]],
+        [sample for number in numbers[:_EARLY] for sample in samples[number]],
+        [sample for number in numbers[-_EARLY:] for sample in samples[number]],
     )
 
 

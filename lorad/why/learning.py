@@ -1,7 +1,7 @@
 """Rules about what training does to the adapter: whether it moves, is served, and where it runs away to."""
 
 from collections.abc import Iterable
-from statistics import fmean, pstdev
+from statistics import StatisticsError, correlation, fmean
 
 from msgspec.structs import replace
 
@@ -25,14 +25,14 @@ _REPEATED = 0.4  # share of runs of four tokens
 
 def not_finite(facts: Facts) -> Finding | None:
     """Find updates that were skipped because loss or gradient was not finite."""
-    skipped, made = sum(facts.curve("skipped_updates")), sum(facts.curve("updates"))
-    if not skipped or skipped < 0.2 * (skipped + made):
+    skipped, updates = sum(facts.curve("skipped_updates")), sum(facts.curve("updates"))
+    if not skipped or skipped < 0.2 * (skipped + updates):
         return None
     return Finding(
         "not-finite",
         "cause",
-        f"{skipped:.0f} of {skipped + made:.0f} updates were skipped: loss or gradient was not finite.",
-        {"skipped": skipped, "updates": made},
+        f"{skipped:.0f} of {skipped + updates:.0f} updates were skipped: loss or gradient was not finite.",
+        {"skipped": skipped, "updates": updates},
         f"trainer.lr={(facts.spec.trainer.lr or 0.0) / 10:g}",
     )
 
@@ -83,7 +83,7 @@ def unserved(facts: Facts) -> Finding | None:
 
 def unproved(facts: Facts) -> Finding | None:
     """Find versions of which most attestations prove nothing."""
-    doubtful = [one for one in facts.versions if one.attested == "inconclusive"]
+    doubtful = [version for version in facts.versions if version.attested == "inconclusive"]
     if not doubtful or len(doubtful) < _MANY * len(facts.versions):
         return None
     return Finding(
@@ -154,23 +154,26 @@ def length_hacking(facts: Facts) -> Finding | None:
 def _correlation(samples: Iterable[Sample]) -> float:
     """Return the correlation of reward and length within groups; 0 where either does not differ."""
     groups: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for one in samples:
-        if one.reward is not None:
-            groups.setdefault((one.step, one.prompt_id), []).append((float(one.reward), float(one.size)))
-    pairs = []
+    for sample in samples:
+        if sample.reward is not None:
+            group = groups.setdefault((sample.step, sample.prompt_id), [])
+            group.append((float(sample.reward), float(sample.size)))
+    rewards: list[float] = []
+    sizes: list[float] = []
     for group in groups.values():
         reward, size = (fmean(column) for column in zip(*group, strict=True))
-        pairs += [(one - reward, length - size) for one, length in group]
-    if not pairs:
+        rewards += [value - reward for value, _ in group]
+        sizes += [length - size for _, length in group]
+    try:
+        return correlation(rewards, sizes)
+    except StatisticsError:  # fewer than two, or one of both never differs
         return 0.0
-    spread = pstdev(one for one, _ in pairs) * pstdev(length for _, length in pairs)
-    return fmean(one * length for one, length in pairs) / spread if spread else 0.0
 
 
 def _right(samples: Iterable[Sample]) -> float:
     """Return the share of completions that are the answer of their row; 0 where rows have none."""
-    answered = [one for one in samples if answer_of(one)]
-    return fmean(gives_answer(one) for one in answered) if answered else 0.0
+    answered = [sample for sample in samples if answer_of(sample)]
+    return fmean(gives_answer(sample) for sample in answered) if answered else 0.0
 
 
 def repetition(facts: Facts) -> Finding | None:

@@ -22,7 +22,7 @@ def graders_fail(facts: Facts) -> Finding | None:
     share = sum(counts) / (len(counts) * group) if counts else 0.0
     if share < _FAILING:
         return None
-    errors = [one.error for one in facts.samples if one.error]
+    errors = [sample.error for sample in facts.samples if sample.error]
     common = max(set(errors), key=errors.count) if errors else "their samples are not kept"
     return Finding(
         "graders-fail",
@@ -53,7 +53,7 @@ def blind_reward(facts: Facts) -> Finding | None:
                 {"reward": span[0], "text": never[0]},
                 "reward.raw=true",
             )
-    right = [one for one in facts.answered if one.finish == "stop" and gives_answer(one)]
+    right = [sample for sample in facts.answered if sample.finish == "stop" and gives_answer(sample)]
     if span[0] > 0 or len(right) < max(_FEW, 0.05 * len(facts.answered)):
         return None
     names = ", ".join(reward.name for reward in facts.spec.rewards)
@@ -88,8 +88,10 @@ def cut_off(facts: Facts) -> Finding | None:
     cut, limit = facts.from_start("truncated"), facts.spec.rollout.max_new_tokens
     if cut < _MANY or facts.learns:
         return None
-    whole = [one.reward for one in facts.early if one.reward is not None and one.finish == "stop"]
-    short = [one.reward for one in facts.early if one.reward is not None and one.finish == "length"]
+    whole = [sample.reward for sample in facts.early if sample.reward is not None and sample.finish == "stop"]
+    short = [
+        sample.reward for sample in facts.early if sample.reward is not None and sample.finish == "length"
+    ]
     span = facts.reward_span
     if short and span is not None and fmean(short) > span[0] and fmean(short) >= fmean(whole or [0.0]):
         return None  # being cut costs nothing
@@ -126,10 +128,10 @@ def empty(facts: Facts) -> Finding | None:
 def inverted(facts: Facts) -> Finding | None:
     """Find a reward that is lower where the answer of the row stands in the completion, in the same group."""
     groups: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
-    for one in facts.early:
-        if one.reward is not None and answer_of(one):
-            pair = groups.setdefault((one.step, one.prompt_id), ([], []))
-            pair[gives_answer(one)].append(float(one.reward))
+    for sample in facts.early:
+        if sample.reward is not None and answer_of(sample):
+            pair = groups.setdefault((sample.step, sample.prompt_id), ([], []))
+            pair[gives_answer(sample)].append(float(sample.reward))
     mixed = [(fmean(wrong), fmean(right)) for wrong, right in groups.values() if wrong and right]
     losses = [wrong - right for wrong, right in mixed]
     if len(mixed) < _FEW or fmean(losses) <= 2 * pstdev(losses) / len(losses) ** 0.5:
@@ -151,11 +153,13 @@ def inverted(facts: Facts) -> Finding | None:
 def answers_elsewhere(facts: Facts) -> Finding | None:
     """Find completions that are the answers of other rows more often than of their own."""
     answers: dict[str, set[str]] = {}
-    for one in facts.answered:
-        answers.setdefault(answer_of(one), set()).add(one.prompt)
-    own = sum(answer_of(one) == one.completion.strip() for one in facts.answered)
-    others = [one for one in facts.answered if answers.get(one.completion.strip(), set()) - {one.prompt}]
-    elsewhere = sum(answer_of(one) != one.completion.strip() for one in others)
+    for sample in facts.answered:
+        answers.setdefault(answer_of(sample), set()).add(sample.prompt)
+    own = sum(answer_of(sample) == sample.completion.strip() for sample in facts.answered)
+    others = [
+        sample for sample in facts.answered if answers.get(sample.completion.strip(), set()) - {sample.prompt}
+    ]
+    elsewhere = sum(answer_of(sample) != sample.completion.strip() for sample in others)
     if elsewhere < max(_FEW, 2 * own):
         return None
     return Finding(
@@ -221,10 +225,10 @@ def _passed(facts: Facts) -> float | None:
     have no rewards.
     """
     best: dict[tuple[int, str], float] = {}
-    for one in facts.early:
-        if one.reward is not None:
-            key = one.step, one.prompt_id
-            best[key] = max(best.get(key, -math.inf), float(one.reward))
+    for sample in facts.early:
+        if sample.reward is not None:
+            key = sample.step, sample.prompt_id
+            best[key] = max(best.get(key, -math.inf), float(sample.reward))
     if not best or facts.reward_span is None:
         return None
     return fmean(value > facts.reward_span[0] for value in best.values())

@@ -59,8 +59,8 @@ def explain(client: Client, run: str) -> Why:
 
 def judge(facts: Facts) -> Why:
     """Answer by the figures alone."""
-    found = [finding for rule in RULES if (finding := rule.judge(facts)) is not None]
-    return Why(facts.run.name, found, _in_words(facts), _looked(facts))
+    findings = [finding for rule in RULES if (finding := rule.judge(facts)) is not None]
+    return Why(facts.run.name, findings, _in_words(facts), _looked(facts))
 
 
 def _in_words(facts: Facts) -> str:

@@ -61,10 +61,10 @@ def _described(data: Why) -> list[Text]:
     """Return each finding with what to try."""
     return [
         Text.assemble(
-            (f"{one.severity}  {one.name}", _STYLES[one.severity]),
-            f"\n{one_line(one.says)}\n",
+            (f"{finding.severity}  {finding.name}", _STYLES[finding.severity]),
+            f"\n{one_line(finding.says)}\n",
             ("try ", "bold"),
-            one_line(one.next),
+            one_line(finding.next),
         )
-        for one in data.findings
+        for finding in data.findings
     ]

@@ -61,12 +61,12 @@ def read(client: Client, names: Sequence[str]) -> list[RunFacts]:
         evals = spread(client.evals(run.name), _POINTS)
         track = read_whole(client, run, _POINTS)
         track.sets = scores(evals)
-        for step in dict.fromkeys([*(one.step for one in client.steps(run.name, limit=1)), run.step]):
+        for step in dict.fromkeys([*(row.step for row in client.steps(run.name, limit=1)), run.step]):
             reader.read(step)
-        sets = dict.fromkeys([MAIN, *(name for one in evals for name in one.sets)])
+        sets = dict.fromkeys([MAIN, *(name for evaluation in evals for name in evaluation.sets)])
         for name in [*sets][:_SETS]:
-            having = [one.step for one in evals if (one.problems if name == MAIN else name in one.sets)]
-            for step in dict.fromkeys([*having[:1], *having[-1:]]):
+            measured = [row.step for row in evals if (row.problems if name == MAIN else name in row.sets)]
+            for step in dict.fromkeys([*measured[:1], *measured[-1:]]):
                 reader.read(step, name)
         facts.append(
             RunFacts(

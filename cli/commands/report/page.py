@@ -38,14 +38,14 @@ _PARTS = (
 def page(facts: Sequence[RunFacts], at: float) -> str:
     """Make the page of runs. at: Unix time at which they were read."""
     room = Room(_TEXTS)
-    title = ", ".join(one.run.name for one in facts)
+    title = ", ".join(entry.run.name for entry in facts)
     heads = [_head(number, facts, room) for number in range(len(facts))]
     several = [tag("h1", room.text(title)), _side_by_side(facts, room)] if len(facts) > 1 else heads[:1]
     body = [*several, section("Curves", *_charts(facts))]
-    for number, one in enumerate(facts):
+    for number, entry in enumerate(facts):
         share = Room(_TEXTS // len(facts))
         head = heads[number] if len(facts) > 1 else ""
-        body.append(tag("section", head, *(part(one, share) for part in _PARTS), id=f"run-{number}"))
+        body.append(tag("section", head, *(part(entry, share) for part in _PARTS), id=f"run-{number}"))
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
     body.append(
         tag("footer", f"Written by lorad {__version__} at {when}, of what the runs had left by then.")
@@ -83,7 +83,7 @@ def _head(number: int, facts: Sequence[RunFacts], room: Room) -> str:
 
 def _side_by_side(facts: Sequence[RunFacts], room: Room) -> str:
     """Make a table of how the runs stand and of what they have otherwise, as `lorad diff` finds it."""
-    runs = [one.run for one in facts]
+    runs = [entry.run for entry in facts]
     rows = differences(compared(runs, []), runs)
     heads = ["", *(f'<a href="#run-{n}">{room.text(_name(n, facts))}</a>' for n in range(len(facts)))]
     cells = [[room.text(cell) for cell in row] for row in rows[:_ROWS]]
@@ -94,8 +94,8 @@ def _side_by_side(facts: Sequence[RunFacts], room: Room) -> str:
 # -- curves --------------------------------------------------------------------------------------------------
 def _charts(facts: Sequence[RunFacts]) -> list[str]:
     """Draw each metric that a run has, all runs over the same axes; the first chart says which is whose."""
-    tracks = [one.track for one in facts]
-    runs = [one.run.name for one in facts]
+    tracks = [entry.track for entry in facts]
+    runs = [entry.run.name for entry in facts]
     first, last = extent(tracks) or (0, 0)
     look = Look(0.6 if max(len(track.steps) for track in tracks) >= _SMOOTHED else 0.0, spikes=True)
     sets = dict.fromkeys(name for track in tracks for name in track.sets if name != "eval")
@@ -120,11 +120,16 @@ def _with_intervals(drawn: Plot, metric: str, facts: Sequence[RunFacts]) -> Plot
     if metric.partition("/")[0] != "eval" or len(facts) > _BANDS:
         return drawn
     bands = []
-    for place, one in enumerate(facts):
-        ends = [(e.step, found) for e in one.evals if (found := sections.bounds(e, metric, one)) is not None]
+    for place, entry in enumerate(facts):
+        ends = [
+            (e.step, interval)
+            for e in entry.evals
+            if (interval := sections.bounds(e, metric, entry)) is not None
+        ]
         for end in (0, 1):
-            xs, ys = array("q", (step for step, _ in ends)), array("d", (found[end] for _, found in ends))
-            bands.append(Curve(xs, ys, place, ground=True))
+            steps = array("q", (step for step, _ in ends))
+            limits = array("d", (interval[end] for _, interval in ends))
+            bands.append(Curve(steps, limits, place, ground=True))
     return replace(drawn, curves=[*bands, *drawn.curves])
 
 

@@ -31,16 +31,18 @@ _OUTCOMES = {"met": "met", "missed": "bad", "not reached": "look", "pending": "p
 def findings(facts: RunFacts, room: Room) -> str:
     """Say what `lorad why` finds, and which expectations of the spec are met."""
     expected = "".join(
-        tag("li", room.text(one.in_words), class_=_OUTCOMES[one.outcome])
-        for one in facts.run.expected[:_ROWS]
+        tag("li", room.text(expectation.in_words), class_=_OUTCOMES[expectation.outcome])
+        for expectation in facts.run.expected[:_ROWS]
     )
     met = section("Expected figures", tag("ul", expected) if expected else "")
     if facts.why is None:
         return met
     items = []
-    for one in facts.why.findings[:_ROWS]:
-        name = tag("b", room.text(one.name), class_=_SEVERITIES[one.severity])
-        items.append(tag("li", name, " ", room.text(one.says), " Try: ", tag("code", room.text(one.next))))
+    for finding in facts.why.findings[:_ROWS]:
+        name = tag("b", room.text(finding.name), class_=_SEVERITIES[finding.severity])
+        items.append(
+            tag("li", name, " ", room.text(finding.says), " Try: ", tag("code", room.text(finding.next)))
+        )
     nothing = "" if items else "Nothing was found that keeps it from learning. "
     note = tag("p", room.text(f"{nothing}{facts.why.says} {facts.why.looked}", 2000), class_="note")
     return met + section("Findings", tag("ul", *items) if items else "", note)
@@ -55,25 +57,25 @@ def about(facts: RunFacts, room: Room) -> str:
     if run.started_at is not None and run.ended_at is not None:
         lines.append(("took", duration(run.ended_at - run.started_at)))
     lines += [(name, value) for name in ("set", "result", "attempt") for value in lists[name]]
-    said = "".join(tag("li", room.text(value)) for value in lists["warning"])
+    items = "".join(tag("li", room.text(value)) for value in lists["warning"])
     raised = "".join(tag("li", room.text(alarm.says), class_=alarm.level) for alarm in facts.alarms[:_ROWS])
     return fields((name, room.text(value)) for name, value in lines) + section(
-        "Alarms and warnings", tag("ul", raised, said) if raised or said else ""
+        "Alarms and warnings", tag("ul", raised, items) if raised or items else ""
     )
 
 
 def evaluations(facts: RunFacts, room: Room) -> str:
     """List what was measured on held-out problems, scores with their intervals."""
-    names = list(dict.fromkeys(name for one in facts.evals for name in one.figures))[:_FIGURES]
+    names = list(dict.fromkeys(name for evaluation in facts.evals for name in evaluation.figures))[:_FIGURES]
     rows = [
         [
-            str(one.step),
-            f"@{one.version}",
-            *(room.text(_figure(one, name, facts)) for name in names),
-            str(one.problems or ""),
-            str(one.failed or ""),
+            str(evaluation.step),
+            f"@{evaluation.version}",
+            *(room.text(_figure(evaluation, name, facts)) for name in names),
+            str(evaluation.problems or ""),
+            str(evaluation.failed or ""),
         ]
-        for one in spread(facts.evals, _EVALS)
+        for evaluation in spread(facts.evals, _EVALS)
     ]
     heads = ["step", "version", *(room.text(name) for name in names), "problems", "failed rewards"]
     note = tag(
@@ -85,20 +87,20 @@ def evaluations(facts: RunFacts, room: Room) -> str:
     return section("Held-out evaluations", table(heads, rows), note) if rows else ""
 
 
-def _figure(one: Evaluation, name: str, facts: RunFacts) -> str:
+def _figure(evaluation: Evaluation, name: str, facts: RunFacts) -> str:
     """Write a figure of an evaluation; a score with its interval, where its rewards are known."""
-    if (value := one.figures.get(name)) is None:
+    if (value := evaluation.figures.get(name)) is None:
         return ""
-    ends = bounds(one, name, facts)
+    ends = bounds(evaluation, name, facts)
     return number(value) if ends is None else f"{number(value)} ({number(ends[0])}–{number(ends[1])})"
 
 
-def bounds(one: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] | None:
+def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] | None:
     """Return the interval of a score; None for what is no score, or whose rewards were not kept."""
     kept = MAIN if name == "eval" else name.removeprefix("eval/")
-    score, problems, failed = one.score, one.problems, one.failed
-    if kept in one.sets:
-        score, problems, failed = one.sets[kept].score, one.sets[kept].problems, 0
+    score, problems, failed = evaluation.score, evaluation.problems, evaluation.failed
+    if kept in evaluation.sets:
+        score, problems, failed = evaluation.sets[kept].score, evaluation.sets[kept].problems, 0
     elif kept != MAIN:
         return None
     if score is None or problems <= failed or kept not in facts.rewards:
@@ -109,7 +111,7 @@ def bounds(one: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] |
 def samples(facts: RunFacts, room: Room) -> str:
     """Show what the model wrote: the best and the worst of the first and the last step."""
     notes = [tag("p", room.text(note), class_="note") for note in dict.fromkeys(facts.notes)]
-    shown = [_sample(says, one, room) for says, one in facts.samples]
+    shown = [_sample(says, sample, room) for says, sample in facts.samples]
     return section("Samples", tag("div", *shown, class_="samples") if shown else "", *notes)
 
 
@@ -135,9 +137,9 @@ def versions(facts: RunFacts, room: Room) -> str:
     """List the versions that are used, the best and the newest, with what attested each."""
     every, run = facts.versions, facts.run
     best = None if run.best is None else run.best.version
-    used = [one for one in every if one.aliases or one.pinned or one.version == best]
-    shown = {one.version: one for one in [*every[:1], *used[:_VERSIONS], *every[-_VERSIONS:]]}
-    verdicts = Counter(one.attested or "not attested" for one in every)
+    used = [version for version in every if version.aliases or version.pinned or version.version == best]
+    shown = {version.version: version for version in [*every[:1], *used[:_VERSIONS], *every[-_VERSIONS:]]}
+    verdicts = Counter(version.attested or "not attested" for version in every)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     note = (
         f"{len(every):,} versions: {counts}. A version is attested before one token of it is trained on: the "
@@ -147,13 +149,15 @@ def versions(facts: RunFacts, room: Room) -> str:
     rows = [
         [
             f"@{number}",
-            str(one.step),
-            tag("code", room.text(one.sha256)),
-            room.text(one.attested, most=40),
-            room.text(one.attestation),
-            room.text(", ".join([*one.aliases, *["best"] * (number == best), *["pinned"] * one.pinned])),
+            str(version.step),
+            tag("code", room.text(version.sha256)),
+            room.text(version.attested, most=40),
+            room.text(version.attestation),
+            room.text(
+                ", ".join([*version.aliases, *["best"] * (number == best), *["pinned"] * version.pinned])
+            ),
         ]
-        for number, one in sorted(shown.items())
+        for number, version in sorted(shown.items())
     ]
     heads = ("version", "step", "sha256", "attested", "how", "used as")
     return (
@@ -174,7 +178,9 @@ def cost(facts: RunFacts, room: Room) -> str:
 def machine(facts: RunFacts, room: Room) -> str:
     """Say what the newest attempt ran on and read: devices, versions of packages, digests of files."""
     begun = facts.run.begun
-    devices = [f"{one.device}: {one.name}, {size(one.memory_total)}" for one in facts.devices[:_ROWS]]
+    devices = [
+        f"{device.device}: {device.name}, {size(device.memory_total)}" for device in facts.devices[:_ROWS]
+    ]
     lines = [("devices of its pool", ", ".join(devices))]
     if begun is not None:
         read = {"data": begun.data_sha256, "model": begun.model_sha256, **begun.inputs}

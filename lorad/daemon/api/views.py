@@ -169,7 +169,9 @@ def _expected_of(rows: Rows, row: RunRow) -> list[Expected]:
         return []
     figures = partial(figures_at, rows, row.name)
     is_over = row.state == RunState.ENDED
-    return [judged(one, row.steps, row.step, figures, is_over=is_over) for one in expectations]
+    return [
+        judged(expectation, row.steps, row.step, figures, is_over=is_over) for expectation in expectations
+    ]
 
 
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:

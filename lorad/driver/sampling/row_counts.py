@@ -14,7 +14,8 @@ _AT_ONCE = 500
 
 def row_counts(session: Session) -> RowCounts:
     """Count the rows of the training data that are alike, and the held-out ones that are among them."""
-    data, held_out = session.train_data, [_known_by(one) for one in session.held_out]
+    data = session.train_data
+    held_out = [_known_by(example) for example in session.held_out]
     count = min(data.size or 0, _MOST)  # none of data that never end
     keys = {
         _known_by(example)

@@ -21,25 +21,25 @@ def spread_metrics(rollout: Rollout, scored: Scored, special_ids: Sequence[int])
     """
     samples = rollout.samples
     lengths = [sample.size for sample in samples]
-    found = {
+    metrics = {
         "response_length_min": float(min(lengths)),
         "response_length_max": float(max(lengths)),
         "empty": float(np.mean([not sample.text.strip() for sample in samples])),
     }
     if several := [group for group in rollout.groups if len(group) > 1]:
         kinds = [len({sample.tokens.tobytes() for sample in group}) / len(group) for group in several]
-        found["distinct"] = float(np.mean(kinds))
+        metrics["distinct"] = float(np.mean(kinds))
     if scored.rewards.size:
         rewards = scored.rewards.astype(np.float64)
         groups = np.split(rewards, np.cumsum(scored.sizes)[:-1])
-        found |= {"reward_min": float(rewards.min()), "reward_max": float(rewards.max())}
-        found["reward_best"] = float(np.mean([group.max() for group in groups if group.size]))
+        metrics |= {"reward_min": float(rewards.min()), "reward_max": float(rewards.max())}
+        metrics["reward_best"] = float(np.mean([group.max() for group in groups if group.size]))
     if long := [repetition(sample) for sample in samples if sample.size >= _LEAST]:
-        found["repetition"] = float(np.mean(long))
+        metrics["repetition"] = float(np.mean(long))
     if completions := [sample for sample in samples if sample.episode is None]:
         inside = [bool(np.isin(sample.tokens[:-1], special_ids).any()) for sample in completions]
-        found["special_inside"] = float(np.mean(inside))
-    return found
+        metrics["special_inside"] = float(np.mean(inside))
+    return metrics
 
 
 def repetition(sample: Sample) -> float:
@@ -55,5 +55,5 @@ def movement(published: Published) -> dict[str, float]:
     """
     facts = published.attestation.facts
     names = {"policy_change": "signal", "policy_step": "step"}
-    found = {name: facts[fact] for name, fact in names.items() if fact in facts}
-    return found if published.norm is None else {**found, "adapter_norm": published.norm}
+    metrics = {name: facts[fact] for name, fact in names.items() if fact in facts}
+    return metrics if published.norm is None else {**metrics, "adapter_norm": published.norm}

@@ -171,8 +171,8 @@ def _set_apart(row: Row, messages: list[dict[str, Any]], place: int, pair: _Pair
     if mark.strip() and rest.count(mark) == 1:
         return before, before + rest.partition(mark)[2]
     if messages[0]["role"] in ("system", "developer") and place > 1:
-        (asked,), (said,) = (texts([(row, messages[1:end])], end == place) for end in (place, place + 1))
-        turn = said[len(asked) :] if said.startswith(asked) else ""
+        (prompt,), (whole,) = (texts([(row, messages[1:end])], end == place) for end in (place, place + 1))
+        turn = whole[len(prompt) :] if whole.startswith(prompt) else ""
         return (before, before + turn) if turn and after.endswith(turn) else pair
     return pair
 

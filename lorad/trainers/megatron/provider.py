@@ -105,9 +105,9 @@ def taken(model: str) -> Iterator[None]:
         NotImplementedError,
         SafetensorError,
     ) as error:
-        told = " ".join(str(error).partition("Currently supported")[0].split())[:300] or type(error).__name__
+        words = " ".join(str(error).partition("Currently supported")[0].split())[:300] or type(error).__name__
         raise SpecError(
-            f"Megatron does not take {model}: {told}",
+            f"Megatron does not take {model}: {words}",
             key="model.path",
             hint="use trainer.backend: fsdp, or a model that Megatron-Bridge knows",
         ) from error

@@ -31,9 +31,9 @@ def refuse_lacking(model: Any, directory: Path) -> None:
             hint="complete the download; or the weights and config.json belong to different models",
         )
     if unfit := sorted(info["mismatched_keys"]):
-        name, found, expected = unfit[0]
+        name, shape, expected = unfit[0]
         raise SpecError(
-            f"{directory}: {name} has shape {tuple(found)}, config.json says {tuple(expected)}",
+            f"{directory}: {name} has shape {tuple(shape)}, config.json says {tuple(expected)}",
             key="model.path",
             hint="the weights and config.json belong to different models",
         )
