@@ -160,8 +160,8 @@ class Adapter(Struct, frozen=True, dict=True):
     def _measured(self) -> float:
         total = 0.0
         for module in self.config.modules:
-            a, b = (self.tensors[f"{module}.lora_{letter}.weight"] for letter in "AB")
-            inner = (b.T @ b).astype(np.float64) * (a @ a.T)
+            a, b = (self.tensors[f"{module}.lora_{letter}.weight"].astype(np.float64) for letter in "AB")
+            inner = (b.T @ b) * (a @ a.T)
             total += self.config.scale_of(module) ** 2 * float(inner.sum())
         return math.sqrt(max(total, 0.0))
 

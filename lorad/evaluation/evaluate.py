@@ -113,7 +113,7 @@ def _spec(given: dict[str, Any], wanted: Wanted) -> Spec:
             f"episodes of {name} have the reward that it gives", key="--reward", hint="Leave it out."
         )
     try:
-        spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: wanted.settings}}})
+        spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: wanted.settings}}, "expect": []})
         refuse_contradictions(spec)
     except SpecError as error:  # of an option, not of a key
         key, hint = (text.replace(f"eval.sets.{_SET}.", "--") for text in (error.path, error.hint))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import save
 
 from lorad.adapters.adapter import Adapter
@@ -67,3 +68,9 @@ def test_the_norm_is_that_of_the_products() -> None:
         a, b = (adapter.tensors[f"{module}.lora_{letter}.weight"] for letter in "AB")
         total += float((adapter.config.scale_of(module) ** 2 * (b @ a) ** 2).sum())
     assert adapter.norm() == pytest.approx(total**0.5, rel=1e-5)
+
+
+def test_the_norm_of_huge_numbers_is_finite() -> None:
+    adapter = random_adapter({"model.layers.0.self_attn.q_proj": (6, 5)}, 1)
+    huge = replace(adapter, tensors={name: t * np.float32(1e25) for name, t in adapter.tensors.items()})
+    assert huge.norm() == pytest.approx(1e50 * adapter.norm())

@@ -51,6 +51,7 @@ class Panes(TabbedContent):
 class RunScreen(Base):
     DEFAULT_CSS = """
     RunScreen #tabs, RunScreen #tabs ContentSwitcher { height: 1fr; }
+    RunScreen Tab:last-child { padding: 0 0 0 1; } /* all fit in 80 columns */
     RunScreen #tabs TabPane { height: 1fr; padding: 0; }
     """
     BINDINGS = keys.RUN + keys.BACK + keys.TABS
