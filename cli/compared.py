@@ -1,4 +1,4 @@
-"""Runs compared: what they have otherwise, and of two their curves at equal steps."""
+"""Compare runs: what they have otherwise, and of two their curves at equal steps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class _Point(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """What runs have otherwise.
+    """Holds what runs have otherwise.
 
     spec: by dotted keys, as it is now. changed: keys that a resume changed, the values of each run as
         [step after which it holds, value].

@@ -78,31 +78,27 @@ def alarms(
 ) -> list[Alarm]:
     """Worst first. All arguments as `lorad.client` has them."""
     at = time.time() if now is None else now
-    found: list[Alarm] = []
+    raised: list[Alarm] = []
     if status is not None:
-        found += [Alarm(level, kind, "daemon", "", says) for level, kind, says in _of_daemon(status, limits)]
+        raised += [Alarm(level, kind, "daemon", "", says) for level, kind, says in _of_daemon(status, limits)]
     for run in runs:
-        found += [
-            Alarm(level, kind, "run", run.name, says + _explained(run, kind))
+        more = f"; `lorad why {run.name}` says more"
+        raised += [
+            Alarm(level, kind, "run", run.name, says + more * (kind in _EXPLAINED))
             for level, kind, says in _of_run(run, limits, at)
         ]
     for pool in pools:
-        found += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in _of_pool(pool)]
+        raised += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in _of_pool(pool)]
     for device in devices:
-        found += [
+        raised += [
             Alarm(level, kind, "device", device.device, says) for level, kind, says in _of_device(device)
         ]
-    return sorted(found, key=order)
+    return sorted(raised, key=order)
 
 
 def order(alarm: Alarm) -> tuple[str, int]:
     """Worst first."""
     return alarm.level, _KINDS.index(alarm.kind)
-
-
-def _explained(run: Run, kind: str) -> str:
-    """Return what is said behind an alarm that a rule of `lorad why` explains; "" behind others."""
-    return f"; `lorad why {run.name}` says more" if kind in _EXPLAINED else ""
 
 
 def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:

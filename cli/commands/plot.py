@@ -1,4 +1,4 @@
-"""lorad plot and report RUN…: curves in the terminal or as a file: PNG, SVG or CSV; a page about runs."""
+"""Draw curves in the terminal or into a file, as `lorad plot` does, and write the page of `lorad report`."""
 
 import os
 import shutil

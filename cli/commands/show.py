@@ -1,6 +1,4 @@
-"""lorad show, why, open and diff: everything about a run, why it does not learn, where it is, and how it
-differs from another.
-"""
+"""Show everything about a run, why it does not learn, where it is, and how it differs from another."""
 
 import json
 from collections.abc import Mapping, Sequence

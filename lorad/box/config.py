@@ -155,9 +155,10 @@ class TinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             is_hub_id = re.fullmatch(HUB_ID, base) is not None
             names = (*BUILTIN_MODELS, *MODELS)
             if base not in names and not is_hub_id and not Path(base).expanduser().is_absolute():
-                known = ", ".join(names)
+                choices = ", ".join(names)
                 raise ValueError(
-                    f"bases: {name}: expected an absolute directory, a hub id or one of {known}, got {base!r}"
+                    f"bases: {name}: expected an absolute directory, a hub id or one of {choices}, "
+                    f"got {base!r}"
                 )
 
 

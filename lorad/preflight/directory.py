@@ -7,7 +7,6 @@ from safetensors import SafetensorError, safe_open
 from lorad.errors import SpecError
 from lorad.files import expanded, open_file, refuse_sparse
 from lorad.models.directory import INDEX, indexed, resolve
-from lorad.models.facts import stored_tensors
 from lorad.rl.tokenizer import Tokenizer
 
 
@@ -19,8 +18,7 @@ def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
 
 
 def check_weights(directory: Path) -> None:
-    """Check that every weight file is as long as its header says and has what the index says, and that no two
-    have the same tensor.
+    """Check that every weight file is as long as its header says and has what the index says.
 
     Raises SpecError.
     """
@@ -42,7 +40,6 @@ def check_weights(directory: Path) -> None:
                 key="model.path",
                 hint="It may be of another model, or of another download: download it again.",
             )
-    stored_tensors(directory)
 
 
 def checked_tokenizer(directory: Path) -> Tokenizer:

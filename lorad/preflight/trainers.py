@@ -34,12 +34,15 @@ _WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
 ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the nodes"
 _NUMBER = re.compile(r"\.\d+(?=\.)")
-_NAMES_SECONDS = 600.0
+_NAMES_SECONDS = {
+    "fsdp": 100.0,
+    "megatron": 600.0,
+}  # Megatron-Bridge takes minutes to import on a busy machine
 _TOLD_SECONDS = 20.0  # between two signs that the check waits
 
 
 class _Names(msgspec.Struct, frozen=True):
-    """What `lorad.trainers.fsdp.names` and `lorad.trainers.megatron.names` answer."""
+    """Holds what `lorad.trainers.fsdp.names` and `lorad.trainers.megatron.names` answer."""
 
     names: list[str] = []
     error: dict[str, Any] | None = None
@@ -224,7 +227,8 @@ def check_names(
     question = json.dumps(settings) if name == "megatron" else str(directory)
     command = [str(interpreter_of(name, backend.python)), "-P", "-m", f"lorad.trainers.{name}.names"]
     try:
-        output = _output([*command, question], {**os.environ, **backend.env, **own})
+        environment = {**os.environ, **backend.env, **own}
+        output = _output([*command, question], environment, _NAMES_SECONDS[name])
         answer = msgspec.json.decode(output.strip().rpartition(b"\n")[2], type=_Names)
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
         return [f"trainer.backend: {name} could not be asked whether it loads the model: {error}"]
@@ -246,11 +250,12 @@ def check_names(
     return []
 
 
-def _output(command: Sequence[str], env: Mapping[str, str]) -> bytes:
-    """Return what a process prints. Nobody gives the check up meanwhile: importing takes minutes on a busy
-    machine. Raises OSError, and TimeoutExpired after `_NAMES_SECONDS`.
+def _output(command: Sequence[str], env: Mapping[str, str], seconds: float) -> bytes:
+    """Return what a process prints within so many seconds, and say meanwhile that the check goes on.
+
+    Raises OSError and TimeoutExpired.
     """
-    end = time.monotonic() + _NAMES_SECONDS
+    end = time.monotonic() + seconds
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=env) as process:
         while True:
             try:

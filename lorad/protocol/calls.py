@@ -287,7 +287,7 @@ class Attestation(Struct, frozen=True):
 
 
 class Published(Struct, frozen=True):
-    """The version that was published.
+    """Describes the version that was published.
 
     seconds: export and load, without attestation.
     norm: of the adapter, see `Adapter.norm`; None of a pool of an older lorad.

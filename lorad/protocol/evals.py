@@ -100,7 +100,7 @@ def interval(score: float, problems: int, low: float = 0.0, high: float = 1.0) -
 
 
 class Expected(Struct, frozen=True):
-    """An expectation, judged; a record of kind `expect`.
+    """Says what became of an expectation; a record of kind `expect`.
 
     metric, low, high, source: see `Expectation`.
     step: the step after which it is judged.

@@ -14,12 +14,13 @@ HASHED_BYTES = 1 << 30  # of data that are hashed as a whole, which takes a seco
 
 
 class RowCounts(Struct, frozen=True):
-    """What the rows of an attempt are, as far as they were looked at.
+    """Says what the rows of an attempt are, as far as they were looked at.
 
-    rows: of the training data, 0 of data that never end; distinct: how many of them no other one equals, by
-        prompt and completions. held_out: problems of data.eval; seen: those among the rows that are trained
-        on. template: whether the model's chat template writes the prompts: applied, unused, or none where it
-        has none.
+    rows: how many the training data have; 0 for data that never end.
+    distinct: how many of them differ, by prompt and completions.
+    held_out: how many problems data.eval has.
+    seen: how many of those are among the rows that are trained on.
+    template: whether the model's chat template writes the prompts: applied, unused, or none without one.
     """
 
     rows: int = 0

@@ -144,17 +144,17 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
 
 def _of_best(spec: Spec) -> Iterator[SpecError]:
     """What the best version cannot be found by."""
-    kept = spec.checkpoint
-    if (kept.keep_best or kept.best_by) and not spec.eval.every:
-        key = "checkpoint.keep_best" if kept.keep_best else "checkpoint.best_by"
+    checkpoint = spec.checkpoint
+    if (checkpoint.keep_best or checkpoint.best_by) and not spec.eval.every:
+        key = "checkpoint.keep_best" if checkpoint.keep_best else "checkpoint.best_by"
         hint = "Leave it out, or set eval.every."
         yield SpecError("eval.every is 0, so that no version is the best", key=key, hint=hint)
-    known = eval_metrics(spec)
-    if kept.best_by is not None and kept.best_by not in known:
+    metrics = eval_metrics(spec)
+    if checkpoint.best_by is not None and checkpoint.best_by not in metrics:
         yield SpecError(
-            f"{kept.best_by[:80]} is not measured by this run",
+            f"{checkpoint.best_by[:80]} is not measured by this run",
             key="checkpoint.best_by",
-            hint=f"Choose one of: {', '.join(known)}.",
+            hint=f"Choose one of: {', '.join(metrics)}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which expectations of a spec cannot be judged: unknown metrics, steps that the run does not make. Pure."""
+"""Find expectations of a spec that cannot be judged: unknown metrics, steps that are not made. Pure."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches

@@ -308,8 +308,8 @@ class Tokenizer:
 
     @cached_property
     def _call_keys(self) -> tuple[bool, bool]:
-        """Whether calls need content beside them, and arguments that are text, for the template to write
-        them.
+        """Return whether the template writes calls only with content beside them, and whether only with
+        arguments that are text.
         """
         ways = [(False, False), (True, False), (False, True), (True, True)]
         call = {key: value for key, value in _CALLS.items() if key != "content"}

@@ -1,1 +1,1 @@
-"""Why a run does not learn: figures of it, and the rules that read them."""
+"""Find out why a run does not learn, by rules that read its figures."""

@@ -1,4 +1,4 @@
-"""Rules about data and evaluations: whether what is measured says anything."""
+"""Judge data and evaluations: does what is measured say anything?"""
 
 import math
 

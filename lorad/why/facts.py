@@ -1,4 +1,4 @@
-"""The figures of a run that rules read: gathered once from the daemon's answers, and pure from then on."""
+"""Gather the figures of a run that rules read, once, from the daemon's answers; all else here is pure."""
 
 import math
 import re
@@ -23,9 +23,11 @@ _LEAST = 6  # steps that have a trend
 
 
 class Facts(Struct, frozen=True, dict=True):
-    """What is known of a run.
+    """Holds what is known of a run.
 
-    steps: in order, the first and the last ones and some between. early, late: samples of a few steps.
+    steps: in order, the first and the last ones and some between.
+    early: samples of the first steps.
+    late: samples of the last steps.
     """
 
     run: RunDetails
@@ -99,7 +101,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def reward_span(self) -> tuple[float, float] | None:
-        """The least and the greatest reward of any sample; None without rewards."""
+        """Return the least and the greatest reward of any sample; None without rewards."""
         lows = self.curve("reward_min") or [
             sample.reward for sample in self.samples if sample.reward is not None
         ]
@@ -109,15 +111,15 @@ class Facts(Struct, frozen=True, dict=True):
     # -- samples ---------------------------------------------------------------------------------------------
     @cached_property
     def samples(self) -> list[Sample]:
-        """All samples that were read, each once."""
-        known = {
+        """Return all samples that were read, each once."""
+        by_place = {
             (sample.step, sample.prompt_id, sample.index): sample for sample in [*self.early, *self.late]
         }
-        return list(known.values())
+        return list(by_place.values())
 
     @cached_property
     def answered(self) -> list[Sample]:
-        """The samples with a reward whose rows have an answer."""
+        """Return the samples with a reward whose rows have an answer."""
         return [sample for sample in self.samples if sample.reward is not None and answer_of(sample)]
 
 

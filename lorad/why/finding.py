@@ -1,4 +1,4 @@
-"""What a rule says of a run, and what all of them together do."""
+"""Define what a rule says of a run, and what all rules together say."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ _Figures = dict[str, float | int | str]
 
 
 class Finding(Struct, frozen=True):
-    """Something that keeps a run from learning, or from being judged.
+    """Says what keeps a run from learning, or from being judged.
 
     name: a word to look up in docs/why.md.
     severity: `cause` explains by itself that a run does not learn; `look` may be meant.
@@ -25,7 +25,7 @@ class Finding(Struct, frozen=True):
 
 
 class Why(Struct, frozen=True):
-    """The answer of `lorad why`.
+    """Answers `lorad why`.
 
     findings: the most likely cause first.
     says: in a sentence, how the run does.

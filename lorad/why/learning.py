@@ -1,4 +1,4 @@
-"""Rules about what training does to the adapter: whether it moves, is served, and where it runs away to."""
+"""Judge what training does to the adapter: does it move, is it served, where does it run away to?"""
 
 from collections.abc import Iterable
 from statistics import StatisticsError, correlation, fmean

@@ -1,4 +1,4 @@
-"""Rules about samples and their rewards: what keeps a run from having anything to learn from."""
+"""Judge samples and their rewards: is there anything to learn from?"""
 
 import math
 import re

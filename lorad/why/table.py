@@ -1,4 +1,4 @@
-"""All rules, in the order of their questions: what explains another finding stands before it."""
+"""List all rules in the order of their questions: what explains another finding stands before it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -87,4 +87,4 @@ def _looked(facts: Facts) -> str:
         "versions": len(facts.versions),
         "questions": len(RULES),
     }
-    return f"Looked at {', '.join(f'{count} {what}' for what, count in counts.items())}."
+    return f"Looked at {', '.join(f'{count} {noun}' for noun, count in counts.items())}."

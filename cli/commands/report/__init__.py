@@ -1,1 +1,1 @@
-"""Runs as one HTML page that loads nothing: what `lorad report` writes."""
+"""Write runs as one HTML page that loads nothing, for `lorad report`."""

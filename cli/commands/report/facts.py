@@ -1,4 +1,4 @@
-"""What a report says of runs, read from the daemon as their user: a bounded choice of whatever they left."""
+"""Read what a report says of runs, as their user: a bounded choice of whatever they left."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _CHOICES = {"best": Choice(sort="reward"), "worst": Choice(sort="reward", revers
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What there is of a run.
+    """Holds what a report says of one run.
 
     samples: those that are shown, each with what it was chosen for.
     rewards: by the name of a held-out set, the lowest and the highest reward of its first and last

@@ -1,4 +1,4 @@
-"""The page: one file of HTML and CSS without a script, which a browser may not let load anything."""
+"""Make the page: one file of HTML and CSS without a script, which browsers let load nothing."""
 
 import hashlib
 import time

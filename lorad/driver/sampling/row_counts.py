@@ -1,6 +1,4 @@
-"""What is journaled of the data of an attempt: rows that are there twice, and held-out ones that are trained
-on.
-"""
+"""Count, for the journal, rows of an attempt that are there twice, and held-out ones that are trained on."""
 
 from lorad.driver.session import Session
 from lorad.protocol.inputs import RowCounts

@@ -1,4 +1,4 @@
-"""What is journaled of a step so that `lorad why` can answer later: how rewards and lengths are spread, and
+"""Measure what a step journals for `lorad why`: how rewards and lengths are spread, and
 whether samples are alike, blank, repeat themselves or go on behind their end.
 """
 

@@ -1,1 +1,1 @@
-"""Models out of packages, turned into Hugging Face directories without torch."""
+"""Turn models out of packages into Hugging Face directories, without torch."""

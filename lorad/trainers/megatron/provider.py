@@ -66,8 +66,9 @@ def open_bridge(settings: BodySettings) -> Any:
 
 
 def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
-    """is_empty: on the meta device, without weights. Raises: SpecError for what lorad or Megatron does not
-    take.
+    """Build the model. is_empty: on the meta device, without weights.
+
+    Raises SpecError for what lorad or Megatron does not take.
     """
     _check(settings)
     bridge, dtype = open_bridge(settings), DTYPES[settings.dtype]

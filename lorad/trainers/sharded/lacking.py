@@ -1,4 +1,4 @@
-"""Which tensors of a transformers model a checkpoint lacks, without reading its numbers."""
+"""Find tensors of a transformers model that a checkpoint lacks, without reading its numbers."""
 
 from pathlib import Path
 from typing import Any
