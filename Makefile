@@ -29,6 +29,8 @@
 # make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
 # make bench-presets       learning curves of all algorithms, with a picture
 # make bench-rates         learning rates times ranks of GRPO, with a picture
+# make bench-llm           GRPO of a real chat model beside TRL: seconds, CPU seconds, memory, held-out score; ARGS='--steps 20'
+# make prove-llm           every trainer with every engine and every kind of algorithm on it; transformers and PEFT are the judge (two hours)
 # make bench-moe           mixtures of experts: trainers and engines against merged models, and what adapters on experts cost beside PEFT's
 # make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
 # make bench-pool-memory   what the preflight says that a pool takes, beside what real pools take
@@ -64,7 +66,7 @@ WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
-	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates \
+	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
@@ -188,6 +190,15 @@ bench-presets: MODULE := training.presets
 bench-rates: MODULE := training.rates
 bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets bench-rates: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+
+## Both sides decide about threads and malloc themselves, as they do for users.
+bench-llm: $(VENV)/.ready-bench
+	@base=$$($(BIN)/lorad models get smollm2) && LORAD_SMOLLM2=$$base $(BIN)/python -m tests.benchmarks.training.llm $(ARGS)
+
+## The first time installs the engines, Megatron and the Tinker client: 10 GB. ARGS='--only parity', or '--only pairs --of fsdp-vllm'.
+prove-llm: $(VENV)/.ready-dev
+	@base=$$($(BIN)/lorad models get smollm2) && pythons=$$(.ci/setup-tinker && .ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
+	env OMP_WAIT_POLICY=passive "$${pythons[@]}" LORAD_SMOLLM2=$$base $(BIN)/python -m tests.llm.prove $(ARGS)
 
 ## Runs decide about threads themselves, as they do for users.
 bench-many: MODULE := load.many

@@ -69,10 +69,14 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
 
 
 class Rate(Struct, frozen=True):
-    """A learning rate that fits a run, and what it fits: `grpo on qwen3 of hidden size 4096`."""
+    """A learning rate that fits a run, and what it fits: `grpo on qwen3 of hidden size 4096`.
+
+    critic: the rate that fits its critic, where it has one.
+    """
 
     lr: float
     why: _Text = ""
+    critic: float | None = None
 
 
 class Lengths(Struct, frozen=True):

@@ -6,7 +6,7 @@ Without Regret", 2025). The exponents of the hidden size are those of `get_lr` i
 Reinforcement learning takes an eighth, which is in the middle of what published runs over LoRA have (the
 table of docs/algorithms.md). Bases narrower than all of theirs keep the whole rate: SmolLM2-135M learns with
 it in a few steps, and not with an eighth. Preference losses take a fiftieth: Tinker's recipe for DPO has
-1e-5.
+1e-5. A critic is fitted to numbers, as SFT is to tokens, and takes SFT's rate: ten times the policy's in verl.
 """
 
 from collections.abc import Iterator
@@ -32,9 +32,10 @@ _PAPER = "https://openreview.net/forum?id=XGZHI14m8P"
 def fitting_rate(spec: Spec, model_type: str, hidden_size: int) -> Rate:
     """Choose the rate for a model by what its config.json has; "" and 0 where it has no such key."""
     kind = spec.algorithm.kind
+    has_critic = spec.algorithm.has_critic
     if spec.model.path.startswith("builtin:"):
         lr = _TINY_PREFERENCES if kind == "preference" else _TINY
-        return Rate(lr, f"{spec.algorithm.name} on {spec.model.path}")
+        return Rate(lr, f"{spec.algorithm.name} on {spec.model.path}", lr if has_critic else None)
     width = max(hidden_size or _UNKNOWN, _NARROWEST)
     family = next((name for name in _EXPONENTS if model_type.lower().startswith(name)), None)
     exponents = _EXPONENTS.values() if family is None else (_EXPONENTS[family],)
@@ -43,7 +44,8 @@ def fitting_rate(spec: Spec, model_type: str, hidden_size: int) -> Rate:
     share = 1.0 if is_unpublished else _SHARES.get(kind, 1.0)
     model = f"{model_type or 'a model'} of hidden size {hidden_size or 'unknown'}"
     as_which = "" if family else ", the lower of what Llama and Qwen have"
-    return Rate(float(f"{rate * share:.3g}"), f"{spec.algorithm.name} on {model}{as_which}")
+    critic = float(f"{rate:.3g}") if has_critic else None
+    return Rate(float(f"{rate * share:.3g}"), f"{spec.algorithm.name} on {model}{as_which}", critic)
 
 
 def rate_doubts(spec: Spec, rate: Rate) -> list[str]:

@@ -209,7 +209,8 @@ class _Critic(Part, frozen=True):
     """An adapter with a value head on the same base, which predicts the rewards to come at each token.
 
     Attributes:
-        lr: learning rate, constant; null is trainer.lr.
+        lr: learning rate, constant. null is trainer.lr where that is given, else what fits the model by
+            supervised fine-tuning.
         rank: rank of its adapter, at the scale of the policy's; null is lora.rank. Its rank on experts is in
             the same proportion, rounded down.
         warmup_steps: first steps in which the critic learns alone. The policy stays as it is and no version

@@ -115,3 +115,10 @@ def test_high_ranks_are_doubted_with_the_paper() -> None:
         [],
     ]
     assert rate_doubts(spec("dpo", rank=128), RATE) == rate_doubts(spec("distill", rank=128), RATE) == []
+
+
+def test_a_critic_has_the_rate_of_sft() -> None:
+    policy = fitting_rate(spec("ppo"), "qwen3", 4096)
+    assert policy.critic == rate("qwen3", 4096, "sft") == pytest.approx(8 * policy.lr, rel=0.01)
+    assert fitting_rate(spec("grpo"), "qwen3", 4096).critic is None
+    assert fitting_rate(spec("ppo", "builtin:tiny"), "", 0) == Rate(1e-3, "ppo on builtin:tiny", 1e-3)

@@ -137,6 +137,9 @@ def _respecified(parent: RunRow, body: ForkRequest, start: _Start) -> Spec:
     rate = request_of(parent).facts.rate
     if rate is not None and before.trainer.lr == rate.lr:  # what fits another algorithm is another rate
         before = replace(before, trainer=replace(before.trainer, lr=None))
+        if before.algorithm.critic.lr == rate.critic:
+            critic = replace(before.algorithm.critic, lr=None)
+            before = replace(before, algorithm=replace(before.algorithm, critic=critic))
     more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:

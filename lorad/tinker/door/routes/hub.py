@@ -22,7 +22,7 @@ _FILES = (
     "chat_template.jinja",
 )
 _COMMIT = {"X-Repo-Commit": f"{1:040}"}  # there is one state of each base
-_NAME = "{name:[^/]+/[^/]+}"
+_NAME = "{name:[^/]+(?:/[^/]+)?}"  # the hub has names without an owner, too: gpt2
 
 
 def add_hub(app: web.Application, bases: dict[str, Path]) -> None:

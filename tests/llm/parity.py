@@ -1,0 +1,162 @@
+"""Log-probabilities, gradients and steps of each backend on SmolLM2, beside transformers and PEFT."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lorad.adapters.peft import read_peft, write_peft
+from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.models.directory import linear_shapes, read_config
+from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.trainers.base import Policy, SlotSpec, Trainer
+from tests.benchmarks.kit import ours
+from tests.conformance.engine_suite import complete
+from tests.conformance.reference import reference_logprobs, reference_model
+from tests.engines.real import places
+from tests.kit.fakes.random_adapters import random_adapter
+from tests.llm.place import additions, answered, prompt_tokens
+from tests.trainers.real.start import started
+
+RANK, STD = 16, 0.02  # of the adapter: as far from the base as some dozens of steps go
+RATE, STEPS = 8e-4, 3
+CHATS = 2  # with three answers each
+OWN_MODULES = "SGLANG_DISABLED_MODEL_ARCHS"  # names all modules but those of the tests' usual models
+SIZES: Mapping[str, Mapping[str, Any]] = {"fsdp": {"dp": 2}, "megatron": {"dp": 2}}
+
+Numbers = dict[str, float]  # the largest difference of each kind, in nats unless it says otherwise
+
+
+def an_adapter(base: Path, directory: Path) -> Path:
+    """Write a random adapter on every linear but the head, as a PEFT directory."""
+    directory.mkdir()
+    shapes = linear_shapes(read_config(base))
+    write_peft(random_adapter(shapes, 0, RANK, STD), directory, str(base))
+    return directory
+
+
+async def of_trainer(backend: str, base: Path, work: Path) -> Numbers:
+    """Compare the base, an adapter, its gradient and four steps of AdamW."""
+    adapter, batch = an_adapter(base, work / "adapter"), answered(base, additions("train", CHATS))
+    async with opened_trainer(backend, base, work) as trainer:
+        config = read_peft(adapter).config
+        await trainer.open("a", SlotSpec(adapter=config, source=adapter))
+        plain = reference_logprobs(reference_model(base), batch).detach().numpy()
+        model = reference_model(base, adapter)
+        adapted = reference_logprobs(model, batch).detach().numpy()
+        numbers = {
+            "base": _apart(await trainer.logprobs(Policy(), batch), plain),
+            "adapter": _apart(await trainer.logprobs(Policy("a"), batch), adapted),
+        }
+        norms = [await _step(trainer, batch) for _ in range(STEPS)]
+        expected = _adamw(model, batch)
+        numbers["gradient, relative"] = max(abs(a / b - 1) for a, b in zip(norms, expected, strict=True))
+        after = reference_logprobs(model, batch).detach().numpy()
+        numbers[f"after {STEPS} steps"] = _apart(await trainer.logprobs(Policy("a"), batch), after)
+        (work / "trained").mkdir()
+        write_peft(await trainer.export("a"), work / "trained", str(base))
+        exported = reference_logprobs(reference_model(base, work / "trained"), batch).detach().numpy()
+        numbers["its export in PEFT"] = _apart(exported, after)
+    assert _apart(plain, adapted) > 0.1 and _apart(adapted, after) > 0.1, "nothing was adapted or trained"
+    return numbers
+
+
+async def of_engine(kind: str, base: Path, work: Path) -> Numbers:
+    """Compare scores of the base and an adapter, and log-probabilities of what both sample side by side."""
+    adapter, of = an_adapter(base, work / "adapter"), additions("train", CHATS)
+    batch = answered(base, of)
+    models = {BASE: reference_model(base), "a@1": reference_model(base, adapter)}
+    async with opened_engine(kind, base, work) as engine:
+        held = read_peft(adapter)
+        await engine.load("a@1", AdapterSource(held.digest(), held, directory=adapter))
+        numbers = {}
+        for name, model in models.items():
+            expected = reference_logprobs(model, batch).detach().numpy()
+            numbers["base" if name == BASE else "adapter"] = _apart(await engine.score(name, batch), expected)
+        how = Sampling(max_new_tokens=16, temperature=1.0, stream=False)
+        prompts = [
+            Prompt(f"p{i}", prompt_tokens(base, each), np.arange(4, dtype=np.uint64))
+            for i, each in enumerate(of)
+        ]
+        made = await asyncio.gather(*(complete(engine, name, prompts, how, name) for name in models))
+        apart = []
+        for samples, model in zip(made, models.values(), strict=True):
+            groups = [
+                (p.tokens, [np.array(samples[p.id, i][0], np.int32) for i in range(4)]) for p in prompts
+            ]
+            said = np.concatenate([samples[p.id, i][1] for p in prompts for i in range(4)])
+            apart.append(_apart(said, reference_logprobs(model, Batch.of(groups)).detach().numpy()))
+        numbers["samples of both, mixed"] = max(apart)
+    return numbers
+
+
+@asynccontextmanager
+async def opened_trainer(backend: str, base: Path, work: Path) -> AsyncIterator[Trainer]:
+    if backend == "builtin":
+        async with ours.opened(base) as held:
+            yield held.trainer
+        return
+    trainer = await started(backend, base, work, **SIZES[backend])
+    try:
+        yield trainer
+    finally:
+        await trainer.shut_down()
+
+
+@asynccontextmanager
+async def opened_engine(kind: str, base: Path, work: Path) -> AsyncIterator[Engine]:
+    if kind == "builtin":
+        async with ours.opened(base) as held:
+            yield held.engine
+        return
+    env = {key: value for key, value in places.ENVIRONMENT[kind].items() if key != OWN_MODULES}
+    async with places.opened(kind, work, base, env=env) as engine:
+        yield engine
+
+
+def _apart(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the largest difference of log-probabilities, in nats."""
+    return float(np.abs(ours - theirs).max())
+
+
+def _weights(batch: Batch) -> np.ndarray:
+    """Return an advantage for each token: two answers of each chat are right, the third is wrong."""
+    right = np.tile(np.array([1, 1, -1], np.float32), batch.completion_lengths.size // 3)
+    return np.repeat(right, batch.completion_lengths)
+
+
+async def _step(trainer: Trainer, batch: Batch) -> float:
+    """Take one step of the policy gradient; returns the gradient's norm before it is clipped to 1."""
+    advantages = _weights(batch)
+    sampler = await trainer.logprobs(Policy("a"), batch)
+    targets = PolicyTargets(advantages, sampler)
+    await trainer.forward_backward("a", batch, targets, PolicyLoss(), float(advantages.size))
+    return (await trainer.optim_step("a", RATE, 1.0)).grad_norm
+
+
+def _adamw(model: torch.nn.Module, batch: Batch) -> list[float]:
+    """Take the same steps by autograd and torch's AdamW; returns the norms."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=0.0)
+    norms = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        logprobs = reference_logprobs(model, batch)
+        logprobs.backward(-logprobs.new_tensor(_weights(batch)) / logprobs.numel())
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, 1.0)))
+        optimizer.step()
+    return norms
+
+
+def rows_of(numbers: Mapping[str, Numbers]) -> list[str]:
+    """Return a table of backends and kinds, as Markdown."""
+    kinds = list(dict.fromkeys(kind for of in numbers.values() for kind in of))
+    lines = [f"| | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
+    for backend, of in numbers.items():
+        cells = [f"{of[kind]:.1e}" if kind in of else "" for kind in kinds]
+        lines.append(f"| {backend} | {' | '.join(cells)} |")
+    return lines
