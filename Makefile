@@ -193,7 +193,7 @@ bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-s
 
 ## Both sides decide about threads and malloc themselves, as they do for users.
 bench-llm: $(VENV)/.ready-bench
-	@base=$$($(BIN)/lorad models get smollm2) && LORAD_SMOLLM2=$$base $(BIN)/python -m tests.benchmarks.training.llm $(ARGS)
+	@base=$$($(BIN)/lorad models get smollm2) && LORAD_SMOLLM2=$$base $(BIN)/python -m tests.llm.bench $(ARGS)
 
 ## The first time installs the engines, Megatron and the Tinker client: 10 GB. ARGS='--only parity', or '--only pairs --of fsdp-vllm'.
 prove-llm: $(VENV)/.ready-dev

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import torch
-
 from tests.conformance.reference import reference_model
 from tests.kit.world import COLD, World
+from tests.llm.judge import greedy
 from tests.llm.parity import OWN_MODULES
-from tests.llm.place import EXAMPLES, Addition, additions, prompt_tokens, tokenizer
+from tests.llm.place import EXAMPLES, additions
 from tests.trainers.real.pairs import configured
 
 ADDITION = EXAMPLES / "smollm2-addition.yaml"
-HELD_OUT, NEW_TOKENS = 128, 16  # problems of the example, and what an answer may have
+HELD_OUT = 128  # problems of the example
 AT_ONCE = 32  # prompts that transformers completes together
 SIZES = {"builtin": (), "fsdp": ("trainer.dp=2",), "megatron": ("trainer.dp=2",)}
 
@@ -125,13 +124,3 @@ def score_of_peft(base: Path, adapter: Path, problems: int) -> float:
         for part in parts
         for addition, text in zip(part, greedy(model, base, part), strict=True)
     )
-
-
-def greedy(model: torch.nn.Module, base: Path, of: Sequence[Addition]) -> list[str]:
-    """Return what transformers' generate answers; prompts are padded on the left."""
-    prompts = {"input_ids": [prompt_tokens(base, addition).tolist() for addition in of]}
-    padded = tokenizer(base).pad(prompts, return_tensors="pt")
-    with torch.no_grad():
-        made = model.generate(**padded, max_new_tokens=NEW_TOKENS, do_sample=False)  # type: ignore[operator]
-    tails = made[:, padded["input_ids"].shape[1] :]
-    return list(tokenizer(base).batch_decode(tails, skip_special_tokens=True))

@@ -2,7 +2,7 @@
 
 Model, data, reward, rate, rank, prompts and samples a step are the same.
 
-    python -m tests.benchmarks.training.llm [--steps N] [--only lorad|trl]
+    python -m tests.llm.bench [--steps N] [--only lorad|trl]
         a table on stdout: seconds and CPU seconds of a step, peak memory, held-out score at the end
 
 Both choose their threads themselves, as they do for users. Seconds and CPU seconds are of steps without
@@ -26,9 +26,9 @@ from tests.benchmarks.training.algorithms import final_score, spent
 from tests.benchmarks.training.own_share import at_step, command, fresh_home
 from tests.llm.place import EXAMPLES, LAST_NUMBER, additions, smollm2
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SPEC = EXAMPLES / "smollm2-addition.yaml"
-RATE, RANK, PROMPTS, GROUP, NEW_TOKENS = 8e-4, 16, 8, 8, 16  # as the example has them
+RATE, RANK, PROMPTS, GROUP = 8e-4, 16, 8, 8  # as the example has them
 HELD_OUT = 128
 
 
@@ -87,7 +87,7 @@ def lorad_turn(base: Path, steps: int) -> dict[str, float]:
 
 def peer_turn(steps: int) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.training.llm", "--peer", "--steps", str(steps)],
+        [sys.executable, "-m", "tests.llm.bench", "--peer", "--steps", str(steps)],
         cwd=ROOT,
         env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
         stdout=subprocess.PIPE,
@@ -108,7 +108,7 @@ def trl_turn(base: Path, steps: int) -> dict[str, float]:
     from trl import GRPOConfig, GRPOTrainer
 
     from tests.benchmarks.kit.peers import lora
-    from tests.llm.learning import greedy
+    from tests.llm.judge import NEW_TOKENS, greedy
 
     seconds: list[float] = []
     cpu: list[float] = []
