@@ -6,7 +6,8 @@ Without Regret", 2025). The exponents of the hidden size are those of `get_lr` i
 Reinforcement learning takes an eighth, which is in the middle of what published runs over LoRA have (the
 table of docs/algorithms.md). Bases narrower than all of theirs keep the whole rate: SmolLM2-135M learns with
 it in a few steps, and not with an eighth. Preference losses take a fiftieth: Tinker's recipe for DPO has
-1e-5. A critic is fitted to numbers, as SFT is to tokens, and takes SFT's rate: ten times the policy's in verl.
+1e-5. A critic is fitted to numbers, as SFT is to tokens, and takes SFT's rate: in verl it has ten times the
+policy's.
 """
 
 from collections.abc import Iterator

@@ -97,7 +97,11 @@ def gsm8k(base: Path) -> list[Result]:
         seconds, (first, *_, last) = completed(box, "run", *sft)
         before, after = first.nll or 0.0, last.nll or 0.0
         results = [Result("SFT, nats a held-out token", before, after, after < before - 0.1, seconds)]
-        grpo = "algorithm={name: grpo, group_size: 8}", "data.completion_key=completion", "data.prompts_per_step=4"
+        grpo = (
+            "algorithm={name: grpo, group_size: 8}",
+            "data.completion_key=completion",
+            "data.prompts_per_step=4",
+        )
         how = f"trainer.steps={GRPO_STEPS}", "rollout.max_new_tokens=160", "eval.every=0", "trainer.lr=1e-4"
         seconds, _ = completed(box, "fork", "run", *grpo, *how, "--fresh", name="fork")
         rows, versions = box.client.steps("fork"), box.client.adapters("fork")

@@ -1,17 +1,22 @@
 """The door over HTTP: order, repeats, errors and refusals, with lanes that only echo."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.tinker.door import sampling
 from lorad.tinker.door.messages import M
+from lorad.tinker.door.routes.hub import add_hub
 from lorad.tinker.records import Pass, Refused
+from tests.kit.pool_kit import TINY
 from tests.tinker.door_kit import BASE, World, a_pass, home_with_keys, put, running_door
 
 
@@ -201,6 +206,19 @@ async def test_an_unknown_base_names_those_there_are(world: World) -> None:
 async def test_the_hub_says_what_is_missing(world: World, path: str, status: int, code: str | None) -> None:
     async with world.client.get(f"/{path}") as response:
         assert (response.status, response.headers.get("X-Error-Code")) == (status, code)
+
+
+@pytest.mark.parametrize("name", ["tiny/base", "smollm2"])
+async def test_bases_are_found_with_and_without_owners(name: str) -> None:
+    app = web.Application()
+    add_hub(app, {name: TINY})
+    async with TestClient(TestServer(app)) as client:
+        config = await client.get(f"/{name}/resolve/main/config.json")
+        assert json.loads(await config.read()) == json.loads((TINY / "config.json").read_text())
+        for place in (f"/api/models/{name}", f"/api/models/{name}/revision/main"):
+            assert (await (await client.get(place)).json())["id"] == name
+        files = await (await client.get(f"/api/models/{name}/tree/main")).json()
+        assert "tokenizer.json" in {file["path"] for file in files}
 
 
 async def test_a_run_lists_its_last_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
         rate = fitting_rate(spec, facts.model_type, facts.hidden_size)
         facts = replace(facts, rate=rate, warnings=[*facts.warnings, *rate_doubts(spec, rate)])
         if spec.trainer.lr is None:
-            spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr), algorithm=_with_critic(spec, rate))
+            spec = replace(
+                spec, trainer=replace(spec.trainer, lr=rate.lr), algorithm=_with_critic(spec, rate)
+            )
             refuse_contradictions(spec)
     if facts.lora is not None:  # a fork was checked with the directory that its weights lay in
         spec = replace(spec, lora=replace(facts.lora, adapter_path=spec.lora.adapter_path))
