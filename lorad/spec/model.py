@@ -47,7 +47,8 @@ class Model(Part, frozen=True):
     Attributes:
         path: `builtin:tiny`, `builtin:tiny-moe`, a local Hugging Face directory, a name that `lorad models`
             lists, or a hub id, perhaps with `@revision`.
-        dtype: type of the base's weights; auto is the checkpoint's own.
+        dtype: type of the base's weights; auto is the checkpoint's own on a GPU, and float32 on a CPU, whose
+            bfloat16 is slow.
         quantize: rounds the linears once, as they are loaded, to the numbers of a narrow format, for trainer
             and engine alike (not embeddings, head, norms and routers). nf4 is the 4-bit format of QLoRA with
             a scale for 64 numbers, fp8 is e4m3 with a scale for an output row. Needs the builtin or the fsdp
