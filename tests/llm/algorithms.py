@@ -22,9 +22,7 @@ PAIRS = 512  # preferences of DPO
 SFT_STEPS, GRPO_STEPS = 12, 4
 DOOR_STEPS, PROMPTS, HELD_OUT = 10, 8, 64  # the first two are those of client_grpo.py
 TINKER = os.environ.get("LORAD_TINKER_PYTHON", "")
-GSM8K = os.environ.get(
-    "LORAD_GSM8K", ""
-)  # a folder with train.jsonl and test.jsonl, as the authors have them
+GSM8K = os.environ.get("LORAD_GSM8K", "")  # a folder with train.jsonl and test.jsonl, as published
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ switches that would only slow it down here are off, as in `tests.benchmarks.kit.
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import RunDir
+from tests.benchmarks.kit.workload import Figures
 from tests.benchmarks.training.algorithms import final_score, spent
 from tests.benchmarks.training.own_share import at_step, command, fresh_home
-from tests.llm.place import EXAMPLES, LAST_NUMBER, additions, smollm2
+from tests.llm.place import EXAMPLES, Addition, additions, smollm2
 
 ROOT = Path(__file__).parents[2]
 SPEC = EXAMPLES / "smollm2-addition.yaml"
@@ -104,29 +106,30 @@ def trl_turn(base: Path, steps: int) -> dict[str, float]:
 
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOTrainer
 
-    from tests.benchmarks.kit.peers import lora
+    from tests.benchmarks.kit.peers import StepTimes, lora, trl_config
     from tests.llm.judge import NEW_TOKENS, greedy
 
-    seconds: list[float] = []
-    cpu: list[float] = []
+    figures: Figures = {"step": []}
+    ends = [time.monotonic()]
     rewards: list[float] = []
 
-    class Times(TrainerCallback):  # type: ignore[misc]
-        began, spent = time.monotonic(), time.process_time()
+    class Times(StepTimes):
+        """Wall seconds, beside the CPU seconds."""
 
         def on_step_end(self, *of: Any, **more: Any) -> None:
-            now, used = time.monotonic(), time.process_time()
-            seconds.append(now - self.began)
-            cpu.append(used - self.spent)
-            self.began, self.spent = now, used
-            print(f"TRL: step {len(seconds)}, {seconds[-1]:.1f} s, reward {rewards[-1]:.3f}", file=sys.stderr)
+            super().on_step_end(*of, **more)
+            ends.append(time.monotonic())
+            seconds = ends[-1] - ends[-2]
+            print(f"TRL: step {len(rewards)}, {seconds:.1f} s, reward {rewards[-1]:.3f}", file=sys.stderr)
 
     def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        said = [LAST_NUMBER.search(chat[0]["content"]) for chat in completions]
-        scores = [float(m is not None and m[1] == a) for m, a in zip(said, answer, strict=True)]
+        scores = [
+            float(Addition("", right).is_solved_by(chat[0]["content"]))
+            for chat, right in zip(completions, answer, strict=True)
+        ]
         rewards.append(statistics.mean(scores))
         return scores
 
@@ -135,40 +138,28 @@ def trl_turn(base: Path, steps: int) -> dict[str, float]:
         for each in additions("train", 2000)
     ]
     with tempfile.TemporaryDirectory() as directory:
-        config = GRPOConfig(
-            output_dir=directory,
-            max_steps=steps,
-            per_device_train_batch_size=PROMPTS * GROUP,
-            num_generations=GROUP,
-            max_completion_length=NEW_TOKENS,
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            max_grad_norm=1.0,
-            temperature=1.0,
-            beta=0.0,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
+        settings = {
+            "per_device_train_batch_size": PROMPTS * GROUP,
+            "num_generations": GROUP,
+            "max_completion_length": NEW_TOKENS,
+            "learning_rate": RATE,
+            "shuffle_dataset": True,
+        }
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(base, padding_side="left"),
             reward_funcs=reward,
-            args=config,
+            args=trl_config(directory, steps, 42, settings),
             train_dataset=Dataset.from_list(prompts),
             peft_config=lora(RANK),
-            callbacks=[Times()],
+            callbacks=[Times(figures)],
         )
         trainer.train()
     of = additions("test", HELD_OUT)
     texts = greedy(trainer.model.eval(), base, of)
     return {
-        "seconds": statistics.median(seconds[1:]),
-        "cpu": statistics.mean(cpu[1:]),
+        "seconds": statistics.median(after - before for before, after in itertools.pairwise(ends[1:])),
+        "cpu": statistics.mean(figures["step"][1:]),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "reward": statistics.mean(rewards[-3:]),
         "held_out": statistics.mean(a.is_solved_by(text) for a, text in zip(of, texts, strict=True)),

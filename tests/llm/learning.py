@@ -13,7 +13,7 @@ from statistics import fmean
 from tests.conformance.reference import reference_model
 from tests.kit.world import COLD, World
 from tests.llm.judge import greedy
-from tests.llm.parity import OWN_MODULES
+from tests.llm.parity import of_any_model
 from tests.llm.place import EXAMPLES, additions
 from tests.trainers.real.pairs import configured
 
@@ -67,9 +67,10 @@ def home(*backends: str) -> Iterator[World]:
     box = World(COLD)
     try:
         box.home.root.mkdir(parents=True)
-        settings = configured(*backends)
-        for of in settings.values():
-            of["env"].pop(OWN_MODULES, None)
+        settings = {
+            backend: {**setting, "env": of_any_model(setting["env"])}
+            for backend, setting in configured(*backends).items()
+        }
         box.home.config.write_text(json.dumps({"backends": settings}))  # YAML has JSON in it
         yield box
     finally:

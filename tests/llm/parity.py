@@ -25,7 +25,6 @@ from tests.trainers.real.start import started
 RANK, STD = 16, 0.02  # of the adapter: as far from the base as some dozens of steps go
 RATE, STEPS = 8e-4, 3
 CHATS = 2  # with three answers each
-OWN_MODULES = "SGLANG_DISABLED_MODEL_ARCHS"  # names all modules but those of the tests' usual models
 SIZES: Mapping[str, Mapping[str, Any]] = {"fsdp": {"dp": 2}, "megatron": {"dp": 2}}
 
 Numbers = dict[str, float]  # the largest difference of each kind, in nats unless it says otherwise
@@ -113,9 +112,13 @@ async def opened_engine(kind: str, base: Path, work: Path) -> AsyncIterator[Engi
         async with ours.opened(base) as held:
             yield held.engine
         return
-    env = {key: value for key, value in places.ENVIRONMENT[kind].items() if key != OWN_MODULES}
-    async with places.opened(kind, work, base, env=env) as engine:
+    async with places.opened(kind, work, base, env=of_any_model(places.ENVIRONMENT[kind])) as engine:
         yield engine
+
+
+def of_any_model(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a server's environment with which it imports the modules of all models."""
+    return {key: value for key, value in env.items() if key != "SGLANG_DISABLED_MODEL_ARCHS"}
 
 
 def _apart(ours: np.ndarray, theirs: np.ndarray) -> float:

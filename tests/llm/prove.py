@@ -5,6 +5,7 @@ real chat model; transformers and PEFT are the judge. Takes hours on two cores.
         tables on stdout as they are made; the exit code is 1 where something is not as it must be
 
 --of: names of trainers and engines, of pairs (fsdp-vllm) or of algorithms (PPO), where not all are wanted.
+LORAD_GSM8K names the folder of train.jsonl and test.jsonl for SFT; without it that row is left out.
 """
 
 import argparse

@@ -4,10 +4,9 @@ once, from what the preflight found.
 
 from msgspec.structs import replace
 
-from lorad.protocol.preflight import Rate, SpecFacts
+from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.rate import fitting_rate, rate_doubts
-from lorad.spec.algorithm import Algorithm
 from lorad.spec.model import Spec
 
 
@@ -21,9 +20,9 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
         rate = fitting_rate(spec, facts.model_type, facts.hidden_size)
         facts = replace(facts, rate=rate, warnings=[*facts.warnings, *rate_doubts(spec, rate)])
         if spec.trainer.lr is None:
-            spec = replace(
-                spec, trainer=replace(spec.trainer, lr=rate.lr), algorithm=_with_critic(spec, rate)
-            )
+            critic = replace(spec.algorithm.critic, lr=spec.algorithm.critic.lr or rate.critic)
+            algorithm = replace(spec.algorithm, critic=critic)
+            spec = replace(spec, trainer=replace(spec.trainer, lr=rate.lr), algorithm=algorithm)
             refuse_contradictions(spec)
     if facts.lora is not None:  # a fork was checked with the directory that its weights lay in
         spec = replace(spec, lora=replace(facts.lora, adapter_path=spec.lora.adapter_path))
@@ -32,8 +31,3 @@ def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
     if spec.notify is None:
         spec = replace(spec, notify=facts.notify)
     return spec, facts
-
-
-def _with_critic(spec: Spec, rate: Rate) -> Algorithm:
-    critic = spec.algorithm.critic
-    return replace(spec.algorithm, critic=replace(critic, lr=critic.lr or rate.critic))

@@ -99,6 +99,9 @@ async def test_a_forked_critic_keeps_its_rank(home: Path) -> None:
         await parent(api)
         await fork(api, "a@1004", *ppo, name="b")
         await api.until("b", "ended")
+        await fork(api, "b", "algorithm.critic.warmup_steps=5", "algorithm.name=grpo", fresh=True, name="d")
+        rates = [(await api("show", name)).spec["algorithm"]["critic"]["lr"] for name in ("b", "d")]
+        assert rates == [1.66e-4, None]  # of a model of unknown size
         rank = "algorithm={name: ppo, critic: {rank: 2, warmup_steps: 0}}"
         with pytest.raises(SpecError, match=r"algorithm\.critic\.rank: the critic .* has rank"):
             await fork(api, "b", rank)

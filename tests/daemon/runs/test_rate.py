@@ -24,6 +24,14 @@ def test_a_rate_is_filled_in_once() -> None:
     assert rated(spec, FACTS) == (spec, facts)
 
 
+def test_a_critic_gets_the_undivided_rate() -> None:
+    ppo = {"model": OWN, "algorithm": {"name": "ppo"}}
+    spec, facts = rated(convert(ppo), FACTS)
+    assert (spec.trainer.lr, spec.algorithm.critic.lr) == (5.91e-5, 4.73e-4)
+    assert rated(spec, FACTS) == (spec, facts)
+    assert rated(convert(ppo | {"trainer": {"lr": 1e-4}}), FACTS)[0].algorithm.critic.lr is None
+
+
 def test_a_given_rate_stays_and_is_doubted() -> None:
     spec, facts = rated(convert({"model": OWN, "trainer": {"lr": 6e-7}}), FACTS)
     assert spec.trainer.lr == 6e-7 and facts.rate is not None and facts.rate.lr == 5.91e-5
