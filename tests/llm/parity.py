@@ -38,9 +38,9 @@ def an_adapter(base: Path, directory: Path) -> Path:
     return directory
 
 
-async def of_trainer(backend: str, base: Path, work: Path) -> Numbers:
-    """Compare the base, an adapter, its gradient and four steps of AdamW."""
-    adapter, batch = an_adapter(base, work / "adapter"), answered(base, additions("train", CHATS))
+async def of_trainer(backend: str, base: Path, work: Path, chats: int = CHATS, steps: int = STEPS) -> Numbers:
+    """Compare the base, an adapter, its gradient and some steps of AdamW."""
+    adapter, batch = an_adapter(base, work / "adapter"), answered(base, additions("train", chats))
     async with opened_trainer(backend, base, work) as trainer:
         config = read_peft(adapter).config
         await trainer.open("a", SlotSpec(adapter=config, source=adapter))
@@ -51,11 +51,11 @@ async def of_trainer(backend: str, base: Path, work: Path) -> Numbers:
             "base": _apart(await trainer.logprobs(Policy(), batch), plain),
             "adapter": _apart(await trainer.logprobs(Policy("a"), batch), adapted),
         }
-        norms = [await _step(trainer, batch) for _ in range(STEPS)]
-        expected = _adamw(model, batch)
+        norms = [await _step(trainer, batch) for _ in range(steps)]
+        expected = _adamw(model, batch, steps)
         numbers["gradient, relative"] = max(abs(a / b - 1) for a, b in zip(norms, expected, strict=True))
         after = reference_logprobs(model, batch).detach().numpy()
-        numbers[f"after {STEPS} steps"] = _apart(await trainer.logprobs(Policy("a"), batch), after)
+        numbers[f"after {steps} steps"] = _apart(await trainer.logprobs(Policy("a"), batch), after)
         (work / "trained").mkdir()
         write_peft(await trainer.export("a"), work / "trained", str(base))
         exported = reference_logprobs(reference_model(base, work / "trained"), batch).detach().numpy()
@@ -141,12 +141,12 @@ async def _step(trainer: Trainer, batch: Batch) -> float:
     return (await trainer.optim_step("a", RATE, 1.0)).grad_norm
 
 
-def _adamw(model: torch.nn.Module, batch: Batch) -> list[float]:
+def _adamw(model: torch.nn.Module, batch: Batch, steps: int) -> list[float]:
     """Take the same steps by autograd and torch's AdamW; returns the norms."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=0.0)
     norms = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         logprobs = reference_logprobs(model, batch)
         logprobs.backward(-logprobs.new_tensor(_weights(batch)) / logprobs.numel())
