@@ -82,6 +82,12 @@ def available_memory(pid: int | str = "self", root: Path = Path("/")) -> int:
     return min(allowed)
 
 
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return what the machine's CPU can do, as the kernel names it; empty where it does not say."""
+    info = root / "proc/cpuinfo"
+    return frozenset((_field(info, "flags\\s*", "") or _field(info, "Features\\s*", "")).split())
+
+
 def _cores(root: Path, cpus: Iterable[int]) -> int:
     """Physical cores: logical CPUs that share one are listed as siblings."""
     topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)

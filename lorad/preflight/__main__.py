@@ -59,6 +59,7 @@ with quick_imports():
         check_adapter,
         check_bits,
         check_devices,
+        check_dtype,
         check_names,
         check_sizes,
         check_trainer,
@@ -179,6 +180,7 @@ def _checked(
     check_backends(spec, box)
     is_here, device = _where(spec, box, device, devices)
     warnings = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
+    warnings += check_dtype(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     check_sizes(spec, model)

@@ -20,6 +20,7 @@ from lorad.backends.registry import RANKED
 from lorad.backends.setup import AXES, fused, refuse_unserved
 from lorad.backends.trainer_install import installed_versions, interpreter_of, older
 from lorad.box.config import Backend, Config
+from lorad.box.machine import cpu_flags
 from lorad.box.paths import python_path
 from lorad.errors import SpecError, from_wire
 from lorad.models.config import ModelConfig
@@ -33,6 +34,7 @@ _AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 _WITH_DORA = ("builtin", "fsdp")
 _RANK_NAMES = " or ".join(sorted(RANKED))
 ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the nodes"
+_BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}  # of these, what a CPU has that computes with it
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 _NAMES_SECONDS = {
     "fsdp": 100.0,
@@ -427,6 +429,17 @@ def check_bits(spec: Spec, device: str) -> list[str]:
     return [
         "deterministic: on GPUs the builtin trainer and engine alone give the same bits again; of "
         f"{names} only seeds, batches and threads are the same"
+    ]
+
+
+def check_dtype(spec: Spec, device: str, root: Path = Path("/")) -> list[str]:
+    """Return a warning where a CPU without the means for bfloat16 is asked for it. root: of /proc."""
+    flags = cpu_flags(root)
+    if device != "cpu" or spec.model.dtype != "bfloat16" or not flags or flags & _BFLOAT16:
+        return []
+    return [
+        "model.dtype: this CPU has no means for bfloat16, neither AMX nor AVX512-BF16: products of 32 rows "
+        "or more take about three times as long as in float32, which model.dtype: auto is here"
     ]
 
 
