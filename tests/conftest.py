@@ -24,6 +24,8 @@ from tests.kit.warm.plugin import pytest_configure, pytest_xdist_setupnodes
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_xdist_setupnodes"]
 
+# What is measured of products beside other tests is no choice for this user's own runs.
+os.environ["LORAD_CACHE"] = str(Path(tempfile.gettempdir()) / f"lorad-tests-{os.getuid()}")
 watch()
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup

@@ -48,6 +48,19 @@ def default_home() -> Path:
         raise StorageError(f"{where}: {error}", hint="Set LORAD_HOME to a directory of your own.") from None
 
 
+def cache_directory() -> Path:
+    """`$LORAD_CACHE`, else `$XDG_CACHE_HOME/lorad`, else `~/.cache/lorad`: for what can be made again.
+
+    Raises OSError for a user without a home.
+    """
+    try:
+        if own := os.environ.get("LORAD_CACHE"):
+            return Path(own).expanduser().absolute()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lorad"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+
+
 def give_home() -> None:
     """Set HOME to lorad's own home for a user who has none: third parties keep files there, or die."""
     with contextlib.suppress(StorageError):

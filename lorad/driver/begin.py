@@ -211,6 +211,11 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
             f"{name_of(session.spec.data.train)} is not what it was in the attempt before: "
             "other batches will come"
         )
+    if own and own[0].get("products", "") != info.products and not session.plays_freely:
+        session.warn(
+            "products are computed in other forms than in the attempt before (another CPU, torch or number "
+            "of threads): the weights will differ in rounding"
+        )
 
 
 def _refuse_changed_stream(session: Session, before: Mapping[str, Any]) -> None:
@@ -294,6 +299,7 @@ def _attempt(
         software=info.versions,
         routes="record" if session.records_routes else "off",
         rows=row_counts(session),
+        products=info.products,
     )
 
 

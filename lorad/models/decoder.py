@@ -17,7 +17,8 @@ from lorad.models.attention import Attention, Beside
 from lorad.models.base import Base, Experts, Layer, Weight
 from lorad.models.experts import Routing, mixture
 from lorad.models.lora import LoraApply
-from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu, unrounded
+from lorad.models.ops import QKNorm, Rope, rms_norm, split_rotate, swiglu
+from lorad.models.products.forms import linear, unrounded
 
 LayerForward = Callable[[torch.Tensor], torch.Tensor]
 """One layer: [tokens, hidden] to the same."""

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from lorad.models.base import Base, Experts, Weight
 from lorad.models.config import ExpertsConfig
 from lorad.models.lora import LoraApply
-from lorad.models.ops import apply, clamped_swiglu, ends_of, grouped, swiglu
+from lorad.models.ops import apply, clamped_swiglu, swiglu
+from lorad.models.products.forms import ends_of, grouped
 from lorad.routes import RouteShape
 
 Routing = Callable[[int, Tensor | None, Tensor], Tensor]

@@ -18,7 +18,7 @@ from lorad.adapters.adapter import MAGNITUDE
 from lorad.models.base import Base, Weight
 from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
-from lorad.models.ops import ends_of, grouped
+from lorad.models.products.forms import ends_of, grouped
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 _ROWS = 4096  # of a weight that are fp32 at once

@@ -29,6 +29,7 @@ from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
 from lorad.models.loading import load_base
 from lorad.models.ops import hold_to_same_bits
+from lorad.models.products.choices import measure_products
 from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, server_share
 from lorad.pool.config import log_directory
 from lorad.pool.energy import meter_of
@@ -372,6 +373,9 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     config = await asyncio.to_thread(within_what_is_free, config)
     ledger = _ledger(config)
+    facts = read_facts(Path(config.model_path))
+    is_builtin = config.device == "cpu" and (config.ranks is None or config.server is None)
+    products = measure_products(facts.bytes("float32")) if is_builtin else ""
     compute = Compute(watch=ledger)
     try:
         digest = asyncio.create_task(asyncio.to_thread(_digests, config))
@@ -380,8 +384,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                 _granted(config, root) as grant,
                 _started(config, compute, root, grant) as (training, engine),
             ):
-                facts = read_facts(Path(config.model_path))
-                info = _info(config, training, engine, facts, await digest)
+                info = replace(_info(config, training, engine, facts, await digest), products=products)
                 if grant is not None:
                     info = replace(info, nodes=grant.placed(training.trainer.software()))
                 pool = Pool(

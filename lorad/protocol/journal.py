@@ -87,6 +87,7 @@ class Attempt(Struct, frozen=True):
     software: versions of what the pool runs on, by package.
     routes: what rollout.routes came to.
     rows: what the data are made of.
+    products: see `PoolInfo`.
     """
 
     pid: int
@@ -108,6 +109,7 @@ class Attempt(Struct, frozen=True):
     software: dict[str, str] = {}
     routes: Literal["record", "off"] = "off"
     rows: RowCounts = RowCounts()
+    products: str = ""
 
 
 class Placed(Struct, frozen=True):

@@ -24,6 +24,7 @@ class PoolInfo(Struct, frozen=True):
     formats: whether its engine can follow a JSON schema.
     routes: whether its engine says the routes of tokens, and its trainer replays them.
     nodes: the machines of its ranks, in their order; none where all are on this one.
+    products: which forms its products have, see `lorad/models/products/choices.py`; "" by the rule.
     """
 
     pool: str
@@ -49,6 +50,7 @@ class PoolInfo(Struct, frozen=True):
     formats: bool = False
     routes: bool = False
     nodes: tuple[PlacedNode, ...] = ()
+    products: str = ""
 
 
 class Tenant(Struct, frozen=True):

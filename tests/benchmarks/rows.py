@@ -59,6 +59,7 @@ class Row:
 
 
 MEASURES: Mapping[str, Measure] = {
+    "products": Measure("rollout.products", "", ("lorad",), 0.15),
     "step": Measure("training.grpo_step"),
     "rollout": Measure("rollout.rollout", "tiny"),
     "uneven": Measure("rollout.uneven", repeats=0.25),
@@ -93,6 +94,8 @@ def inside(what: str, measure: str, judgement: Judgement, peer: str, name: str, 
 
 
 ROWS: Sequence[Row] = (
+    Row("products: the form here over the quickest, worst shape", "products", "worst", "at most", target=1.4),
+    Row("  the rule's form over it, mean of the shapes", "products", "won", "at most"),
     Row("GRPO step, tiny, 16x8, CPU ms", "step", "step", "times less", "step", "TRL", 2.8, 3.5, MS),
     Row("  its rollout, CPU ms", "step", "rollout", "times less", "rollout", "TRL", unit=MS),
     Row("  the rest, CPU ms", "step", "rest", "times less", "rest", "TRL", unit=MS),

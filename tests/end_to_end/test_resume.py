@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +128,19 @@ def test_resume_keeps_threads_and_every_bit() -> None:
         made.lorad("resume", "moved", "--wait")
         assert [pool.threads for pool in made.client.pools()] == [2]
         assert made.facts("moved") == made.facts("calm")
+
+
+def test_resume_says_that_products_have_other_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORAD_CACHE", str(tmp_path))
+    with world() as made:
+        made.run("moved", "trainer.steps=1", text=SPEC)
+        told = made.lorad("resume", "moved", "--steps", "2", "trainer.min_lr=1e-4", "--wait").stdout
+        assert "other forms" not in told
+        made.lorad("daemon", "stop", "--pools")
+        shutil.rmtree(tmp_path / "products")
+        made.lorad("resume", "moved", "--steps", "3", "trainer.min_lr=1e-4", "--wait")
+        told = made.lorad("logs", "moved").stdout
+        assert told.count("warning: products are computed in other forms than in the attempt before") == 1
 
 
 CHATS = """

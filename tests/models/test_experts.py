@@ -18,7 +18,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.experts import mixture
 from lorad.models.lora import FrozenLora, MixedLora
 from lorad.models.merge import Merger
-from lorad.models.ops import ends_of, grouped
+from lorad.models.products.forms import ends_of, grouped
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.models.test_families import MIXTURES, load, long_ids, make_model, of_transformers
 from tests.models.test_models import lean

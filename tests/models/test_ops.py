@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from lorad.models.base import Base
 from lorad.models.loading import load_base
-from lorad.models.ops import FEW, QKNorm, Rope, linear, recomputed, rms_norm, split_rotate, swiglu
+from lorad.models.ops import QKNorm, Rope, recomputed, rms_norm, split_rotate, swiglu
+from lorad.models.products.forms import FEW, linear
 from lorad.trainers.builtin import blocks
 from lorad.trainers.builtin.attention import PackedAttention
 from lorad.trainers.builtin.blocks import Layout, Sequences

@@ -16,8 +16,9 @@ from lorad.models.experts import mixture
 from lorad.models.facts import read_facts, weights_sha256
 from lorad.models.loading import load_base
 from lorad.models.merge import gains_by_merging
-from lorad.models.ops import linear, swiglu
+from lorad.models.ops import swiglu
 from lorad.models.packed import pack
+from lorad.models.products.forms import linear
 from lorad.protocol.pool_setup import Quantize
 from tests.models.test_families import long_ids, of_transformers
 from tests.models.test_models import lean

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lorad.models import ops
-from lorad.models.ops import grouped, linear
 from lorad.models.packed import Packed, pack
+from lorad.models.products import forms as products
+from lorad.models.products.forms import grouped, linear
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -23,12 +23,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
         pytest.skip("this torch has no oneDNN")
     calls = list[tuple[int, int, int]]()
 
-    def kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    plain = torch.ops.mkldnn._linear_pointwise
+
+    def kernel(x: Tensor, weight: Tensor, bias: Tensor | None, *more: object) -> Tensor:
         calls.append((len(x), x.shape[1], len(weight)))
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        found: Tensor = plain(x, weight, bias, *more)
         return found
 
-    monkeypatch.setattr(ops, "_onednn", lambda: kernel)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", kernel)
+    monkeypatch.setattr(products, "_leaves_avx512_unused", lambda: True)
     return calls
 
 
@@ -118,11 +121,26 @@ def test_a_row_reaches_no_other(asked: list[tuple[int, int, int]]) -> None:
     ("maker", "capability", "is_quick"),
     [("AuthenticAMD", "AVX512", True), ("GenuineIntel", "AVX512", False), ("AuthenticAMD", "AVX2", False)],
 )
-def test_only_amds_avx512_has_another_kernel(
+def test_by_rule_amds_avx512_has_another_kernel(
     monkeypatch: pytest.MonkeyPatch, maker: str, capability: str, is_quick: bool
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(Path, "exists", lambda _: True)
     monkeypatch.setattr(Path, "read_text", lambda _: f"vendor_id : {maker}")
-    assert (ops._onednn.__wrapped__() is not None) == is_quick
+    assert products._leaves_avx512_unused.__wrapped__() == is_quick
+
+
+@pytest.mark.parametrize("form", sorted(products.FORMS))
+@pytest.mark.parametrize("rows", [1, 3, 6, 33])
+def test_every_form_computes_the_product(form: products.Form, rows: int) -> None:
+    if form == "onednn" and not products.has_onednn():
+        pytest.skip("this torch has no oneDNN")
+    weight, bias = randn(700, 400, seed=1), randn(700, seed=2)
+    for turned in (weight, weight.t().contiguous().t()):
+        x = randn(rows, 400)
+        y = products.FORMS[form](x, turned, bias)
+        assert y.is_contiguous() and y.shape == (rows, 700)
+        torch.testing.assert_close(
+            y.double(), F.linear(x.double(), weight.double(), bias.double()), atol=1e-4, rtol=1e-4
+        )

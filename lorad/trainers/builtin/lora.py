@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from lorad.models.base import Base, Weight
 from lorad.models.lora import EVEN_RANK
 from lorad.models.merge import gains_by_merging, with_weights
-from lorad.models.ops import apply, grouped, grouped_plainly
+from lorad.models.ops import apply
+from lorad.models.products.forms import grouped, grouped_plainly
 from lorad.trainers.builtin.slot import Half, Site, Slot
 
 

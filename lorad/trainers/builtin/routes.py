@@ -11,7 +11,7 @@ from lorad.models.base import Base, Weight
 from lorad.models.config import modules_in
 from lorad.models.decoder import Ends, Last, hidden
 from lorad.models.lora import RoutedLora
-from lorad.models.ops import grouped
+from lorad.models.products.forms import grouped
 
 
 class _Noted:

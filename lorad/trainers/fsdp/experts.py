@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lorad.adapters.adapter import AdapterConfig
 from lorad.models.experts import Replay
 from lorad.models.lora import EVEN_RANK
-from lorad.models.ops import ends_of, grouped
+from lorad.models.products.forms import ends_of, grouped
 from lorad.routes import RouteShape
 from lorad.trainers.arguments import ADAPTS, REPLAYS
 

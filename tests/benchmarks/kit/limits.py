@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lorad.models.ops import linear
+from lorad.models.products.forms import linear
 from tests.benchmarks.kit.workload import Stopwatch
 
 SQUARE = 2048  # rows of the gemm's matrices

@@ -14,7 +14,9 @@ from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
+from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
+from lorad.models.products.choices import measure_products
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.benchmarks.kit.workload import RANK
@@ -62,7 +64,8 @@ def made(samples: Sequence[Sequence[Sample]]) -> int:
 
 @asynccontextmanager
 async def opened(directory: Path, dtype: str = "fp32", **engine: Any) -> AsyncIterator[Lorad]:
-    """engine: options of BuiltinEngine."""
+    """engine: options of BuiltinEngine. Products have the forms that a pool here measures."""
+    measure_products(read_facts(directory).bytes("float32"))
     compute = Compute()
     try:
         base = load_base(directory, DTYPES[dtype], torch.device("cpu"))
