@@ -1,11 +1,13 @@
 """`make bench`: lorad against its peers and against the machine's limits, in CPU time, one thread, A B A B.
 
-    python -m tests.benchmarks.bench [--rounds N] [--repeats N] [--only NAME,…]     table on stderr, JSON on
-    stdout
+    python -m tests.benchmarks.bench [--rounds N] [--repeats N] [--only NAME,…] [--keep FILE]
+        rows on stderr as they are measured, the table of all at the end; JSON on stdout
 
 Every turn is a process of its own, and the sides take turns, so that a busy neighbour slows both alike.
-Compare the
-ratios: the seconds belong to this machine.
+Compare the ratios: the seconds belong to this machine.
+
+--keep: each turn is written there when it is over. Those of this CPU that are there already are not measured
+again, so a bench that was broken off goes on.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tests.benchmarks.kit.models import make
 from tests.benchmarks.rows import MEASURES, ROWS, Measure, Row
@@ -36,6 +40,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+TURN_SECONDS = 900  # at most; bfloat16 on a CPU without means for it takes longer
 Turn = dict[str, Any]  # what one process printed, and of which measure and round it is
 
 
@@ -50,7 +55,7 @@ def main() -> None:
         "rows": [line(row, turns) for row in ROWS if row.measure in options.only],
         "turns": turns,
     }
-    show(result)
+    show(result, "all")
     print(json.dumps(result, indent=2))
 
 
@@ -60,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--repeats", type=int, default=8, help="counted steps or calls in a turn; slow ones fewer"
     )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="turns as JSON lines, to go on from")
     parser.add_argument("--only", default=",".join(MEASURES), help="of: %(default)s; a prefix names several")
     options = parser.parse_args()
     wanted = tuple(options.only.split(","))
@@ -71,37 +77,49 @@ def parse() -> argparse.Namespace:
 
 def take_turns(options: argparse.Namespace, models: Path) -> list[Turn]:
     """A B A B: every round measures each side once."""
-    turns: list[Turn] = []
+    turns = kept_turns(options)
     for name in options.only:
         measure = MEASURES[name]
         for model in measure.models:
             make(model, models)
         for number in range(options.rounds):
             for side in measure.sides:
+                where = {"measure": name, "side": side, "round": number, "cpu": machine()["cpu"]}
+                if any(where.items() <= turn.items() for turn in turns):
+                    continue
                 print(f"{name}: round {number + 1} of {options.rounds}, {side}", file=sys.stderr)
-                turn = take_turn(measure, side, number, options.repeats, models)
-                turns.append({**turn, "measure": name, "side": side, "round": number})
+                turns.append(take_turn(measure, side, number, options.repeats, models) | where)
+                if options.keep:
+                    with options.keep.open("a") as file:
+                        file.write(json.dumps(turns[-1]) + "\n")
+        show({"rows": [line(row, turns) for row in ROWS if row.measure == name], "machine": machine()}, name)
     return turns
 
 
+def kept_turns(options: argparse.Namespace) -> list[Turn]:
+    """Read the turns of a bench that was broken off, on this CPU and of the rounds that are asked for."""
+    if not options.keep or not options.keep.exists():
+        return []
+    turns: list[Turn] = [json.loads(text) for text in options.keep.read_text().splitlines()]
+    return [turn for turn in turns if turn["cpu"] == machine()["cpu"] and turn["round"] < options.rounds]
+
+
 def take_turn(measure: Measure, side: str, number: int, repeats: int, models: Path) -> Turn:
+    """Measure one side in a process of its own. Raises SystemExit where it fails or takes too long."""
     counted = max(1, round(repeats * measure.repeats))
-    command = [
-        sys.executable,
-        "-m",
-        *measure.command(side),
-        "--round",
-        str(number),
-        "--repeats",
-        str(counted),
-    ]
-    done = subprocess.run(
-        [*command, "--models", str(models)],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", *measure.command(side), "--round", str(number)]
+    try:
+        done = subprocess.run(
+            [*command, "--repeats", str(counted), "--models", str(models)],
+            cwd=ROOT,
+            env=os.environ | ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=TURN_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        late = f"the {side} side of {measure.module} {measure.case} took over {TURN_SECONDS} s"
+        raise SystemExit(f"{late}: leave it out by --only, or ask for fewer --repeats") from None
     if done.returncode != 0:
         raise SystemExit(f"the {side} side of {measure.module} failed:\n{done.stderr[-4000:]}")
     report: Turn = json.loads(done.stdout.strip().splitlines()[-1])
@@ -143,7 +161,7 @@ def machine() -> dict[str, str]:
     names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
     packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "trl")}
     return {
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": f"{names[0] if names else platform.processor()} {torch.backends.cpu.get_cpu_capability()}",
         "cores": str(os.cpu_count()),
         "load": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),

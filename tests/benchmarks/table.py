@@ -8,8 +8,10 @@ from rich.table import Table
 COLUMNS = ("limit or peer", "", "lorad", "ratio", "target", "stretch", "reached", "MB", "peer's MB")
 
 
-def show(result: dict[str, Any]) -> None:
-    table = Table(title="lorad in CPU time of one thread (medians; ratios are of one interleaved run)")
+def show(result: dict[str, Any], name: str) -> None:
+    """Print rows and the machine. name: of what was measured."""
+    title = f"lorad in CPU time of one thread, {name} (medians; ratios are of one interleaved run)"
+    table = Table(title=title)
     table.add_column("", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == COLUMNS[0] else "right")

@@ -1,9 +1,14 @@
 """The table of `make bench`: every row is measured, and judged the right way round."""
 
+from argparse import Namespace
 from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
 
 from lorad.rl.doubts import refuse_contradictions
 from lorad.spec.model import convert
+from tests.benchmarks import bench
 from tests.benchmarks.bench import line
 from tests.benchmarks.rows import MEASURES, ROWS, Row
 from tests.benchmarks.table import cells
@@ -51,3 +56,24 @@ def test_specs_beside_the_peer_are_allowed() -> None:
     for spec in specs:
         refuse_contradictions(spec)
     assert len({(spec.algorithm.name, spec.algorithm.parts) for spec in specs}) == len(PAIRS)
+
+
+def test_a_bench_goes_on_where_it_broke_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = list[int]()
+
+    def take_turn(measure: object, side: str, number: int, *_: object) -> dict[str, object]:
+        asked.append(number)
+        if len(asked) == 2:
+            raise SystemExit("it is broken off")
+        return {"figures": {"worst": [1.1], "won": [1.2]}, "peak_rss_mb": 3.0, "side": side}
+
+    monkeypatch.setattr(bench, "take_turn", take_turn)
+    options = Namespace(keep=tmp_path / "turns", only=["products"], rounds=2, repeats=1)
+    with pytest.raises(SystemExit):
+        bench.take_turns(options, tmp_path)
+    assert [turn["round"] for turn in bench.take_turns(options, tmp_path)] == [0, 1]
+    assert asked == [0, 1, 1]
+    kept = (tmp_path / "turns").read_text()
+    (tmp_path / "turns").write_text(kept.replace('"cpu": "', '"cpu": "Another '))
+    bench.take_turns(options, tmp_path)
+    assert asked == [0, 1, 1, 0, 1]

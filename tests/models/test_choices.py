@@ -103,9 +103,9 @@ def test_the_rule_counts_where_little_is_won() -> None:
 
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_every_form_is_measured(is_turned: bool) -> None:
-    there = {form for form in ALL if form != "onednn" or products.has_onednn()}
+    forms = {form for form in ALL if form != "onednn" or products.has_onednn()}
     seconds = seconds_of(Shape(6, 512, 600, is_turned), 8 << 20)
-    assert set(seconds) == there and all(value > 0 for value in seconds.values())
+    assert set(seconds) == forms and all(value > 0 for value in seconds.values())
 
 
 def test_what_is_measured_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
