@@ -11,6 +11,7 @@ os.environ.update(TEXTUAL_FPS="20")  # nobody watches: drawing every screen sixt
 import functools
 import gc
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,14 @@ def whole_collection() -> Iterator[None]:
     """What fixtures of a file left open is found at the file's end: looking at all that lives takes long."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def products_by_rule() -> Iterator[None]:
+    """A pool in this process measures products; those of the next file have the forms of the rule again."""
+    yield
+    if forms := sys.modules.get("lorad.models.products.forms"):
+        forms.choose_by(forms.by_rule)
 
 
 @pytest.fixture(autouse=True)

@@ -68,6 +68,7 @@ def test_a_bench_goes_on_where_it_broke_off(monkeypatch: pytest.MonkeyPatch, tmp
         return {"figures": {"worst": [1.1], "won": [1.2]}, "peak_rss_mb": 3.0, "side": side}
 
     monkeypatch.setattr(bench, "take_turn", take_turn)
+    monkeypatch.setattr(bench, "machine", lambda: {"cpu": "Some CPU AVX2"})
     options = Namespace(keep=tmp_path / "turns", only=["products"], rounds=2, repeats=1)
     with pytest.raises(SystemExit):
         bench.take_turns(options, tmp_path)
