@@ -1,6 +1,7 @@
 """Where everything lies: `LORAD_HOME`, run directories, attempt directories, sockets."""
 
 import contextlib
+import errno
 import grp
 import hashlib
 import os
@@ -58,7 +59,7 @@ def cache_directory() -> Path:
             return Path(own).expanduser().absolute()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lorad"
     except RuntimeError as error:
-        raise FileNotFoundError(str(error)) from None
+        raise FileNotFoundError(errno.ENOENT, str(error), "~/.cache") from None
 
 
 def give_home() -> None:

@@ -140,3 +140,15 @@ def test_products_have_the_chosen_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[-2:] == [Shape(6, 600, 512, False), Shape(6, 512, 600, True)]
     assert x.grad is not None
     torch.testing.assert_close(x.grad, weight.sum(0).expand(6, -1), atol=1e-3, rtol=1e-4)
+
+
+def test_a_user_without_a_home_has_the_rule(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LORAD_CACHE", str(file_in_the_way(tmp_path)))
+    monkeypatch.setattr(products, "_chooser", by_rule)
+    with caplog.at_level("INFO"):
+        assert choices.measure_products(1 << 20) == ""
+    assert products._chooser is by_rule and "nothing can be kept in" in caplog.text
+    monkeypatch.setenv("LORAD_CACHE", str(tmp_path / "cache"))
+    assert choices.measure_products(1 << 20) and products._chooser is not by_rule

@@ -44,8 +44,8 @@ def measure_products(base_bytes: int) -> str:
     """
     try:
         choices = Choices(cache_directory() / "products", base_bytes)
-    except OSError as error:
-        log.warning("what is measured of products cannot be kept, so a rule counts: %s", error)
+    except OSError as error:  # as for a user without a home, in containers
+        log.info("products have the forms of a rule: nothing can be kept in %s", error.filename)
         return ""
     choose_by(choices)
     return choices.identity
