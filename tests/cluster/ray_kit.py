@@ -28,10 +28,8 @@ _START_SECONDS, _TRIES = 180.0, 4
 PATIENCE = 300.0  # seconds for what comes in a few where the machine is quiet
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_open_telemetry": "0", "PYTHONPATH": str(REPOSITORY)}
 _QUIET |= {
-    "RAY_prestart_worker_first_driver": "0",  # each driver had four workers begun on each node, for nothing
-    # else a busy machine loses a node for good that was cut off for some seconds
-    "RAY_health_check_failure_threshold": "30",
-}
+    "RAY_prestart_worker_first_driver": "0"
+}  # each driver had four workers begun on each node, for nothing
 Line = dict[str, Any]
 
 
