@@ -50,7 +50,8 @@ def default_home() -> Path:
 
 
 def cache_directory() -> Path:
-    """`$LORAD_CACHE`, else `$XDG_CACHE_HOME/lorad`, else `~/.cache/lorad`: for what can be made again.
+    """Return the directory for what can be made again: `$LORAD_CACHE`, else `$XDG_CACHE_HOME/lorad`, else
+    `~/.cache/lorad`.
 
     Raises OSError for a user without a home.
     """

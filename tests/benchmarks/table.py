@@ -8,9 +8,9 @@ from rich.table import Table
 COLUMNS = ("limit or peer", "", "lorad", "ratio", "target", "stretch", "reached", "MB", "peer's MB")
 
 
-def show(result: dict[str, Any], name: str) -> None:
-    """Print rows and the machine. name: of what was measured."""
-    title = f"lorad in CPU time of one thread, {name} (medians; ratios are of one interleaved run)"
+def show(result: dict[str, Any], measure: str) -> None:
+    """Print the rows of a measure, and the machine."""
+    title = f"lorad in CPU time of one thread, {measure} (medians; ratios are of one interleaved run)"
     table = Table(title=title)
     table.add_column("", no_wrap=True)
     for name in COLUMNS:

@@ -1,4 +1,4 @@
-"""The quickest form of each product on this machine, measured once and kept for all pools after this one.
+"""The quickest form of each product on this machine, measured once and content for all pools after this one.
 
 A file is for one kind of CPU, version of torch and number of threads. It has an identity of its own, which
 journals keep: as long as it is the same, all products have the forms that they had, and a resume computes the
@@ -70,7 +70,13 @@ class Choices:
     """
 
     def __init__(self, directory: Path, base_bytes: int) -> None:
-        """directory: of the files of all kinds of machines. Raises OSError where the file cannot be kept."""
+        """Read the file of this machine, or begin it.
+
+        directory: where the files of all kinds of machines are.
+        base_bytes: see `measure_products`.
+
+        Raises OSError where the file cannot be kept.
+        """
         machine = machine_of(torch.get_num_threads())
         digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
         self._path, self._base_bytes = directory / f"{digest}.json", base_bytes
@@ -78,12 +84,12 @@ class Choices:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             try:
-                kept = msgspec.json.decode(read_file(self._path, _FILE_BYTES), type=_File)
+                content = msgspec.json.decode(read_file(self._path, _FILE_BYTES), type=_File)
             except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
                 shown = {name: value for name, value in machine.items() if name != "flags"}
-                kept = _File(secrets.token_hex(4), shown)
-                self._keep(kept)
-        self.identity = kept.identity
+                content = _File(secrets.token_hex(4), shown)
+                self._keep(content)
+        self.identity = content.identity
 
     def __call__(self, shape: Shape) -> Form:
         rows = shape.rows if shape.rows <= 4 else min(_MOST_ROWS, 1 << (shape.rows - 1).bit_length())
@@ -97,11 +103,11 @@ class Choices:
         name = f"{shape.rows}x{shape.out}x{shape.into}{'t' if shape.is_turned else ''}"
         try:
             with self._locked():
-                kept = msgspec.json.decode(read_file(self._path, _FILE_BYTES), type=_File)
-                if kept.identity != self.identity or name in kept.forms:
-                    return kept.forms.get(name, by_rule(shape))
+                content = msgspec.json.decode(read_file(self._path, _FILE_BYTES), type=_File)
+                if content.identity != self.identity or name in content.forms:
+                    return content.forms.get(name, by_rule(shape))
                 form = quickest(seconds_of(shape, self._base_bytes), by_rule(shape))
-                self._keep(msgspec.structs.replace(kept, forms=kept.forms | {name: form}))
+                self._keep(msgspec.structs.replace(content, forms=content.forms | {name: form}))
                 return form
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("%s cannot be kept (%s): %s goes by the rule", self._path, error, name)

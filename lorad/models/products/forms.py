@@ -38,7 +38,8 @@ class Shape(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out].
+    """Multiply x [rows, in] by the transposed weight [out, in] and add the bias; returns [rows, out],
+    contiguous.
 
     A packed weight is dense during the product alone, and again during its backward.
     """
@@ -173,7 +174,8 @@ class _Unrounded(Function):
 
 
 def grouped(x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
-    """[rows, out]: x [rows, in], sorted by expert, times the transposed weights [experts, out, in].
+    """Multiply x [rows, in], sorted by expert, by the transposed weights [experts, out, in]; returns
+    [rows, out].
 
     ends: where the rows of each expert end, int32 [experts]. The weights are frozen, and get no gradient.
     """
@@ -183,7 +185,7 @@ def grouped(x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
 
 
 def ends_of(flat: Tensor, count: int) -> Tensor:
-    """int32 [experts]: where the rows of each expert end."""
+    """Return where the rows of each expert end, int32 [experts]."""
     sizes = torch.zeros(count, dtype=torch.int64, device=flat.device)
     return sizes.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
 
@@ -206,8 +208,10 @@ class _Grouped(Function):
 def grouped_plainly(
     x: Tensor, weights: Tensor | Packed, ends: Tensor, *, is_backward: bool = False
 ) -> Tensor:
-    """x [rows, in] times weights [experts, out, in] transposed; backward, [rows, out] times these. Packed
-    experts are dense one after another; all at once in the one product that a GPU has for them.
+    """Multiply x [rows, in] by the transposed weights [experts, out, in]; in a backward, x [rows, out] by the
+    weights as they are.
+
+    Packed experts are dense one after another; all at once in the one product that a GPU has for them.
     """
     if x.dtype == torch.bfloat16 and x.device.type == "cuda":
         whole = dense(weights)
