@@ -82,10 +82,17 @@ def available_memory(pid: int | str = "self", root: Path = Path("/")) -> int:
     return min(allowed)
 
 
-def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Return what the machine's CPU can do, as the kernel names it; empty where it does not say."""
-    info = root / "proc/cpuinfo"
-    return frozenset((_field(info, "flags\\s*", "") or _field(info, "Features\\s*", "")).split())
+def cpu_facts(root: Path = Path("/")) -> dict[str, str]:
+    """Return what the kernel says of the machine's first CPU, by its own names; {} where it does not say.
+
+    `flags` has what the CPU can do, also where the kernel calls that its features.
+    """
+    first = _text(root / "proc/cpuinfo").partition("\n\n")[0]
+    parts = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in parts}
+    if "Features" in facts:
+        facts["flags"] = facts.pop("Features")
+    return facts
 
 
 def _cores(root: Path, cpus: Iterable[int]) -> int:

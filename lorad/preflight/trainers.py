@@ -20,7 +20,7 @@ from lorad.backends.registry import RANKED
 from lorad.backends.setup import AXES, fused, refuse_unserved
 from lorad.backends.trainer_install import installed_versions, interpreter_of, older
 from lorad.box.config import Backend, Config
-from lorad.box.machine import cpu_flags
+from lorad.box.machine import cpu_facts
 from lorad.box.paths import python_path
 from lorad.errors import SpecError, from_wire
 from lorad.models.config import ModelConfig
@@ -434,7 +434,7 @@ def check_bits(spec: Spec, device: str) -> list[str]:
 
 def check_dtype(spec: Spec, device: str, root: Path = Path("/")) -> list[str]:
     """Return a warning where a CPU without the means for bfloat16 is asked for it. root: of /proc."""
-    flags = cpu_flags(root)
+    flags = set(cpu_facts(root).get("flags", "").split())
     if device != "cpu" or spec.model.dtype != "bfloat16" or not flags or flags & _BFLOAT16:
         return []
     return [

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from lorad.box.machine import cpu_facts
 from tests.benchmarks.kit.models import make
 from tests.benchmarks.rows import MEASURES, ROWS, Measure, Row
 from tests.benchmarks.table import show
@@ -157,11 +158,10 @@ def figure(turns: list[Turn], measure: str, side: str, name: str) -> tuple[float
 
 def machine() -> dict[str, str]:
     """What the seconds belong to."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
+    cpu = cpu_facts().get("model name") or platform.processor()
     packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "trl")}
     return {
-        "cpu": f"{names[0] if names else platform.processor()} {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": f"{cpu} {torch.backends.cpu.get_cpu_capability()}",
         "cores": str(os.cpu_count()),
         "load": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),

@@ -22,7 +22,7 @@ class Fault:
 
     Attributes:
         keeps: what of ALL may stay until `undo`: a node that is cut off still has it.
-        loses_node: Ray has to be started on that node again.
+        loses_node: Ray has to be started on that node again, since it may hold it for dead.
         undo: what is needed before anything can end.
         is_quick: it is among those that CI makes.
     """
@@ -89,6 +89,7 @@ FAULTS = (
         "partition of a node",
         lambda _, node: node.part(),
         undo=lambda _, node: node.heal(),
+        loses_node=True,
         is_quick=True,
     ),
     Fault(

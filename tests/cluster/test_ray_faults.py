@@ -45,11 +45,13 @@ def test_nothing_is_left_after_a_fault(
 ) -> None:
     began = time.monotonic()
     fault.does(cluster, cluster.nodes[1])
-    ended = head.ended_after(began)
-    nothing_left_on(machines, [mark for mark in ALL if mark not in fault.keeps], SECONDS)
-    gone = time.monotonic() - began
-    if fault.undo:
-        fault.undo(cluster, cluster.nodes[1])
+    try:
+        ended = head.ended_after(began)
+        nothing_left_on(machines, [mark for mark in ALL if mark not in fault.keeps], SECONDS)
+        gone = time.monotonic() - began
+    finally:
+        if fault.undo:
+            fault.undo(cluster, cluster.nodes[1])
     nothing_left_on(machines, ALL, SECONDS)
     but = " (but the pool, until it is killed)" if HEAD in fault.keeps else ""
     measured.add(fault.name, ended() or "it is the pool itself", gone, but)

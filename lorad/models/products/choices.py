@@ -22,6 +22,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from lorad.box.machine import cpu_facts
 from lorad.box.paths import cache_directory
 from lorad.files import read_file, write_whole
 from lorad.models.products.forms import FORMS, Form, Shape, by_rule, choose_by, has_onednn
@@ -127,16 +128,12 @@ class Choices:
 
 def machine_of(threads: int) -> dict[str, str]:
     """Describe what the speed of a product depends on."""
-    cpu, info = {"machine": platform.machine()}, Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().partition("\n\n")[0].splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in _CPU:
-                cpu[key.strip()] = value.strip()
+    cpu = {name: value for name, value in cpu_facts().items() if name in _CPU}
     switches = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
     cpu |= {name: os.environ[name] for name in switches if name in os.environ}
     capability = torch.backends.cpu.get_cpu_capability()
-    return {**cpu, "capability": capability, "torch": str(torch.__version__), "threads": str(threads)}
+    of_torch = {"capability": capability, "torch": str(torch.__version__), "threads": str(threads)}
+    return {"machine": platform.machine(), **cpu, **of_torch}
 
 
 def quickest(seconds: Mapping[Form, float], rule: Form) -> Form:

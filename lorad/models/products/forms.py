@@ -8,7 +8,6 @@ on that choice alone, so bits repeat, and trainer and engine compute the same on
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from lorad.box.machine import cpu_facts
 from lorad.models.packed import Packed
 
 Form = Literal["torch", "weight_first", "weight_first_even", "onednn"]
@@ -110,8 +110,7 @@ def choose_by(chooser: Callable[[Shape], Form]) -> None:
 @cache
 def _leaves_avx512_unused() -> bool:
     """Report whether MKL does, and oneDNN does not."""
-    cpu = Path("/proc/cpuinfo")
-    is_amd = cpu.exists() and "AuthenticAMD" in cpu.read_text()
+    is_amd = cpu_facts().get("vendor_id") == "AuthenticAMD"
     return is_amd and has_onednn() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
