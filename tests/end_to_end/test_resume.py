@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lorad.models.directory import BUILTIN, resolve
-from tests.kit.world import World, world
+from tests.kit.world import COLD, World, world
 
 pytestmark = pytest.mark.system
 
@@ -141,6 +141,23 @@ def test_resume_says_that_products_have_other_forms(tmp_path: Path, monkeypatch:
         made.lorad("resume", "moved", "--steps", "3", "trainer.min_lr=1e-4", "--wait")
         told = made.lorad("logs", "moved").stdout
         assert told.count("warning: products are computed in other forms than in the attempt before") == 1
+
+
+def test_a_run_resumes_on_another_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made before is kept; what comes is attested, and said to differ in rounding."""
+    monkeypatch.setenv("LORAD_CACHE", str(tmp_path))
+    with world(COLD) as made:
+        spec = made.spec(SPEC)
+        older = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+        made.lorad("run", spec, "trainer.steps=3", "--name", "moved", "--wait", **older)
+        before = made.client.adapters("moved")
+        made.lorad("daemon", "stop", "--pools")
+        made.lorad("resume", "moved", "--steps", "6", "trainer.min_lr=1e-4", "--wait")
+        assert "products are computed in other forms" in made.lorad("logs", "moved").stdout
+        versions = made.client.adapters("moved")
+        assert [version.sha256 for version in versions[: len(before)]] == [v.sha256 for v in before]
+        assert {version.attested for version in versions} == {"passed"}
+        assert [step.step for step in made.client.steps("moved")] == [1, 2, 3, 4, 5, 6]
 
 
 CHATS = """
