@@ -84,6 +84,14 @@ def test_killed_rank_leaves_no_fork(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not is_warm(), reason="tests run without a warm process")
+def test_signal_that_ends_a_fork_ends_its_caller(tmp_path: Path) -> None:
+    with rank_of(tmp_path, "some_rank.py", interpreter(sys.executable)) as rank:
+        assert rank.stdout is not None
+        os.kill(int(rank.stdout.readline().split()[0]), signal.SIGPROF)
+        assert rank.wait() == -signal.SIGPROF
+
+
+@pytest.mark.skipif(not is_warm(), reason="tests run without a warm process")
 def test_other_programs_have_the_interpreter_itself(tmp_path: Path) -> None:
     with rank_of(tmp_path, "other.py", interpreter(sys.executable)) as other:
         assert other.communicate("")[0].split()[0] == str(other.pid) and other.returncode == 3

@@ -25,6 +25,7 @@ from lorad.files import read_file
 
 Chat = Sequence[Mapping[str, Any]]
 _AT_ONCE = 64  # chats in one request to the process
+_COMMAND = [sys.executable, "-P", "-m", "lorad.rl.template_child"]
 
 
 class Setup(Struct, frozen=True):
@@ -117,7 +118,7 @@ class Renderer:
     def _start(self) -> subprocess.Popen[bytes]:
         light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
         self._process = process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lorad.rl.template_child"],
+            _COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={

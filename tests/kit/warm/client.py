@@ -15,7 +15,9 @@ PLACE = "LORAD_WARM"  # the variable that names the socket of the warm process
 GROUP = "LORAD_CPU_GROUP"  # the variable that names the control group of whoever asks, see cpu_seconds.py
 HEAVY_PLACE = ".torch"  # what follows it for the one that has torch
 WORKER = "lorad.trainers.ranks.worker"
-HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial", WORKER)  # words of command lines that need it
+NAMES, TEMPLATES = "lorad.trainers.fsdp.names", "lorad.rl.template_child"
+# words of command lines that need it
+HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial", WORKER, NAMES)
 HEAVY_FILES = "_rank.py"  # which some end with
 MESSAGE_BYTES = 1 << 20
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -57,8 +59,11 @@ def main() -> int:
     connection, _ = ask(place, asked, sys.argv[1:], [0, 1, 2])
     for number in PASSED_ON:
         signal.signal(number, lambda received, _: connection.send(str(received).encode()))
-    ended = connection.recv(64)
-    return int(ended) if ended else 1
+    code = int(connection.recv(64) or 1)
+    if code < 0:  # killed by a signal: so is this
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 if __name__ == "__main__":

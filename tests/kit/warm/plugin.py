@@ -13,7 +13,7 @@ import pytest
 
 from lorad.client import launch
 from tests.kit.warm.client import HEAVY_PLACE, PLACE
-from tests.kit.warm.processes import CLIENT, WarmDaemon
+from tests.kit.warm.processes import CLIENT, WarmDaemon, have_warm_children
 from tests.kit.warm.ranks import warm_megatron
 
 REPOSITORY = Path(__file__).parents[3]
@@ -32,8 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
     It imports at once where many tests are to be run, else when it is asked for something.
     """
     launch._spawn = WarmDaemon
-    if PLACE in os.environ:
-        return
+    if PLACE not in os.environ:
+        start_warm_process(config)
+    have_warm_children()
+
+
+def start_warm_process(config: pytest.Config) -> None:
+    """Start it for this process and its workers; it ends with this one."""
     directory = tempfile.TemporaryDirectory(prefix="lr-warm-")
     place = os.environ[PLACE] = f"{directory.name}/socket"
     now = ["--now"] if config.getoption("numprocesses", None) else []

@@ -72,12 +72,26 @@ def can_read(fd: int, seconds: float | None) -> bool:
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
+def have_warm_children() -> None:
+    """Have what this process renders templates with, and asks for the names of a model, forked."""
+    from lorad.backends.trainer_install import interpreter_of
+    from lorad.preflight import trainers
+    from lorad.rl import templates
+
+    def warm_interpreter(backend: str, named: Path | None) -> Path:
+        return Path(interpreter(str(interpreter_of(backend, named))))
+
+    templates._COMMAND[0] = interpreter(sys.executable)
+    vars(trainers)["interpreter_of"] = warm_interpreter
+
+
 def keep_warm() -> None:
     """Have a process of lorad that was forked from the warm process start others from there too."""
     from lorad.client import launch
     from lorad.daemon.api.verbs import trial
     from lorad.daemon.runs import preflight
 
+    have_warm_children()
     guarded = preflight.guarded
 
     def warm_guarded(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Ranks of trainers that are forked, of Megatron's interpreter too: each would import for seconds else."""
+"""Ranks of trainers that are forked, of Megatron's interpreter too, and what checks and drivers start of
+lorad's own: each would import for seconds else.
+"""
 
 import os
 import shlex
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.kit.warm import client
-from tests.kit.warm.client import HEAVY_FILES, HEAVY_PLACE, PLACE, WORKER
+from tests.kit.warm.client import HEAVY_FILES, HEAVY_PLACE, NAMES, PLACE, TEMPLATES, WORKER
 
 REPOSITORY = Path(__file__).parents[3]
 MEGATRON = "LORAD_MEGATRON_PYTHON"
@@ -21,14 +23,16 @@ MEGATRON_MODULES = (
     *("megatron.bridge.peft.canonical_lora", "megatron.core.extensions.transformer_engine"),
 )
 SCRIPT = f"""#!/bin/sh
-case " $* " in *" {WORKER} "* | *{HEAVY_FILES}" "*) {PLACE}=%s exec %s -I -S %s "$@" ;; esac
+case " $* " in *" {WORKER} "* | *" {NAMES} "* | *" {TEMPLATES} "* | *{HEAVY_FILES}" "*)
+    {PLACE}=%s exec %s -I -S %s "$@" ;;
+esac
 exec %s "$@"
 """
 
 
 def interpreter(real: str) -> str:
-    """Return the path of what runs ranks as forks, and all else as `real` does, one of the two interpreters
-    that have ranks; `real` itself where nothing is warm.
+    """Return the path of what runs ranks, names and templates as forks, and all else as `real` does, one of
+    the two interpreters that have ranks; `real` itself where nothing is warm.
     """
     if (place := os.environ.get(PLACE)) is None or real not in (sys.executable, os.environ.get(MEGATRON)):
         return real

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import lorad
 from lorad.daemon.process import shim
-from tests.kit.warm.client import GROUP, MESSAGE_BYTES, WORKER
+from tests.kit.warm.client import GROUP, MESSAGE_BYTES, TEMPLATES, WORKER
 from tests.kit.warm.processes import keep_warm
 
 HIDDEN = ("pandas",)  # see lorad/daemon/__main__.py
@@ -42,8 +42,11 @@ HEAVY = (
 )
 LEFT_OUT = (
     *("migrations", "grants.ray", "driver.user"),
-    "rl.template_child",  # puts a stand-in where transformers is
+    "rl.template_child",  # see load_templates
 )
+
+
+stand_ins: dict[str, Any] = {}  # modules of transformers as templates have them
 
 
 class Child:
@@ -117,8 +120,7 @@ class Server:
     def _ended(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)
         with suppress(OSError):
-            code = os.waitstatus_to_exitcode(status)
-            child.connection.send(str(code if code >= 0 else 128 - code).encode())
+            child.connection.send(str(os.waitstatus_to_exitcode(status)).encode())
         self._forget(child)
 
     def _signal(self, child: Child) -> None:
@@ -238,6 +240,8 @@ def run(argv: Sequence[str]) -> None:
         sys.argv = words[1:]
         if words[1].partition(".")[0] == "lorad" and words[1] != WORKER:
             keep_warm()
+        if words[1] == TEMPLATES:
+            sys.modules |= stand_ins
         sys.modules.pop(f"{words[1]}.__main__", None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
@@ -263,6 +267,15 @@ def without_collector() -> Iterator[None]:
     gc.freeze()
 
 
+def load_templates() -> None:
+    """Import what renders templates, and put aside the stand-in that it has for transformers."""
+    with suppress(Exception):
+        __import__(TEMPLATES)
+    sys.modules.pop(TEMPLATES, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        stand_ins[name] = sys.modules.pop(name)
+
+
 def modules(*, heavy: bool) -> Iterator[str]:
     """Yield the modules of lorad that reach torch, or the others; none is imported for that."""
     root = os.path.dirname(lorad.__file__)
@@ -282,6 +295,8 @@ def main() -> None:
     light = Server(listeners[0], [*LIGHT, *modules(heavy=False)], HIDDEN)
     heavy = Server(listeners[1], [*HEAVY_PACKAGES, *modules(heavy=True)], HIDDEN)
     light.load()
+    with without_collector():
+        load_templates()
     if os.fork():
         heavy.listener.close()
         light.serve()
