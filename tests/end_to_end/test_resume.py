@@ -148,8 +148,8 @@ def test_a_run_resumes_on_another_cpu(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("LORAD_CACHE", str(tmp_path))
     with world(COLD) as made:
         spec = made.spec(SPEC)
-        older = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-        made.lorad("run", spec, "trainer.steps=3", "--name", "moved", "--wait", **older)
+        command = ("run", spec, "trainer.steps=3", "--name", "moved", "--wait")
+        made.lorad(*command, ATEN_CPU_CAPABILITY="default", MKL_ENABLE_INSTRUCTIONS="SSE4_2")
         before = made.client.adapters("moved")
         made.lorad("daemon", "stop", "--pools")
         made.lorad("resume", "moved", "--steps", "6", "trainer.min_lr=1e-4", "--wait")
