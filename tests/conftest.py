@@ -85,6 +85,7 @@ def whole_collection() -> Iterator[None]:
     """What fixtures of a file left open is found at the file's end: looking at all that lives takes long."""
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
