@@ -32,12 +32,16 @@ class Follower:
         self._journal, self._make, self._file, self._flush_every = journal, make, file, flush_every
         self._logger: Logger | None = None
         self._cursor, self._offset, self._reached, self._unflushed = Cursor(), 0, -1, 0
+        self._last: tuple[int, int] | None = None  # seq and crc of what was read last, from `_last_start` on
+        self._last_start = 0
 
     def catch_up(self, *, is_over: bool = False) -> None:
         """Write all that is new. is_over: no attempt works on the run, so that its logger may be closed.
 
         Raises what the logger raises, OSError, Conflict: call `drop` then, and this again later.
         """
+        if self._logger is not None and self._is_cut():
+            self.drop()
         if self._logger is None:
             self._file.hold()
             self._cursor = self._file.load()
@@ -52,6 +56,8 @@ class Follower:
             elif record.kind != "warning":
                 ended = "" if is_over else None
             self._take(record, offset)
+            self._last = (record.seq, record.crc)
+            self._last_start = self._offset
             self._offset = offset
             if self._unflushed >= self._flush_every:
                 self._save()
@@ -68,6 +74,13 @@ class Follower:
                 logger.close()
         self._file.release()
 
+    def _is_cut(self) -> bool:
+        """Check whether the record that was read last is no longer where it was: its fsync failed."""
+        if self._last is None:
+            return False
+        record, _ = next(read(self._journal, self._last_start), (None, 0))
+        return record is None or (record.seq, record.crc) != self._last
+
     def _is_done(self) -> bool:
         """Check whether nothing was journaled since the logger was closed."""
         return self._cursor.done > 0 and next(read(self._journal, self._cursor.done), None) is None
@@ -81,6 +94,7 @@ class Follower:
             at = Cursor(at.segment_offset, at.segment, at.segment_after, at.segment_offset, at.segment_after)
         self._cursor = replace(at, done=0)
         self._offset, self._reached, self._unflushed = at.offset, at.step, 0
+        self._last = None
         self._logger = logger
         logger.begin(Segment(at.segment, at.segment_after), at.step)
 

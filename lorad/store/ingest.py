@@ -80,7 +80,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     runs.get(store, run_name)
     place = _place(store, run_name)
     nothing = Taken([], False, False, place.offset)
-    if not journal.exists() or (journal.stat().st_size == place.offset and not place.told_seq):
+    if not journal.exists():
         return nothing
     continues, found, more = _unread(journal, place)
     if continues and not found and not place.told_seq:
