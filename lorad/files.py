@@ -15,6 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from lorad.bounds import SPARSE
+from lorad.errors import SpecError
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -33,6 +34,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     except RuntimeError:
         first = str(path).partition("/")[0]
         raise FileNotFoundError(errno.ENOENT, f"{first} is no user's home", str(path)) from None
+
+
+def whole(path: str) -> Path:
+    """Make the path that a setting means. Raises SpecError for a relative one: who follows runs is in no
+    directory of theirs."""
+    place = expanded(path)
+    if not place.is_absolute():
+        raise SpecError(f"{path} is a relative path", hint="Write all of it, from / or ~ on.")
+    return place
 
 
 def names(path: Path, known: os.stat_result) -> bool:
@@ -71,11 +81,16 @@ def open_file(path: Path, *, links: bool = True) -> BufferedReader:
 def read_file(path: Path, limit: int, *, links: bool = True) -> bytes:
     """All of a regular file of at most `limit` bytes."""
     with open_file(path, links=links) as file:
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(limit + 1) if size <= limit else b""
-        if size > limit or len(data) > limit:
-            raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
-        return data
+        return read_bounded(file, path, limit)
+
+
+def read_bounded(file: BufferedReader, path: Path, limit: int) -> bytes:
+    """Read all of an open file of at most `limit` bytes."""
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(limit + 1) if size <= limit else b""
+    if size > limit or len(data) > limit:
+        raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
+    return data
 
 
 @contextlib.contextmanager

@@ -11,15 +11,15 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.box.config import TinkerSettings
 from lorad.box.paths import Home
+from lorad.box.private import read_private
 from lorad.box.tokens import read_tokens
 from lorad.errors import NotFound, SpecError
-from lorad.files import read_file, write_whole
+from lorad.files import write_whole
 
 _PREFIX, _BYTES = "tml-", 32  # the client takes no key that begins otherwise
 _GATEWAY_PREFIX = "sk-lorad-"
@@ -77,20 +77,12 @@ def gateway_key(home: Home, *, new: bool = False) -> str:
     """
     path = home.gateway_key
     with _locked(path):
-        if not new and _is_private(path):
-            return read_file(path, _OWN_BYTES, links=False).decode()
+        if not new:
+            with contextlib.suppress(OSError, SpecError):
+                return read_private(path, _OWN_BYTES, links=False).decode()
         key = _GATEWAY_PREFIX + secrets.token_urlsafe(_BYTES)
         write_whole(path, key.encode())
         return key
-
-
-def _is_private(path: Path) -> bool:
-    """Check that a file is there which this user alone may read."""
-    try:
-        there = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(there.st_mode) and not there.st_mode & 0o077 and there.st_uid == os.geteuid()
 
 
 def own_key(home: Home) -> str:
@@ -113,16 +105,14 @@ def _own_keys(path: Path) -> dict[str, str]:
     """home -> key. Raises SpecError, OSError."""
     if not path.exists():
         return {}
-    there = path.stat()
-    if there.st_mode & 0o077 or there.st_uid != os.geteuid():
-        raise SpecError(f"{path} has keys and is readable by others", hint=f"chmod 600 {path}")
+    text = read_private(path, _OWN_BYTES)
     try:
-        found = json.loads(read_file(path, _OWN_BYTES))
+        keys = json.loads(text)
     except ValueError:  # its own words would quote the file
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+        keys = None
+    if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise SpecError(f"{path} is not a file of keys", hint="Remove it; the next command makes a new key.")
-    return found
+    return keys
 
 
 @contextlib.contextmanager

@@ -7,16 +7,16 @@ file must be readable by its owner only, and is read again when it changes.
 import hashlib
 import hmac
 import logging
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lorad.box.config import GatewaySettings
+from lorad.box.private import read_private
 from lorad.errors import SpecError
 
 _DIGEST = "sha256:"
+_MOST_BYTES = 1 << 20
 _SHORTEST = 16  # characters of a token; shorter ones can be guessed
 _Digests = dict[str, list[bytes]]
 
@@ -88,13 +88,8 @@ def read_tokens(path: Path) -> _Digests:
     """owner -> sha256 of each token. Raises SpecError, OSError."""
     import yaml
 
-    there = path.stat()
-    if not stat.S_ISREG(there.st_mode):
-        raise SpecError(f"{path} is no file", hint="Write `owner: token`, one a line.")
-    if there.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or there.st_uid not in (os.getuid(), 0):
-        raise SpecError(f"{path} is readable by others", hint=f"chmod 600 {path}")
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(read_private(path, _MOST_BYTES).decode())
     except (yaml.YAMLError, UnicodeDecodeError):  # its words would quote the file
         raise SpecError(f"{path} is not YAML", hint="Write `owner: token`, one a line.") from None
     if not isinstance(data, dict):

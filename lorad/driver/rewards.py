@@ -13,12 +13,12 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from lorad.box.machine import read_machine
+from lorad.box.private import read_key
 from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import code_of, environment, interpreter
 from lorad.driver.user.workers import Call, Reply, Setup, Workers
 from lorad.errors import SpecError
 from lorad.files import expanded
-from lorad.loggers.keys import read_key
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import HIDING, PACKAGED, RewardInput, builtin, lacking
 from lorad.spec.reward import RewardSpec

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lorad.box.private import read_key
 from lorad.errors import SpecError
-from lorad.loggers.keys import read_key, whole
+from lorad.files import whole
 from lorad.loggers.logger import LoggedRun, Logger, Settings
 
 GROUP = "lorad.loggers"

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from lorad.box.private import read_key
 from lorad.errors import SpecError
-from lorad.files import expanded
-from lorad.loggers.keys import read_key, whole
+from lorad.files import expanded, whole
 from lorad.notify.table import Delivery
 from lorad.notify.undelivered import Undelivered
 from lorad.spec.notify import Notify, is_address

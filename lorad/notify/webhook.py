@@ -6,8 +6,8 @@ import aiohttp
 import msgspec
 
 from lorad import __version__
+from lorad.box.private import read_key
 from lorad.errors import SpecError
-from lorad.loggers.keys import read_key
 from lorad.notify.table import Message
 from lorad.notify.undelivered import Undelivered
 from lorad.spec.notify import Notify, is_address

@@ -249,7 +249,7 @@ def test_wrong_tokens_file_is_reported_until_fixed() -> None:
         tokens.chmod(0o644)
         # nothing is served: nobody listens
         made.home.config.write_text(f"gateway: {{port: 39471, tokens: {tokens}}}")
-        wrong = f"{tokens} is readable by others. chmod 600 {tokens}"
+        wrong = f"{tokens} is readable by others (mode 0644). chmod 600 {tokens}"
         assert wrong in made.lorad("daemon", "start").stdout
         assert (
             wrong in made.lorad("doctor", expect=1).stdout

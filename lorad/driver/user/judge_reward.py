@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lorad.loggers.keys import read_key
+from lorad.box.private import read_key
 
 _TRIES = 6
 _BACK_OFF_SECONDS, _LONGEST_BACK_OFF = 0.5, 30.0

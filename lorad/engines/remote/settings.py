@@ -1,7 +1,5 @@
 """Turn what the daemon asks for into what a server is started with, and where it listens."""
 
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +7,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.targets import EXPERTS, leaf
 from lorad.box.machine import read_machine
+from lorad.box.private import read_key
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
@@ -107,18 +106,8 @@ def addresses(setup: ServerSetup) -> list[Address]:
 
 
 def _read_key(path: str, name: str) -> str:
-    """Return the one line of a file that nobody else may read. Raises SpecError."""
+    """Return the key of a file that a setting names. Raises SpecError."""
     try:
-        with open(path) as file:
-            mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"{path} cannot be read: {error}", key=f"rollout.{name}", hint="Put the key into it."
-        ) from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise SpecError(f"others may read {path}", key=f"rollout.{name}", hint=f"chmod 600 {path}")
-    if not text or len(text.split()) != 1:
-        raise SpecError(
-            f"{path} must hold one key and nothing else", key=f"rollout.{name}", hint="Write the key into it."
-        )
-    return text
+        return read_key(path)
+    except SpecError as error:
+        raise SpecError(error.problem, key=f"rollout.{name}", hint=error.hint) from None

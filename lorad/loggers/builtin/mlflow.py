@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from lorad.loggers.keys import read_key
+from lorad.box.private import read_key
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
 
 _BATCH = 1000  # metrics that the server takes at once

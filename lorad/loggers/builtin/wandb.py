@@ -11,8 +11,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Literal
 
+from lorad.box.private import read_key
 from lorad.loggers.builtin.wandb_file import is_whole
-from lorad.loggers.keys import read_key
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
 
 _WHOLE_SECONDS = 30.0
