@@ -157,6 +157,22 @@ def write_whole(
         fsync(path.parent)
 
 
+def append(descriptor: int, data: bytes) -> int:
+    """Append to a file; it is on disk when this returns. Returns where it begins in the file.
+
+    After an OSError nothing of it is in the file; who reads the file meanwhile may have seen it.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+    return size
+
+
 def fsync(path: Path) -> None:
     """Have a file, or what changed in a directory, survive a power cut. Raises OSError, also for a pipe, for
     which it does not wait.

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 import lorad
 from lorad.errors import StorageError
-from lorad.files import fsync
+from lorad.files import append, fsync
 from lorad.store.record import Change
 
 _CRC = b',"crc":'
@@ -48,9 +48,7 @@ class DaemonJournal:
         self._undo = None
         about = {"at": time.time(), "kind": ALL if all else ROWS}
         body = msgspec.json.encode(about | msgspec.to_builtins(change))
-        size = os.fstat(self._fd).st_size
-        self._write(body[:-1] + _CRC + str(zlib.crc32(body)).encode() + b"}\n")
-        self._undo = size
+        self._undo = self._write(body[:-1] + _CRC + str(zlib.crc32(body)).encode() + b"}\n")
 
     def undo(self) -> None:
         """Cut the last change off.
@@ -65,18 +63,13 @@ class DaemonJournal:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes) -> int:
+        """Write a line and return where it begins. Raises StorageError; then nothing was written."""
         try:
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
                 line = b"\n" + line
-            try:
-                if os.write(self._fd, line) != len(line):
-                    raise OSError(28, "No space left on device")
-                os.fsync(self._fd)
-            except OSError:
-                os.ftruncate(self._fd, size)
-                raise
+            return append(self._fd, line)
         except OSError as error:
             remedy = "Free some space or inodes (`df -h`, `df -i`)"
             if error.errno == errno.EROFS:

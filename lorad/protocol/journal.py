@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
-from lorad.files import fsync, names, open_file
+from lorad.files import append, fsync, names, open_file
 from lorad.protocol.evals import SetScore
 from lorad.protocol.inputs import Input, RowCounts
 from lorad.protocol.nodes import PlacedNode
@@ -293,16 +293,10 @@ class JournalWriter:
         """
         plain = data if isinstance(data, dict) else msgspec.to_builtins(data)
         record = Record(_VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
-        line, size = encode(record), os.fstat(self._fd).st_size
+        line = encode(record)
         if len(line) > RECORD_BYTES:
             raise _too_long(f"the record of {kind} at step {step}")
-        try:
-            if os.write(self._fd, line) != len(line):
-                raise OSError(28, "No space left on device")
-            os.fsync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, size)
-            raise
+        append(self._fd, line)
         self._seq += 1
         return record
 
