@@ -3,9 +3,11 @@ share.
 """
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -135,6 +137,21 @@ async def test_a_caller_that_walks_away_holds_nothing(engine: BuiltinEngine, bas
     await stream.aclose()  # type: ignore[attr-defined]
     await engine.unload("run@1")
     assert (await engine.health()).running == 0
+
+
+async def test_an_unloaded_version_is_freed_at_once(
+    engine: BuiltinEngine, base: Base, compute: Compute
+) -> None:
+    await load(engine, base, "run@1")
+    lora = weakref.ref(engine._versions.table["run@1"].lora)
+    gc.disable()
+    try:
+        await complete(engine, "run@1", [prompt(seeds=range(4))], SHORT)
+        await engine.unload("run@1")
+        await compute.run(int)  # the thread has left the quantum before
+        assert lora() is None
+    finally:
+        gc.enable()
 
 
 async def test_failed_quantum_ends_only_its_calls(engine: BuiltinEngine, base: Base) -> None:

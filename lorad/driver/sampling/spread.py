@@ -37,15 +37,17 @@ def spread_metrics(rollout: Rollout, scored: Scored, special_ids: Sequence[int])
     if long := [repetition(sample) for sample in samples if sample.size >= _LEAST]:
         metrics["repetition"] = float(np.mean(long))
     if completions := [sample for sample in samples if sample.episode is None]:
-        inside = [bool(np.isin(sample.tokens[:-1], special_ids).any()) for sample in completions]
+        special = frozenset(special_ids)
+        inside = [not special.isdisjoint(sample.tokens[:-1].tolist()) for sample in completions]
         metrics["special_inside"] = float(np.mean(inside))
     return metrics
 
 
 def repetition(sample: Sample) -> float:
     """Return the share of the runs of four tokens of a sample that stood in it before."""
-    grams = np.lib.stride_tricks.sliding_window_view(sample.tokens, _GRAM)
-    return 1.0 - len(np.unique(grams, axis=0)) / len(grams)
+    tokens = sample.tokens.tolist()
+    runs = [*zip(*(tokens[place:] for place in range(_GRAM)), strict=False)]
+    return 1.0 - len({*runs}) / len(runs)
 
 
 def movement(published: Published) -> dict[str, float]:

@@ -232,6 +232,7 @@ class BuiltinEngine(Engine):
                             yield chunk
             finally:
                 call.aborted = True
+                call.groups.clear()  # each refers to the call: its version would wait for a collection
                 self._calls.remove(call)
 
     def _own(self, call: Call) -> _Budget:
