@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.main import get_command
 from lorad.box.config import load
 from lorad.cli.app import app
 from lorad.spec.text import load_spec
+from tests.house_figures import own_code
 from tests.kit.world import REPOSITORY
 from tests.make_docs import DOCS, whole
 
@@ -47,6 +49,25 @@ def anchors(text: str) -> set[str]:
     """The names that a page's headings have in links."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+GLOSSARY = re.findall(r"^\| (?!word )(\w+) \|", PAGES["docs/glossary.md"], re.MULTILINE)
+NAME = re.compile(r"(?:\bclass |\bdef |^ +(?=\w+:))(\w+)", re.MULTILINE)  # of a class, a function or a field
+
+
+def words_of_names() -> set[str]:
+    """List the words in the names of modules, classes, functions and fields, in small letters."""
+    names = {name for path in own_code() for name in (path.stem, *NAME.findall(path.read_text()))}
+    return {word.lower() for name in names for word in re.findall(r"[A-Z]?[a-z]+", name)}
+
+
+def test_words_of_the_glossary_occur_in_names() -> None:
+    words = words_of_names()
+    assert [word for word in GLOSSARY if words.isdisjoint({word, f"{word}s"})] == []
+
+
+def test_no_word_of_the_glossary_stands_twice() -> None:
+    assert [word for word, times in Counter(GLOSSARY).items() if times > 1] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -11,31 +11,16 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.house_figures import PRIVATE, ROOT, body_lines, nodes_of, own_code
 from tests.kit.leftovers import kill_leftovers
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples", "docs"}
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
 MOST_FILES = 20  # of Python, in a folder
-FRAGMENT = re.compile(r"(Of|Those|That|As|By|With|To|It|And|But|From|For)\b")  # how half a sentence begins
-MOST_FRAGMENTS = 0.02  # of all docstrings
-EVERYWHERE = {"main", "app", "log"}  # names that every module may have
-# public names that only their own module uses, at most: a number only ever gets smaller
-UNSHARED = {
-    "lorad/spec": 3,
-    "lorad/client": 4,
-    "lorad/gateway": 52,
-    "cli": 123,
-    "tui": 215,
-    "lorad/daemon": 433,
-}
-
-PRIVATE = re.compile(r"_(?!_)")
 
 
 TORCH = {"torch", "transformers", "peft"}
@@ -75,19 +60,6 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    """Parse a file once."""
-    return ast.parse(path.read_text())
-
-
-def own_code() -> list[Path]:
-    """Every file of the package, once."""
-    linked = [path for room in ("cli", "tui", "migrations") for path in (ROOT / room).rglob("*.py")]
-    inside = (ROOT / "lorad").rglob("*.py")
-    return linked + [path for path in inside if not any(parent.is_symlink() for parent in path.parents)]
-
-
 def test_top_level_folders_are_the_fixed_rooms() -> None:
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -121,44 +93,14 @@ def test_no_folder_has_too_many_files() -> None:
 
 
 def long_functions(path: Path) -> Iterator[str]:
-    """Every function whose body, signature and docstring left out, is over the limit."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-            lines = (node.end_lineno or 0) - first.lineno + 1
-            if lines > LONGEST_FUNCTION:
-                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines"
+    """Yield every function whose body, signature and docstring left out, is over the limit."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > LONGEST_FUNCTION:
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {body_lines(node)} lines"
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    assert [found for path in own_code() for found in long_functions(path)] == []
-
-
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield every docstring of the package with its place."""
-    for path in own_code():
-        for node in ast.walk(tree_of(path)):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            if text := ast.get_docstring(node):
-                yield f"{path.relative_to(ROOT)}:{node.body[0].lineno}", text
-
-
-def test_docstrings_are_sentences_rather_than_fragments() -> None:
-    texts = list(docstrings())
-    fragments = [f"{place} {text.splitlines()[0]}" for place, text in texts if FRAGMENT.match(text)]
-    assert len(fragments) <= MOST_FRAGMENTS * len(texts), "\n".join(fragments)
-
-
-def offered(path: Path) -> Iterator[str]:
-    """Yield the public functions and values of a module: not classes, which style sheets name."""
-    for node in tree_of(path).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
-            yield node.name
-        if isinstance(node, ast.Assign):
-            yield from (
-                name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
-            )
+    assert [place for path in own_code() for place in long_functions(path)] == []
 
 
 TEST = re.compile(r"^\s*(?:async )?def test_(\w+)", re.MULTILINE)
@@ -176,59 +118,15 @@ def test_names_of_tests_are_short_sentences() -> None:
 
 def imported_packages() -> set[str]:
     """The top-level names of all that lorad imports and neither Python nor lorad has."""
-    nodes = [node for path in own_code() for node in ast.walk(tree_of(path))]
+    nodes = [node for path in own_code() for node in nodes_of(path)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"lorad"}
 
 
-def words_of(path: Path) -> frozenset[str]:
-    """All words of a file, also those of its texts."""
-    return frozenset(re.findall(r"\w+", path.read_text()))
-
-
-def defined_names(tree: ast.Module) -> Iterator[str]:
-    """Yield what a module defines: functions, classes and constants, but no type variables."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and "TypeVar(" not in ast.unparse(node):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (
-                each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
-            )
-
-
-def unshared_names() -> Iterator[tuple[str, str]]:
-    """Yield (area, file and name) of what is public and in no other file that names its module."""
-    tests = (ROOT / "tests").rglob("*.py")
-    words = {path: words_of(path) for path in [*own_code(), *tests, ROOT / "pyproject.toml"]}
-    for path in own_code():
-        if path.parent.name == "migrations":  # found by their numbers
-            continue
-        module = path.parent.name if path.stem in ("__init__", "__main__") else path.stem
-        others = [found for other, found in words.items() if other != path and module in found]
-        parts = path.relative_to(ROOT).parts
-        for name in defined_names(tree_of(path)):
-            if (
-                not name.startswith("_")
-                and name not in EVERYWHERE
-                and not any(name in found for found in others)
-            ):
-                area = "lorad/" + parts[1] if parts[0] == "lorad" and len(parts) > 2 else parts[0]
-                yield area, f"{path.relative_to(ROOT)} {name}"
-
-
-def test_what_only_its_own_module_uses_is_private() -> None:
-    found = list(unshared_names())
-    counts = Counter(area for area, _ in found)
-    too_many = {area for area, count in counts.items() if count > UNSHARED.get(area, 0)}
-    assert [place for area, place in found if area in too_many] == []
-
-
 def private_names_taken(path: Path) -> Iterator[str]:
     """Yield the private names of other modules of lorad that a file imports or reads."""
-    nodes = list(ast.walk(tree_of(path)))
+    nodes = nodes_of(path)
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     taken = [
         (node, alias) for node in imports for alias in node.names if (node.module or "").startswith("lorad")
@@ -268,7 +166,7 @@ def text_of(node: ast.AST) -> str:
 
 def sql_in(path: Path) -> Iterator[str]:
     """Every text of a file that is a statement of SQL."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.JoinedStr | ast.Constant) and SQL.search(text_of(node)):
             yield f"{path.relative_to(ROOT)}:{node.lineno}"
         if isinstance(node, ast.Import | ast.ImportFrom):

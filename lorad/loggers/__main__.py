@@ -18,23 +18,23 @@ with quick_imports():
     from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.errors import SpecError
     from lorad.loggers.choose import Choice, choices
-    from lorad.loggers.lane import Lane
+    from lorad.loggers.sink import Sink
     from lorad.loggers.table import Followed, State, Table
     from lorad.protocol.heartbeat import HEART
 
 log = logging.getLogger("lorad.loggers")
 
 _LOOK_SECONDS = 1.0
-_STOP_SECONDS = 20.0  # for lanes to finish what they write; the next life repeats the rest
+_STOP_SECONDS = 20.0  # for sinks to finish what they write; the next life repeats the rest
 
 
 class _Process:
-    """The lanes, and what was last said of them."""
+    """The sinks, and what was last said of them."""
 
     def __init__(self, table: Path, state: Path) -> None:
         self._table_path, self._state_path = table, state
         self._table, self._state = Table(), State(-1)
-        self._lanes: dict[str, Lane] = {}
+        self._sinks: dict[str, Sink] = {}
 
     def look(self) -> None:
         """Go by the table as it is now, and say what is reached. What cannot be read or written waits."""
@@ -46,7 +46,7 @@ class _Process:
         if table != self._table:
             self._table = table
             self._assign()
-        state = State(table.number, self._done(), [f for lane in self._lanes.values() for f in lane.faults])
+        state = State(table.number, self._done(), [f for sink in self._sinks.values() for f in sink.faults])
         if state != self._state:
             try:
                 write(self._state_path, state)
@@ -56,27 +56,27 @@ class _Process:
                 self._state = state
 
     def stop(self) -> None:
-        for lane in self._lanes.values():
-            lane.stop()
-        for lane in self._lanes.values():
-            lane.join(_STOP_SECONDS)
+        for sink in self._sinks.values():
+            sink.stop()
+        for sink in self._sinks.values():
+            sink.join(_STOP_SECONDS)
 
     def _assign(self) -> None:
-        """Give each run to the lanes of its loggers."""
+        """Give each run to the sinks of its loggers."""
         runs: dict[str, list[Followed]] = {}
         for run in self._table.runs:
             for choice in _chosen(run):
-                if choice.id not in self._lanes:
-                    self._lanes[choice.id] = Lane(choice, Path(self._table.files).expanduser())
+                if choice.id not in self._sinks:
+                    self._sinks[choice.id] = Sink(choice, Path(self._table.files).expanduser())
                 runs.setdefault(choice.id, []).append(run)
-        for name, lane in self._lanes.items():
-            lane.want(runs.get(name, []))
+        for name, sink in self._sinks.items():
+            sink.want(runs.get(name, []))
 
     def _done(self) -> list[str]:
         return [
             run.run
             for run in self._table.runs
-            if run.is_over and all(self._lanes[choice.id].is_done(run) for choice in _chosen(run))
+            if run.is_over and all(self._sinks[choice.id].is_done(run) for choice in _chosen(run))
         ]
 
 

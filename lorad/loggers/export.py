@@ -11,7 +11,7 @@ from lorad.errors import NotFound, SpecError
 from lorad.loggers.choose import Choice, make, place_of, refuse_unfit
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.follow import Follower
-from lorad.loggers.lane import logged_run
+from lorad.loggers.sink import logged_run
 
 
 def chosen(name: str, place: str | None, settings: dict[str, Any]) -> Choice:

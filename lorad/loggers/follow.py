@@ -40,8 +40,10 @@ class Follower:
 
         Raises what the logger raises, OSError, Conflict: call `drop` then, and this again later.
         """
-        if self._logger is not None and self._is_cut():
-            self.drop()
+        if self._logger is not None and self._last is not None:
+            record, _ = next(read(self._journal, self._last_start), (None, 0))
+            if record is None or (record.seq, record.crc) != self._last:  # its fsync failed: it was cut
+                self.drop()
         if self._logger is None:
             self._file.hold()
             self._cursor = self._file.load()
@@ -73,13 +75,6 @@ class Follower:
             with contextlib.suppress(Exception):
                 logger.close()
         self._file.release()
-
-    def _is_cut(self) -> bool:
-        """Check whether the record that was read last is no longer where it was: its fsync failed."""
-        if self._last is None:
-            return False
-        record, _ = next(read(self._journal, self._last_start), (None, 0))
-        return record is None or (record.seq, record.crc) != self._last
 
     def _is_done(self) -> bool:
         """Check whether nothing was journaled since the logger was closed."""

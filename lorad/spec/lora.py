@@ -9,16 +9,14 @@ from lorad.spec.numbers import Part, Positive, Probability
 
 
 class LoraExperts(Part, frozen=True):
-    """The adapter on the experts of a mixture.
+    """The adapter on the experts of a mixture: every linear of every expert has an A and a B of its own.
 
     Attributes:
         rank: rank of A and B on linears of experts; auto is lora.rank divided by the experts that a token
             meets, at least 1. Their scale is lora.alpha divided by this rank.
-        layout: per_expert gives every linear of every expert an A and a B of its own.
     """
 
     rank: Positive | Literal["auto"] = "auto"
-    layout: Literal["per_expert"] = "per_expert"
 
 
 class Lora(Part, frozen=True):
@@ -41,7 +39,6 @@ class Lora(Part, frozen=True):
         adapter_path: a PEFT directory that the run starts from. What is left out of rank, alpha, dropout,
             target_modules, exclude_modules, rslora, dora and experts.rank is then as the adapter has it.
         experts: the adapter on the experts of a mixture, where target_modules names them.
-        router: frozen leaves the routers of a mixture as they are.
     """
 
     rank: Positive = 16
@@ -55,7 +52,6 @@ class Lora(Part, frozen=True):
     type: Literal["lora", "canonical_lora"] = "canonical_lora"
     adapter_path: str | None = None
     experts: LoraExperts = LoraExperts()
-    router: Literal["frozen"] = "frozen"
 
     @property
     def max_rank(self) -> int:

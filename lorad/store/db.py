@@ -132,9 +132,9 @@ class Store(Rows):
     made it.
 
     Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy
-    kept as `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged or was
-    written before the first release, and LoradError when it can not be used now (disk full, read-only, locked
-    by somebody else); then nothing was changed.
+    kept as `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, was
+    written before the first release or is of another program, and LoradError when it can not be used now
+    (disk full, read-only, locked by somebody else); then nothing was changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -274,6 +274,7 @@ class Store(Rows):
 
     def _prepare(self) -> None:
         crashed = self.path.with_name(self.path.name + "-wal").exists()
+        refuse_other_schema(self.path, Database(self._connection))
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
         if crashed or self.path.stat().st_size <= ALWAYS_CHECKED_BYTES:
@@ -284,7 +285,6 @@ class Store(Rows):
 
     def _migrate(self) -> None:
         db = Database(self._connection)
-        refuse_other_schema(self.path, db)
         applied, pending = MIGRATIONS.applied(db), MIGRATIONS.pending(db)
         if applied and pending:
             self._copy_to(self.path.with_name(f"{self.path.name}.before-{pending[0].name}"))
@@ -320,8 +320,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def refuse_other_schema(path: Path, db: Database) -> None:
-    """Raises Conflict for the database of a newer lorad, and IntegrityError for one from before its first
-    release.
+    """Raise Conflict for the database of a newer lorad, and IntegrityError for one from before its first
+    release and for that of another program.
     """
     applied, known = MIGRATIONS.applied(db), [migration.name for migration in MIGRATIONS._migrations]
     if unknown := [migration.name for migration in applied if migration.name not in known]:
@@ -330,7 +330,13 @@ def refuse_other_schema(path: Path, db: Database) -> None:
             f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
             hint="`pip install -U lorad` updates lorad; or set LORAD_HOME to another directory.",
         )
-    if not applied and "runs" in db.table_names():
+    tables = db.table_names()
+    if not applied and "runs" in tables:
         raise IntegrityError(
             f"the database {path} was written before lorad's first release, by another schema", hint=_REPAIR
+        )
+    if not applied and tables:
+        raise IntegrityError(
+            f"the database {path} is of another program: it has the table {tables[0]}",
+            hint="Move it elsewhere, or set LORAD_HOME to another directory.",
         )

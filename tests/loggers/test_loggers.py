@@ -11,7 +11,7 @@ import pytest
 from lorad.box.paths import RunDir
 from lorad.box.tables import LONGEST
 from lorad.errors import Conflict, SpecError
-from lorad.loggers import lane
+from lorad.loggers import sink
 from lorad.loggers.choose import Choice, refuse_unfit
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.export import chosen, write_all
@@ -234,8 +234,8 @@ def test_fault_is_short_whatever_servers_say(run: RunDir, monkeypatch: pytest.Mo
     def answers(*_: object) -> Logger:
         raise RuntimeError("x" * 100_000)
 
-    monkeypatch.setattr(lane, "make", answers)
-    one = lane.Lane(Choice("tensorboard", {}), run.root)
+    monkeypatch.setattr(sink, "make", answers)
+    one = sink.Sink(Choice("tensorboard", {}), run.root)
     one.want([Followed("r", str(run.root), [], is_over=False)])
     deadline = time.monotonic() + 30.0
     while not (faults := one.faults) and time.monotonic() < deadline:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlite_utils import Database, Migrations
+from sqlite_utils import Database
 
 from lorad.errors import Conflict, IntegrityError
 from lorad.migrations import MIGRATIONS
@@ -55,6 +55,10 @@ def colours_of(store: Store) -> set[str]:
     return {row["colour"] for row in store.rows("SELECT colour FROM runs")}
 
 
+def m9999_shades(database: Database) -> None:
+    database.conn.execute("ALTER TABLE runs ADD COLUMN shade TEXT NOT NULL DEFAULT 'dark'")
+
+
 def m9999_broken(database: Database) -> None:
     database.conn.execute("ALTER TABLE runs ADD COLUMN broken TEXT")
     database.conn.execute("INSERT INTO no_such_table VALUES (1)")
@@ -92,22 +96,19 @@ def test_an_upgrade_keeps_every_row(path: Path, monkeypatch: pytest.MonkeyPatch)
     store.close()
 
 
-def test_the_first_schema_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Migrations(MIGRATIONS.name)
-    first(name=KNOWN[0])(MIGRATIONS._migrations[0].fn)
-    monkeypatch.setattr("lorad.store.db.MIGRATIONS", first)
+def test_an_upgrade_applies_only_what_is_missing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours))
     store = Store(path)
+    new_run(store)
     with store.write() as connection:
-        connection.execute(
-            "INSERT INTO runs (name, owner, owner_uid, state, spec, directory, priority, steps, created_at) "
-            "VALUES ('old', 'ada', 0, 'queued', '{}', '/runs/old', 0, 1, 0.0)"
-        )
+        connection.execute("UPDATE runs SET colour = 'red'")
     store.close()
-    monkeypatch.setattr("lorad.store.db.MIGRATIONS", MIGRATIONS)
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours, m9999_shades))
     store = Store(path)
-    assert store.is_upgraded and store.schema == KNOWN[-1]
-    assert runs.get(store, "old").nll_last is None
+    assert store.is_upgraded and store.schema == "m9999_shades"
+    assert store.rows("SELECT colour, shade FROM runs") == [{"colour": "red", "shade": "dark"}]
     store.close()
+    assert [each.name for each in path.parent.glob("*.before-*")] == ["lorad.db.before-m9999_shades"]
 
 
 def test_an_upgraded_database_still_takes_in_records(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,21 +125,30 @@ def test_an_upgraded_database_still_takes_in_records(path: Path, monkeypatch: py
     store.close()
 
 
-def test_a_database_before_the_release_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("former", ["lorad", "lorad.store"])
+def test_a_database_before_the_release_is_refused(path: Path, former: str) -> None:
     with sqlite3.connect(path) as old:
         old.execute("CREATE TABLE runs (name TEXT PRIMARY KEY) STRICT")
         old.execute("CREATE TABLE _sqlite_migrations (migration_set TEXT, name TEXT, applied_at TEXT)")
-        old.execute("INSERT INTO _sqlite_migrations VALUES ('lorad', ?, '')", (KNOWN[0],))
+        old.execute("INSERT INTO _sqlite_migrations VALUES (?, ?, '')", (former, KNOWN[0]))
     old.close()
+    before = path.read_bytes()
     with pytest.raises(IntegrityError, match="before lorad's first release") as refused:
         Store(path)
     assert "`lorad doctor --repair`" in refused.value.hint
     assert check(path).problems == [refused.value.message]
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        assert old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
-            ("runs",),
-            ("_sqlite_migrations",),
-        ]
+    assert path.read_bytes() == before
+
+
+def test_another_programs_database_is_left_alone(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE songs (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(IntegrityError, match="another program: it has the table songs") as refused:
+        Store(path)
+    assert refused.value.hint.startswith("Move it elsewhere")
+    assert check(path).problems == [refused.value.message]
+    assert path.read_bytes() == before
 
 
 def test_newer_schema_is_refused_and_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from lorad.tinker.door import models
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.lane import Lane
+from lorad.tinker.door.lane import LaneClient
 from lorad.tinker.lane import state
 from lorad.tinker.lane.state import Told, shorten
 from lorad.tinker.log import LogWriter, read
@@ -37,11 +37,11 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("not within 5 s")
 
 
-async def is_reason(lane: Lane, words: str) -> bool:
+async def is_reason(lane: LaneClient, words: str) -> bool:
     return lane.reason() == words
 
 
-async def forgotten(lane: Lane, seq: int) -> bool:
+async def forgotten(lane: LaneClient, seq: int) -> bool:
     """Whether the door only knows that the request has a result; it is sent late once more."""
     try:
         await lane.submit(seq, "whatever", Step(1e-3))
@@ -51,7 +51,7 @@ async def forgotten(lane: Lane, seq: int) -> bool:
 
 
 async def test_what_is_in_a_snapshot_is_forgotten(tmp_path: Path) -> None:
-    lane = await Lane.open(tmp_path / "tinker")
+    lane = await LaneClient.open(tmp_path / "tinker")
     for seq in range(4):
         await lane.submit(seq, f"digest {seq}", Step(1e-3))
     with LogWriter(tmp_path / "tinker" / "results") as results:
@@ -70,7 +70,7 @@ async def test_what_is_in_a_snapshot_is_forgotten(tmp_path: Path) -> None:
 
 async def test_a_missing_number_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.tinker.door.lane._HOLE_SECONDS", -1.0)
-    lane = await Lane.open(tmp_path / "tinker")
+    lane = await LaneClient.open(tmp_path / "tinker")
     await lane.submit(0, "a", Step(1e-3))
     await lane.submit(2, "b", Step(1e-3))
     with LogWriter(tmp_path / "tinker" / "results") as results:
@@ -107,7 +107,7 @@ CHECKPOINTS = (Saved("a", "kept"), Saved("b", "gone"), Saved("c", "again"))
 
 
 async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
-    lane = await Lane.open(short / "tinker")
+    lane = await LaneClient.open(short / "tinker")
     await submit(lane, 0, 1, 2, 3, 4)
     drop_requests(short)
     await submit(lane, 5)
@@ -124,13 +124,13 @@ async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
     await until(lambda: is_gone(lane, 6))
     await until(lambda: is_result(lane, 1, CHECKPOINTS[0]))
     await lane.sleep()
-    again = await Lane.open(lane.directory)
+    again = await LaneClient.open(lane.directory)
     assert await again.result(1, 5) == CHECKPOINTS[0] and again.knows(1)
     assert ([result.seq for result in again.made], again.last) == ([1, 4], 6)
     await again.sleep()
 
 
-async def submit(lane: Lane, *seqs: int) -> None:
+async def submit(lane: LaneClient, *seqs: int) -> None:
     for seq in seqs:
         await lane.submit(seq, f"digest {seq}", Step(1e-3))
 
@@ -141,11 +141,11 @@ def drop_requests(run: Path) -> None:
         path.write_bytes(b"")
 
 
-async def is_result(lane: Lane, seq: int, outcome: Outcome) -> bool:
+async def is_result(lane: LaneClient, seq: int, outcome: Outcome) -> bool:
     return await lane.result(seq, 1) == outcome
 
 
-async def is_gone(lane: Lane, seq: int) -> bool:
+async def is_gone(lane: LaneClient, seq: int) -> bool:
     outcome = await lane.result(seq, 1)
     return isinstance(outcome, Failed) and f"request {seq} is gone" in outcome.message
 
@@ -206,7 +206,7 @@ async def test_few_lanes_are_awake_at_a_time(tmp_path: Path, monkeypatch: pytest
         assert sum(not lane.is_asleep for lane in lanes) == 2
 
 
-def open_files(lane: Lane) -> int:
+def open_files(lane: LaneClient) -> int:
     """Count the descriptors of this process below a lane's directory."""
     there = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if is_open(name)]
     return sum(path.startswith(str(lane.directory / "requests")) for path in there)

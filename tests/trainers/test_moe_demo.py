@@ -28,7 +28,7 @@ def test_demo_learns_and_every_version_is_attested(made: World) -> None:
     run = made.json("run", DEMO, "--name", "demo", "--wait")
     assert run["eval_first"] < 0.4 and run["eval_last"] >= 0.8
     assert {version["attested"] for version in made.json("adapters", "demo")} == {"passed"}
-    assert run["spec"]["lora"]["experts"] == {"rank": 8, "layout": "per_expert"}
+    assert run["spec"]["lora"]["experts"] == {"rank": 8}
     assert "rank 16 (8 on experts), alpha 32, on 48 linears" in made.lorad("check", DEMO).stdout
 
 

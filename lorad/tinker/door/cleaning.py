@@ -14,7 +14,7 @@ from lorad.adapters.directory import discard
 from lorad.errors import LoradError
 from lorad.tinker.door.checkpoints import Checkpoints
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.lane import Lane
+from lorad.tinker.door.lane import LaneClient
 from lorad.tinker.door.models import Models
 from lorad.tinker.door.state import Model, Session
 from lorad.tinker.records import Published, Saved
@@ -40,7 +40,7 @@ class Cleaning:
                 log.warning("files of session %s stay: %s", session.id, error)
 
     async def _look_at(self, session: Session) -> None:
-        left, lanes = 0, list[tuple[Model, Lane]]()
+        left, lanes = 0, list[tuple[Model, LaneClient]]()
         for model in self._state.of_session(session.id):
             try:
                 lanes += [(model, await self._models.results(model))] if model.made else []
@@ -80,7 +80,7 @@ class Cleaning:
         return True
 
 
-def _made(lane: Lane) -> Iterator[Saved | Published]:
+def _made(lane: LaneClient) -> Iterator[Saved | Published]:
     for result in lane.made:
         if isinstance(made := result.outcome, Saved | Published):
             yield made

@@ -31,8 +31,8 @@ _GONE = "results are kept for an hour, and longer while they may be needed to co
 _HOLE_SECONDS = 30.0  # after which a number that did not come is named as the reason for waiting
 
 
-class Lane:
-    """All use belongs to the event loop.
+class LaneClient:
+    """Appends requests for one model and follows its results. All use belongs to the event loop.
 
     Asleep, it holds no files and follows nothing; what it knows stays, and `wake` reads on from there.
     touched: when it was asked for last, by time.monotonic().
@@ -54,7 +54,7 @@ class Lane:
         self._waits_since = time.monotonic()
 
     @classmethod
-    async def open(cls, directory: Path) -> "Lane":
+    async def open(cls, directory: Path) -> "LaneClient":
         """Read what is there, and follow what comes. Raises OSError, and LoradError: a damaged log."""
         lane = cls(directory)
         await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)

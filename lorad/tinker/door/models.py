@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.states import RunState
 from lorad.tinker.door.errors import HttpError, unknown
-from lorad.tinker.door.lane import Lane
+from lorad.tinker.door.lane import LaneClient
 from lorad.tinker.door.runs import Runs
 from lorad.tinker.door.state import Model, State
 from lorad.tinker.records import Arguments, Create, Failed, Outcome
@@ -31,8 +31,8 @@ class Models:
 
     def __init__(self, state: State, runs: Runs, bases: dict[str, Path]) -> None:
         self.state, self.runs, self.bases = state, runs, bases
-        self._lanes: dict[str, Lane] = {}  # of all models that were asked for, asleep or not
-        self._opening: dict[str, asyncio.Task[Lane]] = {}
+        self._lanes: dict[str, LaneClient] = {}  # of all models that were asked for, asleep or not
+        self._opening: dict[str, asyncio.Task[LaneClient]] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
 
@@ -55,7 +55,7 @@ class Models:
             self.state.note(model)
         self._begin(self.state.models[model.id])
 
-    async def lane(self, model: Model) -> Lane:
+    async def lane(self, model: Model) -> LaneClient:
         """Open the logs of a model. Raises HttpError 404 when its run was removed, LoradError, OSError."""
         opening = self._opening.get(model.id)
         if (lane := self._lanes.get(model.id)) is not None:
@@ -69,7 +69,7 @@ class Models:
             opening.add_done_callback(lambda _: self._opening.pop(model.id, None))
         return await asyncio.shield(opening)
 
-    async def results(self, model: Model) -> Lane:
+    async def results(self, model: Model) -> LaneClient:
         """Return the lane for what is in it: also one that sleeps, if there is nothing that could come.
 
         Raises as `lane`.
@@ -77,10 +77,10 @@ class Models:
         lane = self._lanes.get(model.id)
         return lane if lane is not None and lane.is_asleep and not lane.waiting else await self.lane(model)
 
-    async def _open(self, model: Model) -> Lane:
+    async def _open(self, model: Model) -> LaneClient:
         await self._have_asleep(_MOST_AWAKE - 1)
         if (lane := self._lanes.get(model.id)) is None:
-            lane = self._lanes[model.id] = await Lane.open(self.runs.directory(model.run))
+            lane = self._lanes[model.id] = await LaneClient.open(self.runs.directory(model.run))
         else:
             await lane.wake()
         return lane

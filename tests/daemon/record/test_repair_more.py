@@ -249,7 +249,7 @@ def test_what_an_upgrade_changed_is_in_the_journal(home: Path, monkeypatch: pyte
 def test_a_home_before_the_release_is_repaired(home: Path) -> None:
     with_runs(home, "a", "b")
     with sqlite3.connect(home / "lorad.db") as old:
-        old.execute("UPDATE _sqlite_migrations SET migration_set = 'lorad'")
+        old.execute("UPDATE _sqlite_migrations SET migration_set = 'lorad.store'")
     old.close()
     with pytest.raises(IntegrityError, match="before lorad's first release"):
         open_store(Home(home))

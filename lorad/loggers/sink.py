@@ -46,7 +46,7 @@ class _Seen(Struct):
     fault: Fault | None = None
 
 
-class Lane:
+class Sink:
     """Brings all runs of one choice up to date, in one thread."""
 
     def __init__(self, choice: Choice, files: Path) -> None:
