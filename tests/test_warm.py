@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorad.box.paths import AttemptDir
-from lorad.children.process import start_time
+from lorad.children.identity import start_time
 from lorad.daemon.process.processes import Processes
 from tests.kit.warm.processes import WarmProcesses, is_warm
 from tests.kit.warm.ranks import interpreter

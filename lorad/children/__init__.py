@@ -1,1 +1,1 @@
-"""Processes of a pool that end with it, whatever dies first."""
+"""Processes under a guard, which end with the process that started them, whatever dies first."""

@@ -1,4 +1,4 @@
-"""Watches over one child for the pool that started it: `python -I -S guard.py FD LOCK… -- argv…`.
+"""Watch over one child for the pool that started it: `python -I -S guard.py FD LOCK… -- argv…`.
 
 Standard library only.
 
@@ -21,6 +21,10 @@ import signal
 import sys
 import time
 
+_TYPE_CHECKING = False
+if _TYPE_CHECKING:  # typing itself would double the start-up
+    from collections.abc import Iterable
+
 KILL_NOW = signal.SIGALRM  # the guard's own alarm included
 _TO_CHILD = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
 _HEARD = (*_TO_CHILD, signal.SIGCHLD)
@@ -29,11 +33,27 @@ _GRACE_SECONDS = 10  # for the child, once the pool is gone
 # for what the child leaves: multiprocessing's tracker frees shared memory as its last act
 LINGER_SECONDS = 1.0
 KILL_SECONDS = 5.0  # for killed processes to go; some never do, while a driver holds them
+END_SECONDS = LINGER_SECONDS + KILL_SECONDS + 1.0  # for a guard that hears KILL_NOW to end
 _EX_EXEC = 127  # the child's program could not be executed
-_PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def command(argv: "Iterable[str]", *fds: int) -> list[str]:
+    """Put a guard in front of a command. fds: what it inherits: its socket, then locks."""
+    return [sys.executable, "-I", "-S", __file__, *map(str, fds), "--", *argv]
+
+
+def killed_by(code: int) -> signal.Signals | None:
+    """Read from a guard's exit code the signal that killed its child; None: the child exited."""
+    try:
+        return signal.Signals(code - 128)
+    except ValueError:
+        return None
 
 
 def main() -> int:
+    """Start the child, watch over it to its end, and end what it leaves; return the guard's exit code."""
     end = sys.argv.index("--")
     pool, *locks = map(int, sys.argv[1:end])
     argv = sys.argv[end + 1 :]
@@ -52,7 +72,7 @@ def main() -> int:
 
 
 def _listen() -> int:
-    """A file descriptor that the numbers of all signals in HEARD can be read from."""
+    """Return a file descriptor from which the numbers of all signals in _HEARD can be read."""
     heard, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -65,7 +85,7 @@ def _listen() -> int:
 
 
 def start(argv: list[str], pool: int) -> int:
-    """Return the child's pid.
+    """Start the child and return its pid.
 
     It leads a process group, so that what it sends to its own group spares the guard.
     """
@@ -92,7 +112,7 @@ def start(argv: list[str], pool: int) -> int:
 
 
 def _watch(child: int, pool: int, heard: int) -> int:
-    """Return the child's wait status."""
+    """Wait for the end of the child, or end it for the pool; return its wait status."""
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
@@ -140,7 +160,10 @@ def _children() -> list[int]:
 
 
 def read_stat(pid: int) -> list[bytes]:
-    """Fields 3 and up of /proc/PID/stat: state, parent, …; [] when there is no such process."""
+    """Return the fields of /proc/PID/stat from the third on (state, parent, …); [] when there is no process.
+
+    The rest of lorad has it from `lorad.children.identity`, which names the fields.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -149,6 +172,7 @@ def read_stat(pid: int) -> list[bytes]:
 
 
 def prctl(option: int, value: int) -> None:
+    """Call prctl(2). Raises OSError."""
     call = ctypes.CDLL(None, use_errno=True).prctl
     call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
     if call(option, value, 0, 0, 0):

@@ -1,4 +1,4 @@
-"""The life of one child process, which ends with the pool that started it, whatever dies first."""
+"""A child that lives as long as its pool: it ends with the pool that started it, whatever dies first."""
 
 import asyncio
 import contextlib
@@ -8,30 +8,32 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from lorad.box.paths import AttemptDir
 from lorad.children import guard
+from lorad.children.identity import Identity, boot_id, opened, pids, start_time, stat_of
 from lorad.children.logs import SURVIVED, Log
+from lorad.children.spawn import spawn
 from lorad.children.stacks import dump
 from lorad.errors import PoolLost
 from lorad.files import write_whole
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
-_SESSION, _FLAGS, _STARTED = 3, 6, 19  # of guard.read_stat; started: clock ticks after boot
 _PF_EXITING = 0x4  # the kernel has closed a process's files, or is about to, and it is no zombie yet
 _FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
 _NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
 
 
 class Life(msgspec.Struct, frozen=True):
-    """What a record holds: enough to end this life later, and to know that a pid was given to another process
-    since.
+    """A record: enough to end a child later, after the death of its pool.
+
+    guard_pid, start_time, boot_id: which process its guard is, see `Identity`.
+    log: where the child's output goes.
     """
 
     guard_pid: int
@@ -39,19 +41,30 @@ class Life(msgspec.Struct, frozen=True):
     boot_id: str
     log: str
 
+    @property
+    def guardian(self) -> Identity:
+        return Identity(self.boot_id, self.guard_pid, self.start_time)
+
 
 class Child:
     """One child process and whatever it starts, under a guard (`guard.py`) that outlives the pool.
 
-    env: added to the pool's own. log: of this child alone, since a process that writes its stdout or stderr
-    there is known by that; appended to, mode 0600. record: for `sweep`, there while the process lives. The
-    child's umask is 077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
+    env: is added to the pool's own environment.
+    log: belongs to this child alone, since a process that writes its stdout or stderr there is known by that;
+        it is appended to, and has mode 0600.
+    record: is there for `sweep` while the process lives.
+
+    The child's umask is 077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
     """
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], log: Path, record: Path, cwd: Path
     ) -> None:
-        self.argv, self.env, self.log, self.record, self.cwd = list(argv), dict(env), log, record, cwd
+        self.argv = list(argv)
+        self.env = dict(env)
+        self.log = log
+        self.record = record
+        self.cwd = cwd
         self.pid: int | None = None
         self._log = Log(log)
         self._pidfd = -1  # the guard's
@@ -63,17 +76,16 @@ class Child:
         Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it
         started.
         """
-        ours, theirs = socket.socketpair()
+        process, ours = self._spawn()
         try:
-            with theirs:
-                process = self._spawn(theirs.fileno())
+            self._pidfd = os.pidfd_open(process.pid)
             self._end = asyncio.create_task(self._watch(process, ours))
             self._write_record(process.pid)
             ours.setblocking(False)
-            said = await asyncio.get_running_loop().sock_recv(ours, 64)
-            if not said:
+            pid = await asyncio.get_running_loop().sock_recv(ours, 64)
+            if not pid:
                 raise PoolLost(f"the guard of {self.argv[0]} {await self.ended()}", hint=f"See {self.log}.")
-            self.pid = int(said)
+            self.pid = int(pid)
         except BaseException:
             ours.close()  # the guard ends what it started
             raise
@@ -120,20 +132,21 @@ class Child:
         return self._log.size()
 
     def tail(self, lines: int = 15, since: int = 0) -> str:
-        """Return the last non-empty lines that this life logged; "" when there are none. since: of `logged`,
-        to begin at.
+        """Return the last non-empty lines that this life logged; "" when there are none.
+
+        since: what `logged` said of the place to begin at.
         """
         return self._log.tail(lines, since)
 
-    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        fds = [fd, *_held_locks()]
-        command = [sys.executable, "-I", "-S", guard.__file__, *map(str, fds), "--", *self.argv]
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the guard, with the log as its output and the child's."""
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(log, 0o600)
             self._log.began = os.fstat(log).st_size
-            process = subprocess.Popen(
-                command,
+            return spawn(
+                self.argv,
+                locks=_held_locks(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -141,15 +154,12 @@ class Child:
                 cwd=self.cwd,
                 umask=0o077,
                 start_new_session=True,
-                pass_fds=fds,
             )
         finally:
             os.close(log)
-        self._pidfd = os.pidfd_open(process.pid)
-        return process
 
     async def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
-        """Holds `ours` open as long as the guard lives."""
+        """Wait for the end of the guard, and say how its child ended. `ours` is open as long as it lives."""
         gone = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, gone.set)
@@ -166,13 +176,15 @@ class Child:
         return _in_words(code)
 
     def _write_record(self, guard_pid: int) -> None:
-        life = Life(guard_pid, int(guard.read_stat(guard_pid)[_STARTED]), boot_id(), str(self.log.resolve()))
+        guardian = Identity.of(guard_pid)
+        life = Life(guardian.pid, guardian.start, guardian.boot, str(self.log.resolve()))
         write_whole(self.record, msgspec.json.encode(life), durable=False)
 
 
 def _held_locks() -> list[int]:
-    """File descriptors of the locks that this process was started with, of devices: its shim took them. The
-    one of its own life (`AttemptDir.lock`) is not among them."""
+    """List the file descriptors of the locks of devices that this process was started with: its shim took
+    them. The lock of its own life (`AttemptDir.lock`) is not among them.
+    """
     return [fd for name in os.listdir("/proc/self/fd") if (fd := int(name)) > 2 and _is_lock(fd)]
 
 
@@ -190,8 +202,8 @@ def _in_words(code: int) -> str:
     """Describe a guard's exit code; negative when the guard itself was killed, and the child with it."""
     if code < 0:
         return f"was killed with its guard, by {signal.Signals(-code).name}"
-    if code - 128 in set(signal.Signals):
-        return f"was killed by {signal.Signals(code - 128).name}"
+    if number := guard.killed_by(code):
+        return f"was killed by {number.name}"
     return f"exited with code {code}"
 
 
@@ -205,18 +217,18 @@ def sweep(record: Path) -> bool:
         life = msgspec.json.decode(record.read_bytes(), type=Life)
     except (OSError, msgspec.DecodeError):
         return False
-    found = False
+    was_any = False
     if life.boot_id == boot_id():
-        found = _end_guard(life)
-        found |= _kill_writers(life)
+        was_any = _end_guard(life)
+        was_any |= _kill_writers(life)
     record.unlink(missing_ok=True)
-    return found
+    return was_any
 
 
 def _end_guard(life: Life) -> bool:
     """Have the guard kill its child; False when the guard is gone."""
-    with contextlib.suppress(ProcessLookupError), _closing_pidfd(life.guard_pid) as pidfd:
-        if start_time(life.guard_pid) != life.start_time:
+    with contextlib.suppress(ProcessLookupError), opened(life.guard_pid) as pidfd:
+        if not life.guardian.is_alive:
             return False
         over = select.poll()
         over.register(pidfd, select.POLLIN)
@@ -230,44 +242,42 @@ def _end_guard(life: Life) -> bool:
 
 def _kill_writers(life: Life) -> bool:
     """Kill what a killed guard could not: the processes of this life whose output is the child's log. Wait
-    until they are gone, and those that were ending already.
+    until they are gone, and those that were ending already. Returns False when there was none.
     """
-    found, pids, deadline = False, set[int](), time.monotonic() + KILL_SECONDS
-    while (pids := _left(life, pids)) and time.monotonic() < deadline:
-        found = True
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError), _closing_pidfd(pid) as pidfd:
+    was_any = False
+    left: set[int] = set()
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := _left(life, left)) and time.monotonic() < deadline:
+        was_any = True
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError), opened(pid) as pidfd:
                 if _writes_for(pid, life):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         time.sleep(0.01)
-    return found
+    return was_any
 
 
 def _left(life: Life, before: set[int]) -> set[int]:
     """Return the processes of a life that are not gone. before: those of the last look, which may have closed
     the log since.
     """
-    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     return {
         pid
-        for pid in pids
+        for pid in pids()
         if _writes_for(pid, life) or _ends_of(pid, life) or (pid in before and start_time(pid) is not None)
     }
 
 
 def _ends_of(pid: int, life: Life) -> bool:
     """Check whether a process that the guard had in its session is ending, and may have closed the log."""
-    stat = guard.read_stat(pid)
-    return (
-        bool(stat)
-        and int(stat[_SESSION]) == life.guard_pid
-        and bool(int(stat[_FLAGS]) & _PF_EXITING)
-        and stat[0] not in (b"Z", b"X")
-        and int(stat[_STARTED]) >= life.start_time
-    )
+    stat = stat_of(pid)
+    if stat is None or stat.is_over or not stat.flags & _PF_EXITING:
+        return False
+    return stat.session == life.guard_pid and stat.start >= life.start_time
 
 
 def _writes_for(pid: int, life: Life) -> bool:
+    """Check whether a process began in this life and has the child's log as its output."""
     started = start_time(pid)
     if started is None or started < life.start_time or pid == os.getpid():
         return False
@@ -278,29 +288,8 @@ def _writes_for(pid: int, life: Life) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _closing_pidfd(pid: int) -> Iterator[int]:
-    fd = os.pidfd_open(pid)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which a process started; None when it is gone, a zombie included."""
-    stat = guard.read_stat(pid)
-    return int(stat[_STARTED]) if stat and stat[0] not in (b"Z", b"X") else None
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def cause(log_text: str) -> str:
-    """Return what went wrong first in the end of a log:
-    the traces of other processes that follow say less.
-    """
+    """Return what went wrong first in the end of a log: the traces of processes that follow say less."""
     lines = [line for line in log_text.splitlines() if not _NOISE.search(line)]
     faults = (n for n, line in enumerate(lines) if _FAULT.search(line) and not SURVIVED.search(line))
     first = next(faults, None)

@@ -1,4 +1,4 @@
-"""What a process of user code does for itself, whatever the code is for: rewards, advantages, losses.
+"""Do what every process of user code does for itself, whatever the code is for: rewards, advantages, losses.
 
 What user code prints goes to stderr. Each process that user code starts has the memory limit for itself. See
 `user_process.py` for the other side.
@@ -6,10 +6,12 @@ What user code prints goes to stderr. Each process that user code starts has the
 The standard library only: it may run in an interpreter that has nothing of lorad's.
 """
 
+import base64
 import fcntl
 import importlib.util
 import inspect
 import io
+import json
 import os
 import resource
 import select
@@ -18,12 +20,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from lorad.errors import LoradError
 
 _ERROR_LIMIT = 2000  # characters of an error that travel
 _MOST = 1 << 60  # bytes of memory: no limit
+_LARGEST = 1e30  # of a reward: training computes in fp32
 
 
 class _Named(Protocol):
@@ -36,15 +40,18 @@ class _Named(Protocol):
 
 
 class Keywords(NamedTuple):
-    """The parameters of a function. takes_all: whether it takes any other keyword too."""
+    """The parameters of a function.
+
+    takes_all: whether it takes any other keyword too.
+    """
 
     names: set[str]
     required: list[str]
     takes_all: bool
 
-    def chosen(self, given: dict[str, Any]) -> dict[str, Any]:
+    def chosen(self, values: dict[str, Any]) -> dict[str, Any]:
         """Select what the function is called with."""
-        return {name: value for name, value in given.items() if self.takes_all or name in self.names}
+        return {name: value for name, value in values.items() if self.takes_all or name in self.names}
 
 
 def die_with(lifeline: int) -> None:
@@ -67,9 +74,38 @@ def limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))
 
 
+def open_lines(lifeline: int) -> tuple[SimpleNamespace, BinaryIO, BinaryIO]:
+    """Begin a process that speaks JSON lines without msgspec: return its setup, requests and replies.
+
+    The process ends with `lifeline`, see `die_with`. The setup has the fields of `Code`, and others.
+    """
+    die_with(lifeline)
+    requests, replies = take_pipes()
+    setup = SimpleNamespace(**json.loads(requests.readline()))
+    setup.source = base64.b64decode(setup.source)
+    return setup, requests, replies
+
+
+def send_json(replies: BinaryIO, message: dict[str, Any]) -> None:
+    """Send a line of JSON."""
+    replies.write(json.dumps(message).encode() + b"\n")
+    replies.flush()
+
+
+def as_reward(value: Any) -> float:
+    """Convert what user code returned to a number. Raises ValueError unless it is one, and finite."""
+    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
+        raise ValueError(f"returned {type(value).__name__}, not a number")
+    number = float(value)
+    if not abs(number) < _LARGEST:  # NaN too
+        raise ValueError(f"returned {number}, not a finite number")
+    return number
+
+
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """stdin and stdout for the protocol alone; user code finds an empty stdin, and stderr as its stdout."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    """Keep stdin and stdout for the protocol; user code has an empty stdin, and stderr as its stdout."""
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.dup2(2, 1)
@@ -99,13 +135,13 @@ def import_function(code: _Named) -> Callable[..., Any]:
     exec(compile(code.source, str(file), "exec", dont_inherit=True), module.__dict__)
     function: Callable[..., Any] | None = getattr(module, code.function, None)
     if not callable(function):
-        there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
-        raise LoradError(f"{file} has no function {code.function}", hint=f"Its functions: {there}.")
+        names = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
+        raise LoradError(f"{file} has no function {code.function}", hint=f"Its functions: {names}.")
     return function
 
 
 def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
-    """Raises LoradError for a function that cannot be called by keyword."""
+    """Look at a function's parameters. Raises LoradError for one that cannot be called by keyword."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
         raise LoradError(f"{name} has positional-only parameters", hint="It is called by keyword.")
@@ -118,7 +154,7 @@ def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
 
 
 def describe(error: BaseException, code: _Named) -> str:
-    """`rewards.py:12: ValueError: what`, the line being the last one in the user's file."""
+    """Say what was raised, and in which line of the user's file: `rewards.py:12: ValueError: what`."""
     if isinstance(error, LoradError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

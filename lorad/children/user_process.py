@@ -1,4 +1,4 @@
-"""A process of user code: started under a guard, asked, and ended.
+"""Start a process of user code under a guard, ask it, and end it; `ask.py` is for callers with asyncio.
 
 User code may do anything without hurting the run: it gets no secrets, has its own limit of memory, and is
 killed when its time is over. `user_code.py` is the other side.
@@ -7,8 +7,6 @@ killed when its time is over. `user_code.py` is the other side.
 import contextlib
 import os
 import select
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +23,7 @@ from lorad.box.machine import read_machine
 from lorad.box.paths import python_path
 from lorad.box.proxies import past_proxies
 from lorad.children import guard
+from lorad.children.spawn import spawn
 from lorad.children.user_serve import Code, Ready
 from lorad.errors import SpecError
 from lorad.files import expanded, read_file
@@ -43,29 +42,17 @@ lorad.__path__ = [sys.argv[1]]
 importlib.import_module(sys.argv[2]).main(int(sys.argv[3]))
 """
 _START_LIMIT = 60.0  # seconds for the import of a file
-_END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
 _PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
 _PASSED = (
-    *(
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-    ),
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME"),
-    *("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
+    *("CONDA_PREFIX", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
     *("LORAD_HOME", "LORAD_ATTEMPT"),  # by which what a run leaves is found
 )
 _PASSED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_")
 _FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."
-_BURST, _RATE = 4 << 20, 256 << 10  # bytes at once, and in a second
+_BURST = 4 << 20  # bytes that it may print at once
+_RATE = 256 << 10  # bytes that it may print in a second
 _PART = 1 << 16
 _PAUSE_SECONDS = 0.001  # between parts that are left out: reading them all must not take a core
 
@@ -95,33 +82,39 @@ class UserProcess:
         python: Path | None = None,
         within: Sequence[str] = (),
     ) -> None:
-        """module: what is run. what: the name of the user's code in errors: "reward". python: another
-        interpreter, which gets nothing of lorad's but the module. within: see `sandboxed`.
+        """Start the process.
+
+        module: what it runs.
+        what: the name of the user's code in errors: "reward".
+        python: another interpreter, which gets nothing of lorad's but the module.
+        within: a command that it runs in, see `sandboxed`.
         """
         self._what = what
         watched, self._lifeline = os.pipe()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
-            try:
-                self._process = subprocess.Popen(
-                    [*guarded, *within, *_command(module, python), str(watched)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    pass_fds=[watched, theirs.fileno()],
-                    process_group=0,
-                    env=_for_another(environment) if python else environment,
-                )
-            finally:
-                os.close(watched)
+        try:
+            self._process, self._socket = spawn(
+                [*within, *_command(module, python), str(watched)],
+                passed=[watched],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                process_group=0,
+                env=_for_another(environment) if python else environment,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(watched)
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._in = self._process.stdin
+        self._out = self._process.stdout
         os.set_blocking(self._in.fileno(), False)
         assert self._process.stderr is not None
         self._printed = _start_passing_on(self._process.stderr)
-        self._unsent, self._received = bytearray(), bytearray()
+        self._unsent = bytearray()
+        self._received = bytearray()
 
     @property
     def alive(self) -> bool:
@@ -157,18 +150,19 @@ class UserProcess:
         if line is None:
             raise Lost(f"no result within {seconds:g} s")
         try:
-            found = msgspec.json.decode(line, type=answer, dec_hook=dec_hook)
+            decoded = msgspec.json.decode(line, type=answer, dec_hook=dec_hook)
         except msgspec.MsgspecError:
             raise Lost(f"the {self._what} process answered out of turn") from None
-        if found.is_last:
+        if decoded.is_last:
             self._end()
-        return found
+        return decoded
 
     def signal(self) -> None:
         """SIGKILL it and, a moment later, all that user code started."""
         self._process.send_signal(guard.KILL_NOW)
 
     def kill(self) -> None:
+        """End it and all that user code started; what was printed last is in the log then."""
         self._end()
         self._printed.join(_PRINTED_SECONDS)
         for pipe in (self._in, self._out, self._socket):
@@ -178,7 +172,7 @@ class UserProcess:
     def _end(self) -> None:
         self.signal()
         try:
-            self._process.wait(timeout=_END_SECONDS)
+            self._process.wait(timeout=guard.END_SECONDS)
         except subprocess.TimeoutExpired:  # the guard itself is stopped, or waits for what cannot be killed
             self._process.kill()
             self._process.wait()
@@ -211,21 +205,24 @@ class UserProcess:
         return line
 
     def _write(self, unsent: bytearray) -> int:
+        """Write what the pipe takes; return how many bytes that was. Raises Lost."""
         try:
             return os.write(self._in.fileno(), unsent)
         except BrokenPipeError:
             raise Lost(self._death()) from None
 
     def _death(self) -> str:
+        """Say how a process ended that answers no more."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_SECONDS)
+            self._process.wait(timeout=guard.END_SECONDS)
         code = self._process.poll()
-        if code is not None and code - 128 in {number.value for number in signal.Signals}:
-            return f"the {self._what} process died of {signal.Signals(code - 128).name}"
+        if code is not None and (number := guard.killed_by(code)):
+            return f"the {self._what} process died of {number.name}"
         return f"the {self._what} process exited with {code}"
 
 
 def _command(module: str, python: Path | None) -> list[str]:
+    """Return the command that runs a module of lorad's, in another interpreter too."""
     if python is None:
         return [sys.executable, "-P", "-m", module]
     return [str(python), "-c", _APART, str(Path(guard.__file__).parents[1]), module]
@@ -237,20 +234,20 @@ def _for_another(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in ours}
 
 
-def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
     """Select the variables that user code gets: what programs need to work, and what the spec names.
 
-    No secrets.
+    There are no secrets among them.
     """
-    found = {
+    passed = {
         name: value
-        for name, value in given.items()
+        for name, value in variables.items()
         if name in _PASSED
         or name in named
         or name.startswith(_PASSED_PREFIXES)
         or name.lower().endswith("_proxy")
     }
-    return {**found, **past_proxies(found), "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
+    return {**passed, **past_proxies(passed), "PYTHONPATH": python_path(variables.get("PYTHONPATH"))}
 
 
 def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
@@ -265,7 +262,9 @@ def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
 
 
 def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
-    """Read the file of `path/to/file.py:function`. memory: bytes that it may have; 0: half of the machine's.
+    """Read the file of `path/to/file.py:function`.
+
+    memory: bytes that the process of it may have; 0: half of the machine's.
 
     Raises SpecError, which blames `key`.
     """
@@ -281,18 +280,24 @@ def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
 
 
 def _start_passing_on(source: IO[bytes], target: int = 2) -> threading.Thread:
-    """A thread that ends with `source`, which it closes. Who prints waits for a millisecond at most."""
+    """Start a thread that copies what user code prints, and closes `source` at its end. Who prints waits
+    for a millisecond at most.
+    """
     thread = threading.Thread(target=_pass_on, args=(source, target), name="printed", daemon=True)
     thread.start()
     return thread
 
 
 def _pass_on(source: IO[bytes], target: int) -> None:
-    room, looked, left_out = float(_BURST), time.monotonic(), 0
+    """Copy `source` to its end, leaving out what is more than _BURST at once and _RATE in a second."""
+    room = float(_BURST)
+    looked = time.monotonic()
+    left_out = 0
     with source:
         while data := os.read(source.fileno(), _PART):
             now = time.monotonic()
-            room, looked = min(_BURST, room + _RATE * (now - looked)), now
+            room = min(_BURST, room + _RATE * (now - looked))
+            looked = now
             if len(data) > room:
                 left_out += len(data)
                 time.sleep(_PAUSE_SECONDS)

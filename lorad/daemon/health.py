@@ -1,6 +1,4 @@
-"""Find live processes that do nothing, by their heartbeats, and end them:
-the run resumes as after any loss.
-"""
+"""Find live processes that do nothing, by their heartbeats, and end them: the run resumes as after a loss."""
 
 import asyncio
 import contextlib
@@ -15,7 +13,7 @@ from lorad.daemon.beside.loggers import living_loggers
 from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool, of_run
-from lorad.daemon.process.processes import is_same, read_status, write_json
+from lorad.daemon.process.processes import child_of, read_status, shim_of, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.process.stacks import dump_stacks
 from lorad.daemon.serving.gateways import living_gateways
@@ -36,13 +34,15 @@ def heal(ctx: Context) -> None:
 
     Without a heartbeat, as on a disk that was full, a process is judged by its life alone.
     """
-    now, limits = time.monotonic(), ctx.config.supervision
+    now = time.monotonic()
+    limits = ctx.config.supervision
     if now - ctx.processes.looked_at < min(LOOK_SECONDS, limits.hang / 4):
         return
-    away, ctx.processes.looked_at = was_away(ctx.processes.looked_at, now, limits), now
-    there = dict(watched(ctx))
+    away = was_away(ctx.processes.looked_at, now, limits)
+    ctx.processes.looked_at = now
+    owners = dict(watched(ctx))
     ctx.processes.pulses = {
-        attempt: pulse for attempt, pulse in ctx.processes.pulses.items() if attempt in there
+        attempt: pulse for attempt, pulse in ctx.processes.pulses.items() if attempt in owners
     }
 
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
@@ -51,9 +51,9 @@ def heal(ctx: Context) -> None:
         trouble = _look(ctx, attempt, now, away)
         if trouble and attempt not in ctx.processes.put_down and not is_full(attempt):
             ctx.processes.put_down.add(attempt)
-            ctx.spawn(put_down(ctx, attempt, there[attempt][0]))
+            ctx.spawn(put_down(ctx, attempt, owners[attempt][0]))
 
-    each(ctx, heal_process, there, lambda attempt: there[attempt][1])
+    each(ctx, heal_process, owners, lambda attempt: owners[attempt][1])
     active = runs.in_states(ctx.store, *ACTIVE)
     ctx.processes.doing = {run.name: words for run in active if (words := _in_words(ctx, run))}
 
@@ -91,7 +91,8 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
 
 def _look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
     """Say what is wrong with the process; "" when nothing is."""
-    beat, pulse = read_beat(attempt.heartbeat), ctx.processes.pulses.get(attempt)
+    beat = read_beat(attempt.heartbeat)
+    pulse = ctx.processes.pulses.get(attempt)
     if beat is None:
         return ""
     if pulse is None:
@@ -137,22 +138,16 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
 
 
 def _is_untold(attempt: AttemptDir) -> bool:
-    """Check for a process that is gone without its shim having recorded how:
-    the shim may have been stopped.
-    """
+    """Check for a process that is gone without its shim having recorded how: the shim may be stopped."""
     status = read_status(attempt)
     if status is None or status["ended_at"] is not None:
         return False
-    return not is_same(status["pid"], status["start_time"], status["boot_id"])
+    return not child_of(status).is_alive
 
 
 def _wake_shim(attempt: AttemptDir) -> None:
     """Continue the attempt's shim if it was stopped: it has to record how its child ended."""
-    status = read_status(attempt) or {}
-    with contextlib.suppress(KeyError, OSError):
-        fd = os.pidfd_open(status["shim_pid"])
-        try:
-            if is_same(status["shim_pid"], status["shim_start_time"], status["boot_id"]):
-                signal.pidfd_send_signal(fd, signal.SIGCONT)
-        finally:
-            os.close(fd)
+    status = read_status(attempt)
+    if status is not None:
+        with contextlib.suppress(OSError):
+            shim_of(status).signal(signal.SIGCONT)

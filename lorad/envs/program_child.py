@@ -1,4 +1,4 @@
-"""The process in which an agent program runs: `main(LIFELINE)`.
+"""Run an agent program in a process of its own: `main(LIFELINE)`.
 
 JSON lines: a Setup, answered by Ready; then one Play at a time, answered by Played; `programs.py` has their
 forms. See `lorad/children/user_code.py`.
@@ -7,37 +7,31 @@ It may run in another interpreter, so that the standard library is all that it i
 """
 
 import asyncio
-import base64
 import inspect
 import json
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
-from lorad.children.user_code import describe, die_with, import_function, limit_memory, take_pipes
+from lorad.children.user_code import as_reward, describe, import_function, limit_memory, open_lines, send_json
 from lorad.errors import LoradError
 
-_LARGEST = 1e30  # training computes in fp32
-_GIVEN = ("base_url", "task", "sampling")
+_PARAMETERS = ("base_url", "task", "sampling")
 
 
 def main(lifeline: int) -> None:
-    die_with(lifeline)
-    requests, replies = take_pipes()
-    setup = SimpleNamespace(**json.loads(requests.readline()))
-    setup.source = base64.b64decode(setup.source)
+    setup, requests, replies = open_lines(lifeline)
     try:
         limit_memory(setup.memory)
         function = _load(setup)
     except BaseException as error:
-        _send(replies, {"error": describe(error, setup), "hint": _hint(error)})
+        send_json(replies, {"error": describe(error, setup), "hint": _hint(error)})
         return
-    _send(replies, {})
+    send_json(replies, {})
     with asyncio.Runner() if hasattr(asyncio, "Runner") else _OlderRunner() as runner:
         for line in requests:
-            _send(replies, _played(setup, function, json.loads(line), runner.run))
+            send_json(replies, _played(setup, function, json.loads(line), runner.run))
 
 
 def _hint(error: BaseException) -> str:
@@ -47,14 +41,14 @@ def _hint(error: BaseException) -> str:
 
 
 def _load(setup: Any) -> Callable[..., Any]:
-    """Raises LoradError for another function than a coroutine function of three parameters."""
+    """Import the program. Raises LoradError unless it is a coroutine function of three parameters."""
     function = import_function(setup)
     if not inspect.iscoroutinefunction(function):
         raise LoradError(f"{setup.function} is no async def", hint="An agent program is one.")
     try:
-        inspect.signature(function).bind(*_GIVEN, **setup.args)
+        inspect.signature(function).bind(*_PARAMETERS, **setup.args)
     except TypeError as error:
-        hint = f"It is called with {', '.join(_GIVEN)}, and with env.args as keywords."
+        hint = f"It is called with {', '.join(_PARAMETERS)}, and with env.args as keywords."
         raise LoradError(f"{setup.function}: {error}", hint=hint) from None
     return function
 
@@ -62,8 +56,8 @@ def _load(setup: Any) -> Callable[..., Any]:
 def _played(setup: Any, function: Callable[..., Any], play: dict[str, Any], run: Any) -> dict[str, Any]:
     started = time.monotonic()
     try:
-        value = run(_alone(function(*(play[name] for name in _GIVEN), **setup.args)))
-        answer: dict[str, Any] = {"reward": _as_reward(value)}
+        value = run(_alone(function(*(play[name] for name in _PARAMETERS), **setup.args)))
+        answer: dict[str, Any] = {"reward": as_reward(value)}
     except BaseException as error:
         answer = {"error": describe(error, setup), "is_last": not isinstance(error, Exception)}
         answer["is_last"] |= isinstance(error, MemoryError)
@@ -80,7 +74,7 @@ async def _alone(program: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _OlderRunner:
-    """asyncio.Runner, which Python 3.10 lacks; each program has a loop of its own."""
+    """Stands for asyncio.Runner, which Python 3.10 lacks; each program has a loop of its own."""
 
     run = staticmethod(asyncio.run)
 
@@ -89,21 +83,6 @@ class _OlderRunner:
 
     def __exit__(self, *error: object) -> None:
         """End nothing: each loop has ended."""
-
-
-def _as_reward(value: Any) -> float:
-    """Raises ValueError unless it is a finite number."""
-    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
-        raise ValueError(f"returned {type(value).__name__}, not a number")
-    number = float(value)
-    if not abs(number) < _LARGEST:  # NaN too
-        raise ValueError(f"returned {number}, not a finite number")
-    return number
-
-
-def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message).encode() + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

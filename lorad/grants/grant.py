@@ -22,7 +22,7 @@ from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, NotAllowed, PoolLost, SpecError
 from lorad.files import write_whole
 from lorad.grants.base import LARGER, too_small
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.messages import LINE
 from lorad.nodes.remote import Node
 from lorad.nodes.streams import listening
@@ -90,10 +90,10 @@ class Grant:
         await asyncio.to_thread(self._prepare)
         async with AsyncExitStack() as stack:
             stack.callback(shutil.rmtree, self._private, ignore_errors=True)
-            identity = Identity(f"lorad pool {self._life}", self._private)
+            credentials = Credentials(f"lorad pool {self._life}", self._private)
             lines: asyncio.Queue[GrantLine | None] = asyncio.Queue()
             await stack.enter_async_context(self._listening(lines))
-            child = self._child(identity)
+            child = self._child(credentials)
             await child.start()
             stack.push_async_callback(child.stop, _END_SECONDS)
             ended = asyncio.create_task(self._ended(child, lines))
@@ -103,7 +103,7 @@ class Grant:
 
             async def connect(told: GrantedNode) -> Node:
                 self._check(told)
-                node = Node.connected(told, identity, self._life, self._setup)
+                node = Node.connected(told, credentials, self._life, self._setup)
                 made = self._nodes[told.node] = await stack.enter_async_context(node)
                 made.leaving.add_done_callback(lambda _: self._leave(made))
                 return made
@@ -125,13 +125,13 @@ class Grant:
         self._private.chmod(0o700)
         (self._private / "python" / "lorad").symlink_to(Path(lorad.__file__).parent)
 
-    def _child(self, identity: Identity) -> Child:
+    def _child(self, credentials: Credentials) -> Child:
         setup = msgspec.structs.replace(self._setup, python=self._setup.python or sys.executable)
         request = GrantRequest(
             setup=setup,
             life=self._life,
             socket=str(self._socket),
-            certificate=identity.pem,
+            certificate=credentials.pem,
             agent=("-P", "-m", "lorad.nodes.agent", "--life", self._life, "--lease", str(setup.lease)),
         )
         path = self._private / "request.json"

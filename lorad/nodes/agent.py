@@ -23,9 +23,9 @@ import msgspec
 
 import lorad
 from lorad.box.ran_out import RanOut
-from lorad.children.process import boot_id
+from lorad.children.identity import boot_id
 from lorad.errors import Conflict, LoradError, NotAllowed, StorageError, to_wire
-from lorad.nodes.certificates import Identity, check_peer, is_peer
+from lorad.nodes.certificates import Credentials, check_peer, is_peer
 from lorad.nodes.control import Control
 from lorad.nodes.devices import interface_of, memory_of, take_devices
 from lorad.nodes.messages import LINE, Done, Failed, Files, Hello
@@ -62,8 +62,8 @@ class Agent:
     def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
         self.life, self.lease, self.start, self.places = life, lease, start, places
         self._name = name
-        self.identity = Identity(f"lorad node {name}", places.directory)
-        self.context = self.identity.server(start.certificate)
+        self.credentials = Credentials(f"lorad node {name}", places.directory)
+        self.context = self.credentials.server(start.certificate)
         self.control = Control(places.directory, self._trust, self.leaves)
         self._peers: set[str] = set()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -148,12 +148,12 @@ class Agent:
             await self._fetched(path, pair)
 
     def _trust(self, certificates: Iterable[str]) -> None:
-        for certificate in set(certificates) - self._peers - {self.identity.pem}:
+        for certificate in set(certificates) - self._peers - {self.credentials.pem}:
             self._peers.add(certificate)
             self.context.load_verify_locations(cadata=certificate)
 
     async def _put(self, hello: Hello, path: Path, pair: Pair) -> None:
-        relay = Relay(self.identity, self.life, self.lease, hello.to)
+        relay = Relay(self.credentials, self.life, self.lease, hello.to)
         await write(pair[1], Done())
         try:
             await relay.open(hello.name, hello.files)
@@ -231,7 +231,7 @@ async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
                 node=arguments.name,
                 ip=arguments.address,
                 port=server.sockets[0].getsockname()[1],
-                certificate=agent.identity.pem,
+                certificate=agent.credentials.pem,
                 boot_id=boot_id(),
                 directory=str(places.directory),
                 devices=start.devices,

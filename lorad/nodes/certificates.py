@@ -19,7 +19,7 @@ from lorad.files import write_whole
 _FROM, _UNTIL = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2000, 2100))
 
 
-class Identity:
+class Credentials:
     """A fresh key and the certificate of it. The key is in memory, and for a moment in `directory`, 0600."""
 
     def __init__(self, name: str, directory: Path) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 
 from lorad.errors import LoradError, PoolLost, to_wire
-from lorad.nodes.certificates import Identity, check_peer
+from lorad.nodes.certificates import Credentials, check_peer
 from lorad.nodes.messages import LINE, Failures, FileSaid, Hello, Peer
 from lorad.nodes.streams import Pair, answer, as_error, never_hangs, write
 
@@ -27,8 +27,8 @@ class _Way:
 class Relay:
     """to: all nodes that shall have the directory `name`. lease: seconds that a neighbour may be silent."""
 
-    def __init__(self, identity: Identity, life: str, lease: float, to: Sequence[Peer]) -> None:
-        self._identity, self._life, self._lease, self._to = identity, life, lease, to
+    def __init__(self, credentials: Credentials, life: str, lease: float, to: Sequence[Peer]) -> None:
+        self._credentials, self._life, self._lease, self._to = credentials, life, lease, to
         self._ways: list[_Way] = []
         self.failed: Failures = {}
 
@@ -65,7 +65,7 @@ class Relay:
             return
 
     async def _connected(self, peer: Peer, hello: Hello) -> Pair:
-        context = self._identity.client(peer.certificate)
+        context = self._credentials.client(peer.certificate)
         reader, writer = await asyncio.open_connection(peer.ip, peer.port, ssl=context, limit=LINE)
         try:
             check_peer(writer, peer.certificate)

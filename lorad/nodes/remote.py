@@ -17,7 +17,7 @@ import lorad
 from lorad.children.host import LOST, Host
 from lorad.errors import Conflict, PoolLost, SpecError, from_wire
 from lorad.nodes import messages
-from lorad.nodes.certificates import Identity, check_peer
+from lorad.nodes.certificates import Credentials, check_peer
 from lorad.nodes.child import RemoteChild
 from lorad.nodes.messages import (
     LINE,
@@ -65,7 +65,7 @@ class Node:
     @classmethod
     @asynccontextmanager
     async def connected(
-        cls, told: GrantedNode, identity: Identity, life: str, setup: NodesSetup
+        cls, told: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup
     ) -> AsyncIterator[Self]:
         """Lead the agent of a node until the end of the block, which is its end.
 
@@ -77,14 +77,14 @@ class Node:
                 key="cluster.node_python",
                 hint="Install the same version on all machines.",
             )
-        node = cls(told, identity, life, setup)
+        node = cls(told, credentials, life, setup)
         await node._connect()
         try:
             yield node
         finally:
             await node._close()
 
-    def __init__(self, told: GrantedNode, identity: Identity, life: str, setup: NodesSetup) -> None:
+    def __init__(self, told: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup) -> None:
         self.told, self.name, self.address, self.interface = (
             told,
             told.node,
@@ -95,8 +95,8 @@ class Node:
         self.directory, self.devices = Path(told.directory), told.devices
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._context, self._life, self._lease = identity.client(told.certificate), life, setup.lease
-        self._identity = identity
+        self._context, self._life, self._lease = credentials.client(told.certificate), life, setup.lease
+        self._credentials = credentials
         self._trusts: frozenset[str] = frozenset()
         self._open: set[asyncio.StreamWriter] = set()
         self._children: dict[str, RemoteChild] = {}
@@ -163,7 +163,7 @@ class Node:
             if error is None
         ]
         files = await asyncio.to_thread(list_files, source)
-        relay = Relay(self._identity, self._life, self._lease, to)
+        relay = Relay(self._credentials, self._life, self._lease, to)
         try:
             await relay.open(name, files)
             for data in read_files(source, files):

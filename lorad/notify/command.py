@@ -1,16 +1,13 @@
-"""A notification for a command, which is started without a shell and ends with all that it started."""
+"""Give a notification to a command, which is started without a shell and ends with all that it started."""
 
 import asyncio
-import contextlib
 import os
-import signal
-import socket
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from lorad.children import guard
+from lorad.children.ask import under_guard
 from lorad.notify.table import Message
 from lorad.notify.undelivered import Undelivered
 
@@ -31,50 +28,21 @@ async def run_command(argv: Sequence[str], message: Message, cwd: str, timeout: 
     Raises Undelivered unless it ends with code 0 in time. When this returns or is cancelled, nothing that it
     started is left.
     """
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--", *argv),
-                stdin=asyncio.subprocess.PIPE,
-                env=environment(message),
-                cwd=cwd if os.access(cwd, os.X_OK) else "/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+    where = cwd if os.access(cwd, os.X_OK) else "/"
+    env = environment(message)
+    async with under_guard(argv, env, is_read=False, cwd=where, grace=_TERM_SECONDS) as process:
         try:
             async with asyncio.timeout(timeout):
                 await process.communicate(msgspec.json.encode(message) + b"\n")
         except TimeoutError:
             raise Undelivered(f"it did not end within {timeout:g} s and was killed") from None
-        finally:
-            await asyncio.shield(_end(process))
     code = process.returncode or 0
     if code == _NOT_STARTED:
         raise Undelivered("it cannot be started, or ended with code 127")
-    if code > 128 and code - 128 in set(signal.Signals):
-        raise Undelivered(f"it was killed by {signal.Signals(code - 128).name}")
+    if number := guard.killed_by(code):
+        raise Undelivered(f"it was killed by {number.name}")
     if code:
         raise Undelivered(f"it ended with code {code}")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the command and all that it started: it is asked first, then killed by its guard, which waits for
-    them.
-    """
-    patience = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0
-    for number, seconds in (
-        (signal.SIGTERM, _TERM_SECONDS),
-        (guard.KILL_NOW, patience),
-        (signal.SIGKILL, 5.0),
-    ):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await process.wait()
 
 
 def environment(message: Message) -> dict[str, str]:

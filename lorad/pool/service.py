@@ -35,13 +35,14 @@ class Service:
     """Serves a pool on a listener until it is stopping. The listener is the caller's to close."""
 
     def __init__(self, pool: Pool, listener: socket.socket) -> None:
-        self._pool, self._listener = pool, listener
+        self._pool = pool
+        self._listener = listener
         self._connections: set[asyncio.Task[None]] = set()
         self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Returns when the pool stops: what changes a slot has ended, its callers were answered, streams are
-        cut.
+        """Answer calls until the pool stops: by then what changes a slot has ended, its callers were answered
+        and streams are cut.
         """
         accepting = asyncio.create_task(self._accept())
         try:
@@ -55,7 +56,8 @@ class Service:
             await _cancelled(accepting, *self._answering, *self._connections)
 
     async def _accept(self) -> None:
-        loop, ran_out = asyncio.get_running_loop(), RanOut()
+        loop = asyncio.get_running_loop()
+        ran_out = RanOut()
         while True:
             try:
                 peer, _ = await loop.sock_accept(self._listener)
@@ -147,8 +149,7 @@ class _Wire:
 
         Raises ConnectionError at the end of the stream, BadFrame when it is no call.
         """
-        prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
-        return frames.decode(prefix, await self._exactly(prefix.body), Call)
+        return await frames.read_async(partial(self._loop.sock_recv_into, self._peer), Call)
 
     async def send(self, answer: Answer) -> None:
         """Send one answer; returns when the peer's buffer has taken all of it. Frames of several answers
@@ -180,16 +181,6 @@ class _Wire:
         self._frames.discard(frame)
         if not frame.cancelled():
             frame.exception()  # its sender has it, unless it was cancelled
-
-    async def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            got = await self._loop.sock_recv_into(self._peer, view)
-            if not got:
-                raise ConnectionResetError("the peer closed the connection")
-            view = view[got:]
-        return data
 
 
 async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:

@@ -1,5 +1,5 @@
-"""One frame: a fixed prefix, a msgpack header, raw array buffers. No pickle, no copies of arrays beyond the
-socket's.
+"""A frame is a fixed prefix, a msgpack header and raw array buffers. There is no pickle, and no copy of an
+array beyond the socket's.
 
     u32 header bytes | u32 buffer count | u64 body bytes | body        (little endian)
     body: u64 bytes of each buffer | header | buffers, each with zeros before it up to a multiple of 8 bytes
@@ -8,7 +8,7 @@ Arrays in a header are replaced by an extension (dtype, shape, buffer index).
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -83,25 +83,44 @@ def read(recv_into: Callable[[memoryview], int], kind: type[T], most: int = MAX_
     recv_into: reads some bytes, at least one, into a buffer; 0 at the end. Raises BadFrame, and
     ConnectionResetError when the source ends first.
     """
-    prefix = parse_prefix(_exactly(recv_into, PREFIX.size))
+    prefix = parse_prefix(exactly(recv_into, PREFIX.size))
     if prefix.body > most:
         raise BadFrame(f"a frame of {prefix.body} bytes, where {most} are a lot")
-    return decode(prefix, _exactly(recv_into, prefix.body), kind)
+    return decode(prefix, exactly(recv_into, prefix.body), kind)
 
 
-def _exactly(recv_into: Callable[[memoryview], int], size: int) -> bytearray:
+async def read_async(recv_into: Callable[[memoryview], Awaitable[int]], kind: type[T]) -> T:
+    """Read the message of one frame from a source that is awaited; raises what `read` raises."""
+    prefix = parse_prefix(await _exactly_async(recv_into, PREFIX.size))
+    return decode(prefix, await _exactly_async(recv_into, prefix.body), kind)
+
+
+def exactly(recv_into: Callable[[memoryview], int], size: int) -> bytearray:
+    """Read so many bytes from a blocking source. Raises ConnectionResetError when it ends first."""
     data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        got = recv_into(view)
-        if not got:
+    rest = memoryview(data)
+    while rest:
+        count = recv_into(rest)
+        if not count:
             raise ConnectionResetError("connection closed")
-        view = view[got:]
+        rest = rest[count:]
+    return data
+
+
+async def _exactly_async(recv_into: Callable[[memoryview], Awaitable[int]], size: int) -> bytearray:
+    """Read so many bytes from a source that is awaited. Raises ConnectionResetError when it ends first."""
+    data = bytearray(size)
+    rest = memoryview(data)
+    while rest:
+        count = await recv_into(rest)
+        if not count:
+            raise ConnectionResetError("connection closed")
+        rest = rest[count:]
     return data
 
 
 def parse_prefix(data: bytes | bytearray) -> _Prefix:
-    """Raises BadFrame on sizes that no peer of ours sends."""
+    """Decode a prefix. Raises BadFrame on sizes that no peer of ours sends."""
     prefix = _Prefix(*PREFIX.unpack(data))
     if prefix.header > _MAX_HEADER or prefix.buffers > _MAX_BUFFERS or prefix.body > MAX_BODY:
         raise BadFrame(
@@ -111,8 +130,9 @@ def parse_prefix(data: bytes | bytearray) -> _Prefix:
 
 
 def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
-    """The message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame when it
-    does not fit."""
+    """Decode the message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame
+    when it does not fit.
+    """
     view = memoryview(body)
     header, buffers = _split(prefix, view)
 
@@ -137,7 +157,7 @@ def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
 
 
 def _split(prefix: _Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
-    """The header, and where each buffer is."""
+    """Return the header, and where each buffer begins and ends."""
     start = 8 * prefix.buffers
     end = start + prefix.header
     if end > len(body):

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from lorad.children.identity import boot_id, start_time
 from lorad.children.leftovers import LOCK, clean_leftovers, living, places
-from lorad.children.process import Child, Life, boot_id, start_time, sweep
+from lorad.children.process import Child, Life, sweep
 from tests.kit.leftovers import kill_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]

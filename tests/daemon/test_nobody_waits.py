@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lorad.children.ask import under_guard
 from lorad.client.shapes import Completion
 from lorad.daemon.api.views import pool_view, version_view
 from lorad.daemon.context import Context
@@ -26,7 +27,6 @@ from lorad.daemon.pools.life import ask_status, refresh
 from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.process.user_threads import Turns
-from lorad.daemon.runs.preflight import guarded
 from lorad.daemon.runs.versions import is_loaded
 from lorad.daemon.serving.completer import take
 from lorad.daemon.storage.prune import is_free, names_in
@@ -85,7 +85,7 @@ async def test_claims_of_foreign_pools_do_not_count(ctx: Context) -> None:
 async def test_check_leaves_no_user_process_behind(seconds: int, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     argv = [sys.executable, "-c", LEAVES, str(note), str(seconds)]
-    async with guarded(argv, os.environ) as process:
+    async with under_guard(argv, os.environ) as process:
         await until(lambda: note.exists() and note.read_text().strip())
         if not seconds:
             await asyncio.wait_for(process.wait(), 10)
@@ -97,7 +97,7 @@ async def test_a_check_ends_with_the_daemon(tmp_path: Path) -> None:
     note = tmp_path / "pid"
 
     async def check() -> None:
-        async with guarded([sys.executable, "-c", LEAVES, str(note), "3600"], os.environ):
+        async with under_guard([sys.executable, "-c", LEAVES, str(note), "3600"], os.environ):
             await asyncio.sleep(3600)
 
     checking = asyncio.create_task(check())
@@ -124,7 +124,7 @@ async def test_a_check_cancelled_while_it_starts_leaves_nothing(
         return process
 
     async def check() -> None:
-        async with guarded([sys.executable, "-c", LEAVES, str(note), "3600"], os.environ):
+        async with under_guard([sys.executable, "-c", LEAVES, str(note), "3600"], os.environ):
             raise AssertionError("it was cancelled before")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", cancelled_before_it_returns)

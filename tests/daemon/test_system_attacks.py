@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lorad.children.ask import under_guard
 from lorad.client.requests import TrialRequest
 from lorad.client.shapes import TrialEvent
 from lorad.daemon.api.verbs.trial import _played
@@ -17,7 +18,7 @@ from lorad.daemon.api.verbs.verify import attest_again
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.user_threads import Hands
 from lorad.daemon.runs.draws import axes_of
-from lorad.daemon.runs.preflight import answer, exchanged, guarded
+from lorad.daemon.runs.preflight import answer, exchanged
 from lorad.errors import Conflict, SpecError
 from lorad.spec.model import convert
 from lorad.store import runs
@@ -47,13 +48,13 @@ def test_enormous_grid_is_refused_at_once() -> None:
 async def test_endlessly_printing_check_is_refused() -> None:
     endless = "while True: print('x' * 65536)"
     with pytest.raises(SpecError, match="printed over"):
-        async with guarded([sys.executable, "-c", endless], os.environ) as process:
+        async with under_guard([sys.executable, "-c", endless], os.environ) as process:
             await exchanged(process, b"{}", list[str]().append)
 
 
 async def test_check_that_is_killed_says_so() -> None:
     argv = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    async with guarded(argv, os.environ) as process:
+    async with under_guard(argv, os.environ) as process:
         said = await exchanged(process, b"{}", list[str]().append)
     with pytest.raises(SpecError, match="was killed: the machine may have no memory left"):
         answer(*said, process.returncode or 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.remote import Node
 from lorad.protocol.nodes import AgentStart, GrantedNode, NodesSetup
 from lorad.protocol.pool_setup import RanksSetup
@@ -32,7 +32,7 @@ class Agents:
 
     def __init__(self, temporary: Path, lease: float = 30.0) -> None:
         self.temporary, self.lease = temporary, lease
-        self.identity = Identity("pool", temporary)
+        self.credentials = Credentials("pool", temporary)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._all: list[subprocess.Popen[bytes]] = []
         self.short = Path(tempfile.mkdtemp(prefix="ln", dir="/tmp"))  # for sockets
@@ -49,7 +49,7 @@ class Agents:
             env=os.environ | {"TMPDIR": str(own), "PYTHONPATH": str(ROOT)},
         )
         self._all.append(process)
-        start = AgentStart(certificate=self.identity.pem, devices=tuple(devices))
+        start = AgentStart(certificate=self.credentials.pem, devices=tuple(devices))
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(start) + b"\n")
         process.stdin.flush()
@@ -93,7 +93,7 @@ async def nodes(
             yield (
                 agents,
                 [
-                    await stack.enter_async_context(Node.connected(each, agents.identity, LIFE, own))
+                    await stack.enter_async_context(Node.connected(each, agents.credentials, LIFE, own))
                     for each in told
                 ],
             )

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import lorad
-from lorad.children.process import boot_id
+from lorad.children.identity import boot_id
 from lorad.nodes.agent import Agent
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.messages import LINE
 from lorad.nodes.places import Places
 from lorad.nodes.remote import Node
@@ -38,7 +38,7 @@ class Swarm:
                 node=name,
                 ip="127.0.0.1",
                 port=self.servers[name].sockets[0].getsockname()[1],
-                certificate=agent.identity.pem,
+                certificate=agent.credentials.pem,
                 boot_id=boot_id(),
                 directory=str(directory),
                 pid=os.getpid(),
@@ -66,11 +66,11 @@ async def listening(root: Path, names: Sequence[str], head: str, lease: float = 
 
 @asynccontextmanager
 async def led(
-    told: Sequence[GrantedNode], identity: Identity, lease: float = 30.0
+    told: Sequence[GrantedNode], credentials: Credentials, lease: float = 30.0
 ) -> AsyncIterator[list[Node]]:
     """Nodes that are connected."""
     async with AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(Node.connected(each, identity, LIFE, setup(lease=lease)))
+            await stack.enter_async_context(Node.connected(each, credentials, LIFE, setup(lease=lease)))
             for each in told
         ]

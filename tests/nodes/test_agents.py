@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 
 from lorad.box import gpu_locks
-from lorad.children.process import start_time
+from lorad.children.identity import start_time
 from lorad.errors import Conflict, IntegrityError, NotAllowed, PoolLost, SpecError, StorageError
 from lorad.nodes import agent, remote
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.child import RemoteChild
 from lorad.nodes.devices import interface_of
 from lorad.nodes.messages import FileSaid, Hello
@@ -258,7 +258,7 @@ async def attempt(told: GrantedNode, context: ssl.SSLContext | None) -> bytes:
 
 async def test_only_the_pools_certificate_opens(agents: Agents, tmp_path: Path) -> None:
     told = await agents.granted("h1")
-    stranger = Identity("stranger", tmp_path)
+    stranger = Credentials("stranger", tmp_path)
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
     bare.load_verify_locations(cadata=told.certificate)
@@ -267,16 +267,16 @@ async def test_only_the_pools_certificate_opens(agents: Agents, tmp_path: Path) 
             assert await attempt(told, context) == b""
     impostor = msgspec.structs.replace(told, certificate=stranger.pem)
     with pytest.raises(PoolLost, match="CERTIFICATE_VERIFY_FAILED"):
-        async with Node.connected(impostor, agents.identity, LIFE, setup()):
+        async with Node.connected(impostor, agents.credentials, LIFE, setup()):
             pass
-    async with Node.connected(told, agents.identity, LIFE, setup()):
+    async with Node.connected(told, agents.credentials, LIFE, setup()):
         pass
 
 
 async def test_another_version_is_refused(agents: Agents) -> None:
     told = msgspec.structs.replace(await agents.granted("h1"), lorad="0.0.0")
     with pytest.raises(SpecError, match=r"h1 has lorad 0\.0\.0, and this machine"):
-        async with Node.connected(told, agents.identity, LIFE, setup()):
+        async with Node.connected(told, agents.credentials, LIFE, setup()):
             pass
 
 
@@ -286,7 +286,7 @@ async def test_an_agent_ends_with_its_pool(agents: Agents, tmp_path: Path, link:
     told = await agents.granted("h1")
     process = agents.processes["h1"]
     assert process.stdin is not None
-    async with Node.connected(told, agents.identity, LIFE, setup(lease=60.0)) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup(lease=60.0)) as node:
         stubborn = child(node, tmp_path / "log", STUBBORN)
         await stubborn.start()
         assert stubborn.pid is not None
@@ -309,7 +309,7 @@ async def test_an_agent_asks_to_be_let_go(agents: Agents, tmp_path: Path) -> Non
     """At SIGTERM; what runs there runs on until then."""
     agents.lease = 60.0
     told = await agents.granted("h1")
-    async with Node.connected(told, agents.identity, LIFE, setup(lease=60.0)) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup(lease=60.0)) as node:
         stubborn = child(node, tmp_path / "log", STUBBORN)
         await stubborn.start()
         agents.processes["h1"].send_signal(signal.SIGTERM)
@@ -328,7 +328,7 @@ async def test_a_leaving_agent_outlives_its_starter(agents: Agents, tmp_path: Pa
     told = await agents.granted("h1")
     process = agents.processes["h1"]
     assert process.stdin is not None
-    async with Node.connected(told, agents.identity, LIFE, setup(lease=60.0)) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup(lease=60.0)) as node:
         stubborn = child(node, tmp_path / "log", STUBBORN)
         await stubborn.start()
         if asks == "SIGTERM":
@@ -352,7 +352,7 @@ async def test_an_agent_without_a_pool_ends_at_once(agents: Agents) -> None:
 
 async def test_a_busy_pool_keeps_its_lease(agents: Agents, tmp_path: Path) -> None:
     told = await agents.granted("h1")
-    async with Node.connected(told, agents.identity, LIFE, setup(lease=1.0)) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup(lease=1.0)) as node:
         await asyncio.sleep(1.5)
         assert await node.digest("absent") == ""
 
@@ -361,7 +361,7 @@ async def test_a_busy_pool_keeps_its_lease(agents: Agents, tmp_path: Path) -> No
 async def test_an_agent_that_talks_nonsense_is_lost(agents: Agents, line: bytes) -> None:
     agents.lease = 60.0
     told = await agents.granted("h1")
-    async with Node.connected(told, agents.identity, LIFE, setup()) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup()) as node:
         node._waiting[7] = asyncio.get_running_loop().create_future()
         node._reader.feed_data(line)
         async with asyncio.timeout(10):
@@ -373,7 +373,7 @@ async def test_an_agent_that_talks_nonsense_is_lost(agents: Agents, line: bytes)
 async def test_a_silent_agent_is_given_up(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
     told = await agents.granted("h1")
-    async with Node.connected(told, agents.identity, LIFE, setup(lease=1.0)) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup(lease=1.0)) as node:
         os.kill(told.pid, signal.SIGSTOP)
         async with asyncio.timeout(10):
             assert "it has said nothing for" in await node.lost
@@ -387,7 +387,7 @@ async def test_agents_give_up_before_their_pool(agents: Agents, monkeypatch: pyt
     told = await agents.granted("h1")
     async with (
         wire(told) as (through, cut),
-        Node.connected(through, agents.identity, LIFE, setup(lease=1.0)) as node,
+        Node.connected(through, agents.credentials, LIFE, setup(lease=1.0)) as node,
     ):
         cut.set()
         await ends(told.pid)
@@ -450,7 +450,7 @@ def test_the_interface_is_that_of_the_address() -> None:
 @pytest.mark.system
 async def test_a_new_agent_clears_what_is_left(agents: Agents, tmp_path: Path) -> None:
     told = await agents.granted("h1")
-    async with Node.connected(told, agents.identity, LIFE, setup()) as node:
+    async with Node.connected(told, agents.credentials, LIFE, setup()) as node:
         process = child(node, tmp_path / "log", STUBBORN)
         await process.start()
         agents.processes["h1"].kill()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from lorad.box import gpu_locks
-from lorad.children.process import start_time
+from lorad.children.identity import start_time
 from lorad.errors import PoolLost, SpecError
 from lorad.files import write_whole
 from lorad.grants import grant as grants

@@ -18,7 +18,7 @@ from lorad.errors import LoradError, NotAllowed, PoolLost, StorageError
 from lorad.grants import static
 from lorad.grants.grant import Grant
 from lorad.nodes import remote, streams
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.messages import LINE, Digest, Done, Files, FileSaid, Hello, Renew, Spawn
 from lorad.nodes.remote import Node
 from lorad.nodes.streams import Pair, read, write
@@ -32,7 +32,7 @@ Greets = Callable[[Hello, Pair], Any]
 @contextlib.asynccontextmanager
 async def leading(directory: Path, greets: Greets) -> AsyncIterator[Node]:
     """Lead a node whose agent says to each connection what `greets` does."""
-    pool, own = Identity("pool", directory), Identity("node", directory)
+    pool, own = Credentials("pool", directory), Credentials("node", directory)
 
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from lorad.children.process import start_time
+from lorad.children.identity import start_time
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError, StorageError
 from lorad.nodes.remote import Node
 from lorad.trainers.base import Policy

@@ -11,7 +11,7 @@ import pytest_asyncio
 from lorad.children.host import put_on_all
 from lorad.errors import LoradError, NotAllowed, PoolLost
 from lorad.nodes import agent as agents
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.messages import Hello, Peer
 from lorad.nodes.relay import Relay
 from lorad.nodes.remote import Node
@@ -50,10 +50,10 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     source.mkdir()
     (source / "weights").write_bytes(os.urandom((5 << 20) + 7))
     (source / "empty").write_bytes(b"")
-    identity = Identity("pool", tmp_path)
+    credentials = Credentials("pool", tmp_path)
     async with (
-        listening(tmp_path, NAMES, identity.pem, lease=5.0) as swarm,
-        led(swarm.told, identity, lease=5.0) as nodes,
+        listening(tmp_path, NAMES, credentials.pem, lease=5.0) as swarm,
+        led(swarm.told, credentials, lease=5.0) as nodes,
     ):
         made = World(swarm, nodes, source)
         put = Node.put
@@ -105,7 +105,7 @@ async def test_each_hop_hashes(world: World, monkeypatch: pytest.MonkeyPatch) ->
     send = Relay.send
 
     async def flipped(relay: Relay, data: bytes) -> None:
-        is_one = relay._identity is world.swarm.agents[ROOTS[0]].identity
+        is_one = relay._credentials is world.swarm.agents[ROOTS[0]].credentials
         await send(relay, bytes([data[0] ^ 1]) + data[1:] if is_one else data)
 
     monkeypatch.setattr(Relay, "send", flipped)
@@ -119,7 +119,7 @@ async def test_another_agent_may_only_put(world: World, tmp_path: Path) -> None:
     first, second = (world.swarm.agents[name] for name in ROOTS)
     told = world.swarm.told[1]
     peer = Peer(told.node, told.ip, told.port, told.certificate)
-    relay = Relay(first.identity, LIFE, 5.0, [peer])
+    relay = Relay(first.credentials, LIFE, 5.0, [peer])
     with pytest.raises((LoradError, OSError)):  # it is not known yet
         await relay._connected(peer, Hello(kind="put", life=LIFE, name="adapters/x"))
     await world.put()

@@ -241,7 +241,7 @@ async def test_a_lost_node_costs_its_servers_alone(own: World) -> None:
     assert await own.names() == ["run@1", "run@2"]
     async with AsyncExitStack() as stack:
         told = await own.agents.granted("h3", "127.0.0.3")
-        node = Node.connected(told, own.agents.identity, LIFE, setup())
+        node = Node.connected(told, own.agents.credentials, LIFE, setup())
         h3 = await stack.enter_async_context(node)
         own.engine.replace_node(own.hosts[1], h3)
         await until(lambda: own.servers[1].state == "up")

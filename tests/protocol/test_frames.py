@@ -56,6 +56,21 @@ def test_a_source_that_ends_early_is_lost() -> None:
         frames.read(io.BytesIO(frame[:-1]).readinto, dict)
 
 
+async def test_awaited_frames_are_read_the_same() -> None:
+    frame = b"".join(frames.encode({"array": np.arange(5.0, dtype="float32")}))
+    for end in (len(frame), len(frame) - 1, 3):
+        source = io.BytesIO(frame[:end])
+
+        async def recv_into(rest: memoryview, source: io.BytesIO = source) -> int:
+            return source.readinto(rest[:7])
+
+        if end == len(frame):
+            assert (await frames.read_async(recv_into, dict))["array"].tolist() == [0, 1, 2, 3, 4]
+        else:
+            with pytest.raises(ConnectionResetError):
+                await frames.read_async(recv_into, dict)
+
+
 def test_many_chunks_travel_in_few_arrays() -> None:
     prompts = [Prompt(name, np.array([1], np.int32), np.array([0], np.uint64)) for name in ("a", "b")]
     chunks = [

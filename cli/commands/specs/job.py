@@ -98,17 +98,7 @@ def _own_daemon(client: Client) -> Iterator[None]:
     ours, theirs = socket.socketpair()
     environment = {key: value for key, value in os.environ.items() if key != "LORAD_ATTEMPT"}
     fd = theirs.fileno()
-    guarded = [
-        sys.executable,
-        "-I",
-        "-S",
-        guard.__file__,
-        str(fd),
-        "--",
-        sys.executable,
-        "-m",
-        "lorad.daemon",
-    ]
+    guarded = guard.command([sys.executable, "-m", "lorad.daemon"], fd)
     with theirs, home.daemon_log.open("ab") as log:
         subprocess.run(
             # no descendant of this process: `ray job stop` sends SIGTERM to each of them, and the pool would

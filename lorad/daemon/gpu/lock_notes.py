@@ -21,6 +21,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from lorad.children.identity import stat_of
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.devices import Device, is_taken, lock_directory, lock_file
 from lorad.files import write_whole
@@ -108,12 +109,12 @@ def write_note(path: Path, data: bytes) -> None:
 
 
 def _notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
-    """uid and home in the names of all notes of that kind about a device, and where they are."""
+    """Yield all notes of that kind about a device: uid and home in the name of the file, and its path."""
     pattern = re.compile(re.escape(f"{uuid}.{kind}-") + r"(\d{1,10})-([0-9a-f]{8})\.json")
     with contextlib.suppress(OSError), os.scandir(devices.LOCKS) as entries:
         for entry in itertools.islice(entries, _MOST_ENTRIES):
-            if found := pattern.fullmatch(entry.name):
-                yield int(found[1]), found[2], Path(entry.path)
+            if match := pattern.fullmatch(entry.name):
+                yield int(match[1]), match[2], Path(entry.path)
 
 
 def _read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
@@ -123,10 +124,10 @@ def _read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
     except OSError:
         return None
     try:
-        there = os.fstat(file)
-        if not stat.S_ISREG(there.st_mode) or there.st_uid != uid or there.st_size > _NOTE_BYTES:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_size > _NOTE_BYTES:
             return None
-        return msgspec.json.decode(os.read(file, _NOTE_BYTES), type=kind), there.st_mtime
+        return msgspec.json.decode(os.read(file, _NOTE_BYTES), type=kind), status.st_mtime
     except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     finally:
@@ -139,27 +140,28 @@ def holder_of(device: Device) -> Holder | None:
         return None
     owner = _uid_of(lock_pid(device))
     believed = None if owner is None else {0, owner}
-    found = []
+    notes: list[tuple[bool, float, Holder]] = []
     for uid, _, path in _notes_of(device.uuid, "holder"):
         note = _read_note(path, uid, Holder) if believed is None or uid in believed else None
         if note is not None and (uid == 0 or note[0].uid == uid):
-            found.append((_is_there(note[0]), note[1], note[0]))
-    return _shown(max(found, key=lambda one: one[:2])[2]) if found else None
+            notes.append((_is_there(note[0]), note[1], note[0]))
+    if not notes:
+        return None
+    *_, holder = max(notes, key=lambda note: note[:2])
+    return _shown(holder)
 
 
 def _shown(note: Holder) -> Holder:
+    """Make a note of another user fit to be shown."""
     return msgspec.structs.replace(
         note, pool=one_line(note.pool)[:80], user=one_line(note.user)[:32], why=one_line(note.why)[:160]
     )
 
 
 def _is_there(note: Holder) -> bool:
-    """Check whether the holder's process lives."""
-    try:
-        with open(f"/proc/{int(note.pid or 0)}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19]) == note.start_time
-    except (OSError, ValueError, IndexError):
-        return False
+    """Check whether the holder's process is there, or a zombie of it."""
+    process = stat_of(note.pid or 0)
+    return process is not None and process.start == note.start_time
 
 
 def lock_pid(device: Device) -> int | None:
@@ -189,13 +191,14 @@ def _uid_of(pid: int | None) -> int | None:
 
 def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
     """Find the devices that daemons of other homes wait for, by notes that are still fresh."""
-    now, found = time.time(), set()
+    now = time.time()
+    awaited: set[str] = set()
     for uuid in uuids:
         for uid, name, path in _notes_of(uuid, "wanted"):
             note = None if (uid, name) == (os.getuid(), _home_name(home)) else _read_note(path, uid, Wanted)
             if note is not None and -_SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
-                found.add(uuid)
-    return frozenset(found)
+                awaited.add(uuid)
+    return frozenset(awaited)
 
 
 def put(notes: Notes, path: Path, note: Struct) -> None:

@@ -8,6 +8,7 @@ daemon that several users share each process has the secrets of its user, who al
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,9 +65,19 @@ class Commands:
             **runtime.environment(),
         }
 
+    def asked_as(
+        self, user: User | None, argv: Sequence[str], home: Home
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command and the whole environment of a process without a shim, which is a user's; None:
+        the daemon's own.
+        """
+        if user is None:
+            return list(argv), {**os.environ, **self.environment(home)}
+        return user.command(argv, Path("/")), {**user.environment, **self.environment(home)}
+
 
 def secret_files(config: Config) -> dict[str, str]:
-    """Variable -> file, for `command.json`."""
+    """Name the file of each secret variable, for `command.json`."""
     return {name: str(path) for name, path in config.secrets.items()}
 
 
@@ -85,18 +96,19 @@ def refuse_shared(config: Config, path: Path) -> None:
 
 
 def secrets_of(config: Config, user: User | None) -> dict[str, str]:
-    """Read the configured secrets: variable -> value, for a process that needs no shim; that of a user reads
-    their own.
+    """Read the value of each secret variable, for a process without a shim. The process of a user reads their
+    own.
 
     Raises SpecError, whose message does not contain the secret.
     """
     if user is not None:
         return own_secrets(user)
-    found = {}
+    secrets = {}
     for name, path in config.secrets.items():
         try:
-            found[name] = read_secret(str(path))
+            secrets[name] = read_secret(str(path))
         except OSError as error:
-            told = f"secrets of config.yaml: {name}: {path}: {error.strerror}"
-            raise SpecError(told, hint=f"It holds the value alone: chmod 600 {path}, and chown it.") from None
-    return found
+            problem = f"secrets of config.yaml: {name}: {path}: {error.strerror}"
+            hint = f"It holds the value alone: chmod 600 {path}, and chown it."
+            raise SpecError(problem, hint=hint) from None
+    return secrets

@@ -1,6 +1,7 @@
-"""Processes that a shim started and that outlived their attempt: found by LORAD_ATTEMPT in their environment.
+"""Find and end processes that a shim started and that outlived their attempt.
 
-What gives itself another title writes over that; it is known by its stdout or stderr, a log of the attempt.
+They are known by LORAD_ATTEMPT in their environment. A process that gives itself another title writes over
+that; it is known by its stdout or stderr, a log of the attempt.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from lorad.box import config
 from lorad.box.paths import AttemptDir, Home
+from lorad.children.identity import opened, pids
 from lorad.client.box_shapes import Orphan
 from lorad.daemon.process.processes import attempts_under, judge, read_status
 from lorad.errors import LoradError
@@ -30,7 +32,7 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
     or that was followed by another one.
     """
     roots = _roots_of(home)
-    marked = {pid: attempt for pid in _pids() if (attempt := _attempt_of(pid, roots)) is not None}
+    marked = {pid: attempt for pid in pids() if (attempt := _attempt_of(pid, roots)) is not None}
     over = {attempt: _is_over(attempt, settled) for attempt in set(marked.values())}
     spared = {os.getpid(), *map(_shim_of, over)}
     left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
@@ -38,16 +40,16 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
 
 
 def end_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
-    """SIGTERM to each, SIGKILL to those that are there _TERM_SECONDS later: those that it was sent to."""
-    told: dict[int, Orphan] = {}
+    """Stop every orphan: SIGTERM, then SIGKILL after _TERM_SECONDS. Return the ones that were signalled."""
+    signalled: dict[int, Orphan] = {}
     for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _TERM_SECONDS)):
         for orphan in find_orphans(home, settled):
             if _send(orphan.pid, number, _roots_of(home)):
-                told[orphan.pid] = orphan
+                signalled[orphan.pid] = orphan
         deadline = time.monotonic() + seconds
         while find_orphans(home, settled) and time.monotonic() < deadline:
             time.sleep(0.1)
-    return list(told.values())
+    return list(signalled.values())
 
 
 def _roots_of(home: Home) -> list[Path]:
@@ -58,13 +60,9 @@ def _roots_of(home: Home) -> list[Path]:
     return [directory.resolve() for directory in (home.root, storage) if directory is not None]
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
 def _attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
-    """Find the attempt of these homes that started a process; None for others,
-    and where that cannot be read.
+    """Find the attempt of these homes that started a process; None for others, and where that cannot be
+    read.
     """
     return next(
         (AttemptDir(path) for path in _said_by(pid) if path is not None and _is_inside(path, roots)), None
@@ -72,9 +70,7 @@ def _attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
 
 
 def _said_by(pid: int) -> Iterator[Path | None]:
-    """Yield the places that may name a process's attempt; lazily,
-    as the environment of most processes does.
-    """
+    """Yield the places that may name a process's attempt, one by one: of most, the environment does."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((variable for variable in variables if variable.startswith(_MARK)), None)
@@ -97,6 +93,7 @@ def _is_inside(path: Path, roots: list[Path]) -> bool:
 
 
 def _is_over(attempt: AttemptDir, settled: float) -> bool:
+    """Check whether an attempt ended more than `settled` seconds ago, or is followed by another one."""
     status = read_status(attempt)
     if status is None:  # gone, or not yet begun; a shim that could not write it down starts nothing
         return not attempt.root.is_dir()
@@ -113,8 +110,9 @@ def _shim_of(attempt: AttemptDir) -> int | None:
 
 
 def _described(pid: int, attempt: AttemptDir) -> Orphan:
+    """Describe an orphan to people, as far as this user may look."""
     place = Path(f"/proc/{pid}")
-    command, user = "", ""
+    command = user = ""
     with contextlib.suppress(OSError):
         words = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         command = words[:_COMMAND_LENGTH]
@@ -125,17 +123,9 @@ def _described(pid: int, attempt: AttemptDir) -> Orphan:
 
 
 def _send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
-    """Check whether the process is there, and is still the one that was found."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if _attempt_of(pid, roots) is None:
-            return False
-        signal.pidfd_send_signal(fd, number)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+    """Send a signal to an orphan; False when it is gone, or its pid is another process's by now."""
+    with contextlib.suppress(OSError), opened(pid) as pidfd:
+        if _attempt_of(pid, roots) is not None:
+            signal.pidfd_send_signal(pidfd, number)
+            return True
+    return False

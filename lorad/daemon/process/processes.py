@@ -1,6 +1,6 @@
 """The processes that the daemon starts through shims, adopts from an earlier daemon, and signals safely.
 
-A process is known by (boot id, pid, start time), never by its pid alone.
+A process is known by its `Identity`, never by its pid alone.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
+from lorad.children.identity import Identity, boot_id, pids
 from lorad.children.logs import SURVIVED
 from lorad.daemon.process import shim
 from lorad.daemon.process.commands import Commands
@@ -28,7 +29,6 @@ from lorad.daemon.process.pulse import Pulse
 from lorad.daemon.process.users import User
 from lorad.files import write_whole
 
-BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
 _HEALTHY = re.compile(r"\S+ \S+ (?:INFO|DEBUG) |step \d+/\d+  ")  # of a logger, or of a driver after a step
 _ERROR = re.compile(r"(?i)(?:error|exception)\b|\b(?:fatal|critical|aborted|panic)\b")
@@ -158,26 +158,14 @@ class Processes:
         status = read_status(attempt)
         if status is None or status["ended_at"] is not None:
             return False
-        try:
-            fd = os.pidfd_open(status["pid"])
-        except ProcessLookupError:
-            return False
-        try:
-            if not is_same(status["pid"], status["start_time"], status["boot_id"]):
-                return False
-            signals.pidfd_send_signal(fd, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+        return child_of(status).signal(number)
 
     def kill_group(self, attempt: AttemptDir) -> bool:
         """Send SIGKILL to the process and all of its group; False when it is not there. Its shim lives on and
         records the end.
         """
         status = read_status(attempt)
-        if status is None or not is_same(status["pid"], status["start_time"], status["boot_id"]):
+        if status is None or not child_of(status).is_alive:
             return False
         try:
             os.killpg(status["pid"], signals.SIGKILL)
@@ -221,12 +209,12 @@ def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
     """Decide by its status what became of a process."""
     pid = status["pid"]
     if status["ended_at"] is None:
-        shim_is_there = is_same(status["shim_pid"], status["shim_start_time"], status["boot_id"])
-        if is_same(pid, status["start_time"], status["boot_id"]) or shim_is_there:
+        if child_of(status).is_alive or shim_of(status).is_alive:
             return ProcessState("alive", pid)
         status = read_status(attempt) or status  # its shim may have written the end just now
-    known = pid is not None and status["ended_at"] is not None
-    return ProcessState("exited" if known else "vanished", pid, status["exit_code"], status["signal"])
+    is_recorded = pid is not None and status["ended_at"] is not None
+    phase: Literal["exited", "vanished"] = "exited" if is_recorded else "vanished"
+    return ProcessState(phase, pid, status["exit_code"], status["signal"])
 
 
 def is_locked(attempt: AttemptDir) -> bool:
@@ -257,7 +245,7 @@ def condemn(attempt: AttemptDir) -> None:
 
 
 class _Status(Struct):
-    """`status.json`, see `shim.py`; an attempt that never began has not all of the keys."""
+    """The content of `status.json`, see `shim.py`; an attempt that never began has not all of the keys."""
 
     shim_pid: int | None
     shim_start_time: int | None
@@ -305,59 +293,61 @@ def _seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
 
     Looking through /proc takes milliseconds, so the answer is kept for a moment.
     """
-    at, found = _seen.get(attempt.root, (float("-inf"), None))
-    if time.monotonic() - at > _SEEN_SECONDS or (
-        found and not is_same(found["pid"], found["start_time"], BOOT_ID)
-    ):
-        found = _look_in_proc(attempt)
-        _seen[attempt.root] = time.monotonic(), found
-    return found
+    looked_at, status = _seen.get(attempt.root, (float("-inf"), None))
+    is_stale = time.monotonic() - looked_at > _SEEN_SECONDS
+    if is_stale or (status is not None and not child_of(status).is_alive):
+        status = _look_in_proc(attempt)
+        _seen[attempt.root] = time.monotonic(), status
+    return status
 
 
 def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+    """Search all processes for a shim of the attempt, and tell the status that it would write."""
     command = [part.encode() for part in (*SHIM[1:], str(attempt.root))]
-    for entry in os.listdir("/proc"):
+    for pid in pids():
         with contextlib.suppress(OSError, ValueError):
-            if (
-                not entry.isdigit()
-                or Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")[1:-1] != command
-            ):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:-1] != command:
                 continue
-            if os.stat(f"/proc/{entry}").st_uid != os.getuid():  # anybody may call a process so
+            if os.stat(f"/proc/{pid}").st_uid != os.getuid():  # anybody may call a process so
                 continue
-            children = Path(f"/proc/{entry}/task/{entry}/children").read_text().split()
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             for child in map(int, children):
                 if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
-                    known = {
-                        "shim_pid": int(entry),
-                        "shim_start_time": shim.start_time(int(entry)),
-                        "pid": child,
-                    }
-                    ends = dict.fromkeys(
-                        ("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after")
-                    )
-                    began = {"start_time": shim.start_time(child), "boot_id": BOOT_ID, "locked": False}
-                    return known | began | ends
+                    return _status_of(Identity.of(pid), Identity.of(child))
     return None
+
+
+def _status_of(parent: Identity, child: Identity) -> dict[str, Any]:
+    """Make the status of a child that lives, as the shim that is its parent would have written it."""
+    unknown = ("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after")
+    return {
+        "shim_pid": parent.pid,
+        "shim_start_time": parent.start,
+        "pid": child.pid,
+        "start_time": child.start,
+        "boot_id": boot_id(),
+        "locked": False,
+        **dict.fromkeys(unknown),
+    }
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a small JSON file that holds an object; {} when there is none that can be read."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
-    """Check whether the process that was given this pid lives, and not a later one (a zombie does not)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time and boot_id == BOOT_ID
+def child_of(status: dict[str, Any]) -> Identity:
+    """Tell which process a status is of; nobody where none was ever started."""
+    return Identity(status["boot_id"], status["pid"] or 0, status["start_time"] or 0)
+
+
+def shim_of(status: dict[str, Any]) -> Identity:
+    """Tell which process the shim of a status is; nobody where none was ever started."""
+    return Identity(status["boot_id"], status["shim_pid"] or 0, status["shim_start_time"] or 0)
 
 
 def attempts_under(parent: Path) -> Iterator[AttemptDir]:
@@ -396,6 +386,6 @@ def log_end(path: Path, lines: int = 1) -> str:
     ]
     if errors:
         until = errors[-1] + 1
-        told = [line.strip() for line in unwell[max(until - lines, 0) : until]]
-        return "its log ends:" + ("\n" if lines > 1 else " ") + "\n".join(told)
+        shown = [line.strip() for line in unwell[max(until - lines, 0) : until]]
+        return "its log ends:" + ("\n" if lines > 1 else " ") + "\n".join(shown)
     return f"it left no error, and its last line was: {said[-1].strip()}" if said else ""

@@ -1,4 +1,4 @@
-"""Starts one process and keeps what became of it: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
+"""Start one process and keep what became of it: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
 
 The shim outlives the daemon. It holds a file lock on the attempt directory, which the child inherits, so that
 the lock is held while either lives; it writes `status.json` before the child's first instruction and its end
@@ -78,7 +78,8 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
         _become(command, gate)
     _forward_signals(child)
     os.close(gate)
-    status, since = born(child), time.clock_gettime(time.CLOCK_BOOTTIME)
+    status = born(child)
+    since = time.clock_gettime(time.CLOCK_BOOTTIME)
     fd = _write_status(root, status)
     try:  # noqa: SIM105
         os.write(opened, b"!")
@@ -216,6 +217,7 @@ def _forward_signals(child: int) -> None:
 
 
 def born(child: int) -> dict[str, Any]:
+    """Make the status of a child that has just been started by this process."""
     me = os.getpid()
     return {
         "shim_pid": me,
@@ -239,7 +241,7 @@ def never_began(*, locked: bool = False) -> dict[str, Any]:
 
 
 def died(code: int, lived: float) -> dict[str, Any]:
-    """lived: seconds, by a clock that nobody sets."""
+    """Describe the end of a child by its wait status. lived: seconds, by a clock that nobody sets."""
     exited = os.WIFEXITED(code)
     return {
         "exit_code": os.WEXITSTATUS(code) if exited else None,
@@ -262,7 +264,11 @@ def oom_kills() -> int | None:
 
 
 def start_time(pid: int) -> int:
-    """Read the clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
+    """Read the clock ticks from boot to a process's start: field 22 of /proc/PID/stat.
+
+    The rest of lorad reads it by `lorad.children.identity`. The shim cannot: it runs with nothing but the
+    standard library in reach, so that it starts in milliseconds.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 

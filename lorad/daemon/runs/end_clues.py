@@ -1,4 +1,4 @@
-"""What can be seen of how a process ended: its status, its logs, the kernel's log."""
+"""Find out how a process ended from what is left of it: its status, its logs, the kernel's log."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import AttemptDir
+from lorad.children.identity import boot_id
 from lorad.daemon.process.causes import (
     KILLED_FOR_MEMORY,
     MAYBE_KILLED_FOR_MEMORY,
@@ -17,12 +18,14 @@ from lorad.daemon.process.causes import (
     diagnose,
 )
 from lorad.daemon.process.log_trim import logs_of, open_log
-from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
+from lorad.daemon.process.processes import ProcessState, read_status
 
 _LOG_BYTES = 1 << 16  # read of each log
 _LOGS = 24  # logs read of one attempt: the process itself, servers and ranks
-_KERNEL_RECORDS, _KERNEL_SECONDS = 20_000, 0.1
-_KILLED, _XID = "Killed process", "NVRM: Xid"
+_KERNEL_RECORDS = 20_000  # read of the kernel's log
+_KERNEL_SECONDS = 0.1  # for reading it
+_KILLED = "Killed process"
+_XID = "NVRM: Xid"
 _XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
 _SLACK_SECONDS = 2.0
 
@@ -31,12 +34,12 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
     """Say how `name` ended, why as far as that is known, and what to do about it."""
     if forced := by_force(attempt, process):
         return forced
-    found = _diagnosis_of(attempt, process)
-    if found is None:
+    diagnosis = _diagnosis_of(attempt, process)
+    if diagnosis is None:
         return f"{name} {process.in_words()}"
-    if found in (KILLED_FOR_MEMORY, MAYBE_KILLED_FOR_MEMORY):
-        return f"{name} was {found.what}. {found.advice}"
-    return f"{name} {process.in_words()}: {found.what}. {found.advice}"
+    if diagnosis in (KILLED_FOR_MEMORY, MAYBE_KILLED_FOR_MEMORY):
+        return f"{name} was {diagnosis.what}. {diagnosis.advice}"
+    return f"{name} {process.in_words()}: {diagnosis.what}. {diagnosis.advice}"
 
 
 def by_force(attempt: AttemptDir, process: ProcessState) -> str:
@@ -62,7 +65,9 @@ def was_restarted(attempt: AttemptDir) -> bool:
     recorded.
     """
     status = read_status(attempt)
-    return bool(status and status["boot_id"] and status["ended_at"] is None and status["boot_id"] != BOOT_ID)
+    if not status or status["ended_at"] is not None:
+        return False
+    return status["boot_id"] not in ("", boot_id())
 
 
 def _diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
@@ -92,7 +97,8 @@ def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:
     """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not
     be read.
     """
-    now, clock = time.time(), time.monotonic()
+    now = time.time()
+    clock = time.monotonic()
     since, until = (when - now + clock for when in (status["started_at"], status["ended_at"] or now))
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -115,7 +121,7 @@ def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _booted_at() -> float:
-    """Unix time."""
+    """Read the Unix time of the machine's start."""
     lines = Path("/proc/stat").read_text().splitlines()
     return float(next((line.split()[1] for line in lines if line.startswith("btime")), 0))
 

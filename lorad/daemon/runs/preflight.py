@@ -4,21 +4,18 @@ The daemon imports none of the user's code.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from asyncio.subprocess import Process
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
 from lorad.bounds import CHECK_BYTES
 from lorad.box import config
 from lorad.children import guard
+from lorad.children.ask import under_guard
 from lorad.client.requests import RunRequest, TrialRequest
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
@@ -26,17 +23,15 @@ from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import doing
 from lorad.daemon.process.enter import SAID
-from lorad.errors import PoolLost, SpecError, from_wire
+from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
 from lorad.spec.text import places
 
-_Result = TypeVar("_Result")
-_LINE_BYTES = 1 << 16
-_TOLD_BYTES, _WORDS = 1 << 12, 100  # of a line that says what a check is doing, and characters of that
+_DOING_BYTES = 1 << 12  # of a line that says what a check is doing
+_WORDS = 100  # characters of what it is doing
 _PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 _FORGED = "Does the reward module write where only lorad answers?"
-_END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
 async def preflight(
@@ -49,13 +44,16 @@ async def preflight(
     body: RunRequest | TrialRequest | None = None,
     look: bool = False,
 ) -> SpecFacts:
-    """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it
-    takes too long or falls over, and Conflict when too many of that user's wait.
+    """Check a spec as the user of `uid`, the run's owner, and return the facts of it.
 
-    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends
-    and cluster. reference: where
-    the adapter lies that KL is measured against. body: has the spec as the user wrote it; without it nothing
-    of `lora` is open. look: whether the data are to be described, too.
+    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends and cluster.
+
+    reference: where the adapter lies that KL is measured against.
+    body: has the spec as the user wrote it; without it nothing of `lora` is open.
+    look: whether the data are to be described, too.
+
+    Raises what the check raised, SpecError when it takes too long or falls over, and Conflict when too many
+    of that user's checks wait.
     """
     written: dict[str, str] | None = None
     if body is not None and spec.lora.adapter_path is not None:
@@ -75,12 +73,13 @@ async def _checked(
     *,
     look: bool,
 ) -> SpecFacts:
-    wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend, spec.algorithm.teacher or "")
-    warm = any(
-        p.process.is_up
-        and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted[:3]
-        and wanted[3] in ("", p.setup.teacher)
-        for p in ctx.pools.values()
+    """Ask a process about the spec, as `preflight` says."""
+    base = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
+    is_warm = any(
+        pool.process.is_up
+        and (pool.setup.model, pool.setup.trainer, pool.setup.engine) == base
+        and (spec.algorithm.teacher or "") in ("", pool.setup.teacher)
+        for pool in ctx.pools.values()
     )
     box = config.load(ctx.home.config)
     question = Question(
@@ -88,7 +87,7 @@ async def _checked(
         cwd=cwd,
         device=ctx.gpus.devices[0].kind,
         devices=len(ctx.gpus.devices),
-        warm=warm,
+        warm=is_warm,
         backends=msgspec.to_builtins(box.backends, enc_hook=str),
         reference=None if reference is None else str(reference),
         loggers=box.loggers,
@@ -97,24 +96,20 @@ async def _checked(
         cluster=msgspec.to_builtins(box.cluster, enc_hook=str),
         written=written,
     )
-    user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
-    env = {
-        **(os.environ if user is None else user.environment),
-        **ctx.processes.commands.environment(ctx.home),
-    }
+    user = ctx.user(uid)
+    argv, env = ctx.processes.commands.asked_as(user, ctx.processes.commands.preflight, ctx.home)
     env |= secrets_of(box, user)
-    argv = argv if user is None else user.command(argv, Path("/"))
     last = "starting"
     try:
-        async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight) as limit:
+        async with under_guard(argv, env) as process, asyncio.timeout(ctx.patience.preflight) as limit:
 
-            def heard(words: str) -> None:
+            def follow(words: str) -> None:
                 nonlocal last
                 last = words
                 doing().tell(words)
                 limit.reschedule(asyncio.get_running_loop().time() + ctx.patience.preflight)
 
-            output, errors = await exchanged(process, msgspec.json.encode(question), heard)
+            output, errors = await exchanged(process, msgspec.json.encode(question), follow)
     except TimeoutError:
         raise SpecError(
             f"the check of the spec got no further for {ctx.patience.preflight:.0f} s: it was {last}",
@@ -126,71 +121,10 @@ async def _checked(
     return facts
 
 
-@contextlib.asynccontextmanager
-async def guarded(
-    argv: Sequence[str], env: Mapping[str, str], *, limit: int = _LINE_BYTES
-) -> AsyncIterator[Process]:
-    """A process that ends, with whatever user code started from it, when this is left or the daemon is gone.
+async def exchanged(process: Process, question: bytes, follow: Callable[[str], None]) -> tuple[bytes, bytes]:
+    """Send the question to a check; return all that it prints, output and errors.
 
-    limit: bytes of a line that can be read of it.
-    Its guard is the daemon's own, also where `argv` becomes another user: nobody but the daemon can end it.
-    """
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            command = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--", *argv]
-            starting = asyncio.create_subprocess_exec(
-                *command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                env=env,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-                limit=limit,
-            )
-            # asyncio kills a process whose start is cancelled; this one is a guard, which then would end
-            # nothing
-            process, cancelled = await _uncancelled(starting)
-        try:
-            if cancelled:
-                raise asyncio.CancelledError
-            yield process
-        finally:
-            await _end(process)
-
-
-async def lines_of(process: Process, what: str, question: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """Send a question and yield the lines that a process of a user's prints, up to one that ends it for the
-    caller. what: says which process it is.
-
-    Raises PoolLost when there is no further line, or one that is too long.
-    """
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    process.stdin.write(question)
-    process.stdin.close()
-    errors = asyncio.create_task(_last_of(process.stderr))
-    try:
-        while line := await process.stdout.readline():
-            yield line
-        last = (await errors).decode(errors="replace").strip().splitlines()[-1:]
-        raise PoolLost(f"{what} fell over: {' '.join(last)}", hint="Try again.")
-    except ValueError:
-        raise PoolLost(f"{what} printed a line without end", hint="Try again.") from None
-    finally:
-        errors.cancel()
-
-
-async def _last_of(stream: asyncio.StreamReader) -> bytes:
-    """Read a stream to its end, and keep the last of it."""
-    last = b""
-    while chunk := await stream.read(_LINE_BYTES):
-        last = (last + chunk)[-_LINE_BYTES:]
-    return last
-
-
-async def exchanged(process: Process, question: bytes, heard: Callable[[str], None]) -> tuple[bytes, bytes]:
-    """Send the question to a check and read what it prints. heard: gets what it says that it is doing.
+    follow: is called with what the check says that it is doing.
 
     Raises SpecError when that is more than any check prints: user code runs in it.
     """
@@ -198,7 +132,7 @@ async def exchanged(process: Process, question: bytes, heard: Callable[[str], No
     process.stdin.write(question)
     process.stdin.close()
     readers = [
-        asyncio.create_task(_all_of(process.stdout, heard)),
+        asyncio.create_task(_all_of(process.stdout, follow)),
         asyncio.create_task(_all_of(process.stderr)),
     ]
     try:
@@ -210,12 +144,13 @@ async def exchanged(process: Process, question: bytes, heard: Callable[[str], No
             reader.cancel()
 
 
-async def _all_of(stream: asyncio.StreamReader, heard: Callable[[str], None] | None = None) -> bytes:
+async def _all_of(stream: asyncio.StreamReader, follow: Callable[[str], None] | None = None) -> bytes:
+    """Read a stream to its end. Raises SpecError when it is too long."""
     data = bytearray()
     while chunk := await stream.read(1 << 16):
         data += chunk
-        if heard is not None and (words := _told(chunk)):
-            heard(words)
+        if follow is not None and (words := _present(chunk)):
+            follow(words)
         if len(data) > _PRINTED_BYTES:
             raise SpecError(
                 f"the check of the spec printed over {_PRINTED_BYTES >> 20} MiB", hint="Print less."
@@ -223,9 +158,9 @@ async def _all_of(stream: asyncio.StreamReader, heard: Callable[[str], None] | N
     return bytes(data)
 
 
-def _told(printed: bytes) -> str:
-    """Return what a check says in the last whole line of what it printed; "" where that is no such line."""
-    lines = printed[-_TOLD_BYTES:].split(b"\n")
+def _present(printed: bytes) -> str:
+    """Read what a check is doing from the last whole line that it printed; "" where that does not say it."""
+    lines = printed[-_DOING_BYTES:].split(b"\n")
     try:
         last = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -246,67 +181,28 @@ def _slow(spec: Spec, doing: str) -> str:
     return "A reward module that works while it is imported, or a slow disk?"
 
 
-async def _end(process: Process) -> None:
-    """Ask a guard to kill what it started, and wait until it has.
-
-    A daemon that ends waits too: a guard that is itself killed would leave its processes running.
-    """
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(guard.KILL_NOW)
-    _, cancelled = await _uncancelled(_ended(process))
-    if cancelled:
-        raise asyncio.CancelledError
-
-
-async def _uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
-    """Finish `work` even if this task is cancelled meanwhile.
-
-    Returns its result and whether that happened.
-    """
-    task, cancelled = asyncio.ensure_future(work), False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    return task.result(), cancelled
-
-
-async def _ended(process: Process) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_END_SECONDS):
-            await asyncio.gather(_passed_over(process.stdout), _passed_over(process.stderr), process.wait())
-    process._transport.close()  # type: ignore[attr-defined]
-
-
-async def _passed_over(stream: asyncio.StreamReader | None) -> None:
-    while stream is not None and await stream.read(1 << 16):
-        pass
-
-
 def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
-    """The facts in the last line of the output.
+    """Read the facts in the last line of a check's output.
 
-    code: the exit code of its guard; facts of a process that was killed are nobody's. Raises SpecError for
-    anything else: the process runs user code, which may have taken its descriptors.
+    code: the exit code of its guard; facts of a process that was killed are nobody's.
+
+    Raises SpecError for anything else: the process runs user code, which may have taken its descriptors.
     """
     line = output.rstrip(b"\n").rpartition(b"\n")[2]
     if len(line) > CHECK_BYTES:
         size = f"{CHECK_BYTES >> 20} MiB"
         raise SpecError(f"the check of the spec fell over: its answer has over {size}", hint=_FORGED)
     try:
-        found = msgspec.json.decode(line, type=Answer)
+        said = msgspec.json.decode(line, type=Answer)
     except msgspec.ValidationError as error:
         raise SpecError(f"the check of the spec fell over: its answer: {error}", hint=_FORGED) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        found = Answer()
-    if found.error is not None:
-        raise from_wire(msgspec.to_builtins(found.error))
-    if found.facts is None or code:
+        said = Answer()
+    if said.error is not None:
+        raise from_wire(msgspec.to_builtins(said.error))
+    if said.facts is None or code:
         last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-        if code == 128 + signal.SIGKILL:
+        if guard.killed_by(code) == signal.SIGKILL:
             hint = "Free some memory, or name a smaller model or file of data."
             raise SpecError(
                 "the check of the spec was killed: the machine may have no memory left", hint=hint
@@ -318,4 +214,4 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
         if cause := in_words_of(errors.decode(errors="replace")):
             raise SpecError(f"the check of the spec fell over: {cause.what}: {last}", hint=cause.advice)
         raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")
-    return found.facts
+    return said.facts

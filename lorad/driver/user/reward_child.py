@@ -1,4 +1,4 @@
-"""The process in which a user's reward function runs: `main(LIFELINE)`.
+"""Run a user's reward function in a process of its own: `main(LIFELINE)`.
 
 JSON lines: a Setup, answered by Loaded; then Requests, each answered by an Answer when it ends; `workers.py`
 has their forms. LIFELINE is the read end of a pipe whose write end only the driver holds: when the driver is
@@ -7,7 +7,6 @@ gone, however it went, the kernel kills this process group. See `lorad/children/
 It may run in another interpreter, so that the standard library is all that it imports at first.
 """
 
-import base64
 import inspect
 import json
 import os
@@ -20,15 +19,15 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from lorad.children.user_code import (
+    as_reward,
     describe,
-    die_with,
     import_function,
     keywords_of,
     limit_memory,
-    take_pipes,
+    open_lines,
+    send_json,
 )
 
-_LARGEST = 1e30  # training computes in fp32
 _SLICES = 10  # of the time of a coroutine
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
 _MOST_PARTS = 32
@@ -37,17 +36,14 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 
 
 def main(lifeline: int) -> None:
-    die_with(lifeline)
-    requests, replies = take_pipes()
-    setup = SimpleNamespace(**json.loads(requests.readline()))
-    setup.source = base64.b64decode(setup.source)
+    setup, requests, replies = open_lines(lifeline)
     try:
         limit_memory(setup.memory)
         function = _load(setup)
     except BaseException as error:
-        _send(replies, {"error": describe(error, setup), "hint": getattr(error, "hint", "")})
+        send_json(replies, {"error": describe(error, setup), "hint": getattr(error, "hint", "")})
         return
-    _send(
+    send_json(
         replies,
         {
             "required": function.required,
@@ -64,12 +60,13 @@ def main(lifeline: int) -> None:
         asyncio.run(_answer_as_they_end(function, requests, replies))
         return
     for line in requests:
-        request, before = json.loads(line), _computed()
+        request = json.loads(line)
+        before = _computed()
         try:
             answer = function.answer(request, function.call(request))
         except BaseException as error:
             answer = function.failure(request, error)
-        _send(replies, answer | _used(before))
+        send_json(replies, answer | _used(before))
 
 
 def _computed() -> float:
@@ -109,9 +106,10 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
-    loop, under_way = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop = asyncio.get_running_loop()
+    under_way: set[asyncio.Task[None]] = set()
 
-    async def one(request: dict[str, Any]) -> None:
+    async def answer_one(request: dict[str, Any]) -> None:
         try:
             value, error = await _within(function.timeout, _outcome(function.call(request)))
             answer = function.failure(request, error) if error else function.answer(request, value)
@@ -119,11 +117,11 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
             answer = function.refusal(request, f"no result within {function.timeout:g} s")
         except BaseException as error:
             answer = function.failure(request, error)
-        _send(replies, answer)
+        send_json(replies, answer)
 
     with ThreadPoolExecutor(1, "requests") as reader:
         while line := await loop.run_in_executor(reader, requests.readline):
-            task = loop.create_task(one(json.loads(line)))
+            task = loop.create_task(answer_one(json.loads(line)))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
@@ -164,7 +162,8 @@ class _Function:
     """
 
     def __init__(self, setup: Any, function: Callable[..., Any]) -> None:
-        self._setup, self._function = setup, function
+        self._setup = setup
+        self._function = function
         self._keywords = keywords_of(function, setup.function)
         self.timeout = setup.timeout
         self.is_batch = bool({"completions", "raw_completions"} & self._keywords.names)
@@ -206,9 +205,8 @@ class _Function:
 
     def answer(self, request: dict[str, Any], value: Any) -> dict[str, Any]:
         """Make a reply for each sample of what the function returned. Raises ValueError."""
-        wanted = len(request["samples"])
-        values = _listed(value, wanted) if self.is_batch else [value]
-        return self._replies(request, [self._reply(one) for one in values])
+        values = _listed(value, len(request["samples"])) if self.is_batch else [value]
+        return self._replies(request, [self._reply(reward) for reward in values])
 
     def failure(self, request: dict[str, Any], error: BaseException) -> dict[str, Any]:
         answer = self.refusal(request, describe(error, self._setup))
@@ -229,14 +227,14 @@ class _Function:
                 error = "" if value.value is not None else value.error
                 return {"value": value.value, "error": error, "costs": value.costs}
             if not isinstance(value, dict):
-                return {"value": _as_reward(value)}
+                return {"value": as_reward(value)}
             return _sum_of(value)
         except Exception as error:
             return {"error": describe(error, self._setup)}
 
 
 def _load(setup: Any) -> _Function:
-    """Raises whatever the import of the user's file raises."""
+    """Find the function that the setup names. Raises whatever the import of the user's file raises."""
     if not setup.name:
         function = import_function(setup)
         return _Function(setup, function(**setup.settings) if setup.settings else function)
@@ -253,14 +251,14 @@ def _load(setup: Any) -> _Function:
     return _Function(setup, scored_raw if setup.raw else scored)
 
 
-def _listed(value: Any, wanted: int) -> Sequence[Any]:
-    """Raises ValueError unless it is a list of so many."""
+def _listed(value: Any, count: int) -> Sequence[Any]:
+    """Take the rewards of `count` completions. Raises ValueError unless it is a list of so many."""
     if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
         raise ValueError(f"returned {type(value).__name__}, not a list")
-    found = list(value)
-    if len(found) != wanted:
-        raise ValueError(f"returned {len(found)} rewards for {wanted} completions")
-    return found
+    rewards = list(value)
+    if len(rewards) != count:
+        raise ValueError(f"returned {len(rewards)} rewards for {count} completions")
+    return rewards
 
 
 def _sum_of(named: dict[Any, Any]) -> dict[str, Any]:
@@ -271,26 +269,11 @@ def _sum_of(named: dict[Any, Any]) -> dict[str, Any]:
         raise ValueError(
             f"returned other components than {_MOST_PARTS} short names of letters, digits, _, . and - at most"
         )
-    parts = {name: _as_reward(value) for name, value in named.items() if value is not None}
+    parts = {name: as_reward(value) for name, value in named.items() if value is not None}
     total = parts.pop("reward", None)
     if total is None and not parts:
         return {"error": "returned no component with a number", "abstains": True}
     return {"value": sum(parts.values()) if total is None else total, "parts": parts}
-
-
-def _as_reward(value: Any) -> float:
-    """Convert what a reward function returned to a number. Raises ValueError unless it is one and finite."""
-    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
-        raise ValueError(f"returned {type(value).__name__}, not a number")
-    number = float(value)
-    if not abs(number) < _LARGEST:  # NaN too
-        raise ValueError(f"returned {number}, not a finite number")
-    return number
-
-
-def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message).encode() + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -41,9 +41,11 @@ T = TypeVar("T")
 
 
 class Processes:
-    """Made once for one life. spread: over other machines; None is this one.
+    """The processes of one life of a trainer.
 
-    `memory`: bytes on all devices after the last answer, `peak`: the most of all answers.
+    spread: how they are spread over other machines; None: all are on this one.
+    memory: bytes on all devices after the last answer.
+    peak: the most bytes after any answer.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Processes:
         hang_seconds: float,
         spread: Spread | None = None,
     ) -> None:
-        self.config, self.places, self._hang_seconds = config, places, hang_seconds
+        self.config = config
+        self.places = places
+        self._hang_seconds = hang_seconds
         self.memory: int | None = None
         self.peak: int | None = None
         self._spread = spread
@@ -184,7 +188,8 @@ class Processes:
         except (OSError, frames.BadFrame) as error:
             raise await self._loss() from error
         if answer.memory is not None:
-            self.memory, self.peak = answer.memory[0], max(answer.memory[1], self.peak or 0)
+            self.memory = answer.memory[0]
+            self.peak = max(answer.memory[1], self.peak or 0)
         return answer
 
     def _over(self, done: Callable[[], object], exchange: asyncio.Task[Answer[Any]]) -> None:
@@ -194,21 +199,12 @@ class Processes:
             done()
 
     async def _receive(self, kind: type[T]) -> T:
-        prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
-        found = frames.decode(prefix, await self._exactly(prefix.body), kind)
-        self._fine = self._child.logged()
-        return found
-
-    async def _exactly(self, size: int) -> bytearray:
+        """Return what the ranks say next; all is well with them then."""
         assert self._peer is not None
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            got = await asyncio.get_running_loop().sock_recv_into(self._peer, view)
-            if not got:
-                raise ConnectionResetError("the trainer closed the connection")
-            view = view[got:]
-        return data
+        recv_into = partial(asyncio.get_running_loop().sock_recv_into, self._peer)
+        message = await frames.read_async(recv_into, kind)
+        self._fine = self._child.logged()
+        return message
 
     async def _loss(self) -> LoradError:
         """End the ranks, which are unusable; returns the error to raise once none is left."""
@@ -222,8 +218,8 @@ class Processes:
         return self._lost(self._how or await self._child.ended())
 
     def _lost(self, how: str) -> PoolLost:
-        """how: of the launcher; the log may know which rank it was, and why: since the last answer, as all
-        was well.
+        """Make the error of a trainer whose launcher ended as `how` says; what the log says since the last
+        answer tells which rank it was, and why.
         """
         if self._hung:
             return PoolLost(
@@ -232,18 +228,21 @@ class Processes:
         if how.startswith(LOST):
             return PoolLost(f"the trainer is gone: it {how}", hint=_HINT)
         lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
-        ranks = [_ENDED.sub(_said, line) for line in lines if _ENDED.match(line)]
+        ranks = [_ENDED.sub(_rank_of, line) for line in lines if _ENDED.match(line)]
         rest = "\n".join(line for line in lines if not _ENDED.match(line))
-        said = f"{', '.join(ranks) or f'it {how}'}" + (f"; {cause(rest)}" if rest else "")
-        return PoolLost(f"the trainer is gone: {said}", hint=_HINT)
+        ends = ", ".join(ranks) or f"it {how}"
+        why = f"; {cause(rest)}" if rest else ""
+        return PoolLost(f"the trainer is gone: {ends}{why}", hint=_HINT)
 
 
-def _said(line: re.Match[str]) -> str:
+def _rank_of(line: re.Match[str]) -> str:
+    """Say which rank a line of the launcher is about."""
     return line["what"] + (f" on {line['node']}" if line["node"] else "")
 
 
 @contextlib.contextmanager
 def _listening(path: str) -> Iterator[socket.socket]:
+    """Listen on a Unix socket of this user's for one caller, within the block."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         os.chmod(path, 0o600)

@@ -86,16 +86,17 @@ def _joined(config: RanksConfig, rank: int, path: Path, pool: "_Pool", device: t
 
 
 def _opener(place: str) -> Callable[[BodySettings], Body]:
+    """Import the function `MODULE:NAME` that opens a body. Raises SpecError."""
     module, _, name = place.partition(":")
     try:
-        found: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
+        open_body: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"{sys.executable} cannot import {place}: {error}",
             key="trainer.backend",
             hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
         ) from error
-    return found
+    return open_body
 
 
 def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None:
@@ -127,7 +128,7 @@ def _request(payload: bytes) -> Request:
 
 
 class _Pool:
-    """The connection to the pool, of rank 0; of the others (path: None) nothing."""
+    """The connection of rank 0 to the pool. The other ranks have none: their `path` is None."""
 
     def __init__(self, path: str | None) -> None:
         self._socket = None
@@ -140,8 +141,8 @@ class _Pool:
         if self._socket is None:
             return None
         try:
-            head = self._exactly(self._socket, frames.PREFIX.size)
-            return head + self._exactly(self._socket, frames.parse_prefix(head).body)
+            prefix = frames.exactly(self._socket.recv_into, frames.PREFIX.size)
+            return prefix + frames.exactly(self._socket.recv_into, frames.parse_prefix(prefix).body)
         except ConnectionError:
             return bytearray(b"".join(frames.encode(Request(End()))))
 
@@ -157,32 +158,21 @@ class _Pool:
         if self._socket is not None:
             self._socket.close()
 
-    @staticmethod
-    def _exactly(peer: socket.socket, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            got = peer.recv_into(view)
-            if not got:
-                raise ConnectionResetError("the pool closed the connection")
-            view = view[got:]
-        return data
-
 
 def _software() -> dict[str, str]:
-    """Versions of what is installed of SOFTWARE."""
-    found = {}
+    """List the versions of the packages in _SOFTWARE that are installed."""
+    versions = {}
     for name in _SOFTWARE:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def run() -> int:
-    """An exit code. Nothing is cleaned up: other ranks may not answer any more, and process groups wait for
-    them.
+    """Be a rank, and return its exit code. Nothing is cleaned up: other ranks may not answer any more, and
+    process groups wait for them.
     """
     try:
         main(Path(sys.argv[1]), int(os.environ["RANK"]))

@@ -29,7 +29,7 @@ import psutil
 
 from lorad.children import host as hosts
 from lorad.children.host import put_on_all
-from lorad.nodes.certificates import Identity
+from lorad.nodes.certificates import Credentials
 from lorad.nodes.messages import Wrote
 from lorad.nodes.remote import Node
 from lorad.protocol.nodes import GrantedNode
@@ -80,8 +80,8 @@ async def world(agents: int, ranks: int) -> AsyncIterator[tuple[list[Node], Path
     """Nodes that are connected, and a directory."""
     with tempfile.TemporaryDirectory(prefix="ln") as name, contextlib.ExitStack() as stack:
         root = Path(name)
-        identity = Identity("pool", root)
-        (root / "head.pem").write_text(identity.pem)
+        credentials = Credentials("pool", root)
+        (root / "head.pem").write_text(credentials.pem)
         processes = [
             stack.enter_context(
                 begun(name, agents * place // PROCESSES, agents * (place + 1) // PROCESSES, ranks)
@@ -93,7 +93,7 @@ async def world(agents: int, ranks: int) -> AsyncIterator[tuple[list[Node], Path
             assert process.stdout is not None
             line = await asyncio.to_thread(process.stdout.readline)
             told += msgspec.json.decode(line, type=list[GrantedNode])
-        async with led(told, identity, LEASE) as nodes:
+        async with led(told, credentials, LEASE) as nodes:
             yield nodes, root
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from lorad.children.ask import under_guard
 from lorad.cli.checked import _held_out, said
 from lorad.client.check_shapes import Check
 from lorad.client.requests import RunRequest
-from lorad.daemon.runs.preflight import answer, guarded
+from lorad.daemon.runs.preflight import answer
 from lorad.errors import Conflict, LoradError, SpecError
 from tests.kit.daemon_world import SPEC, Api, behave, serving
 
@@ -42,7 +43,7 @@ async def test_machine_without_processes_is_no_defect(home: Path, monkeypatch: p
 
     async with serving(home) as api:
         monkeypatch.setattr("asyncio.create_subprocess_exec", refused)
-        monkeypatch.setattr("lorad.daemon.runs.preflight.guarded", guarded)
+        monkeypatch.setattr("lorad.daemon.runs.preflight.under_guard", under_guard)
         with pytest.raises(LoradError, match="no process or thread can be started") as raised:
             await check(api)
         assert "ulimit -u" in raised.value.hint

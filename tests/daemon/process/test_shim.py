@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lorad.children.identity import Identity
 from lorad.daemon.process import shim
-from lorad.daemon.process.processes import SHIM, is_same
+from lorad.daemon.process.processes import SHIM, child_of
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -61,9 +62,9 @@ def test_child_is_known_by_pid_start_and_boot(tmp_path: Path) -> None:
     root = prepare(tmp_path, "import time; time.sleep(60)")
     process = launch(root)
     found = wait_for(lambda: status(root))
-    assert is_same(found["pid"], found["start_time"], found["boot_id"])
-    assert not is_same(found["pid"], found["start_time"] + 1, found["boot_id"])
-    assert not is_same(found["pid"], found["start_time"], "another boot")
+    assert child_of(found) == Identity.of(found["pid"]) and child_of(found).is_alive
+    assert not child_of(found | {"start_time": found["start_time"] + 1}).is_alive
+    assert not child_of(found | {"boot_id": "another boot"}).is_alive
     process.terminate()
     process.wait()
 

@@ -10,6 +10,7 @@ from typing import Any
 from lorad.adapters.peft import write_peft
 from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
+from lorad.files import write_whole
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.rl.tasks import problem
 from tests.faults.kill9.box import Box
@@ -114,14 +115,19 @@ def spec(kind: str, steps: int) -> str:
     return SPEC.format(**DEFAULTS | KINDS[kind] | {"steps": steps})
 
 
+def _put(made: World, name: str, text: str) -> None:
+    """Write a file whole: the driver of a run that was started before may be reading it."""
+    write_whole(made.root / name, text.encode(), durable=False)
+
+
 def start(made: World, name: str, kind: str, steps: int) -> None:
     text = spec(kind, steps)
-    (made.root / "reward.py").write_text(REWARD)
+    _put(made, "reward.py", REWARD)
     found = [problem("sort", "train", 0, number) for number in range(PAIRS)]
     pairs = [{"prompt": p.prompt, "chosen": p.answer, "rejected": p.prompt[2:-1] + "0"} for p in found]
-    (made.root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    _put(made, "pairs.jsonl", "".join(json.dumps(pair) + "\n" for pair in pairs))
     rows = [{"prompt": p.prompt, "answer": p.answer} for p in found]
-    (made.root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _put(made, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     if not (made.root / "teacher").exists():
         (made.root / "teacher").mkdir()
         teacher = random_adapter(linear_shapes(read_config(resolve("builtin:tiny"))), 1, std=0.02)

@@ -12,6 +12,7 @@ from typing import IO, Any, ClassVar
 from msgspec.structs import replace
 
 from lorad.box.paths import Home
+from lorad.children.ask import under_guard
 from lorad.daemon.process.processes import Processes
 from tests.kit.warm import client
 from tests.kit.warm.client import PLACE
@@ -92,11 +93,10 @@ def keep_warm() -> None:
     from lorad.daemon.runs import preflight
 
     have_warm_children()
-    guarded = preflight.guarded
 
     def warm_guarded(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
         is_python = argv[0] == sys.executable and "-I" not in argv
-        return guarded([*python(env), *argv[1:]] if is_python else argv, env, **options)
+        return under_guard([*python(env), *argv[1:]] if is_python else argv, env, **options)
 
     if (remote := sys.modules.get("lorad.trainers.ranks.remote")) is not None:  # a pool
         config = remote._config
@@ -108,8 +108,8 @@ def keep_warm() -> None:
     for place, name, value in (
         (Processes, "_start_shim", WarmProcesses._start_shim),
         (Processes, "_has_ended", WarmProcesses._has_ended),
-        (preflight, "guarded", warm_guarded),
-        (trial, "guarded", warm_guarded),
+        (preflight, "under_guard", warm_guarded),
+        (trial, "under_guard", warm_guarded),
         (launch, "_spawn", WarmDaemon),
     ):
         setattr(place, name, value)

@@ -17,7 +17,7 @@ import pytest_asyncio
 from msgspec import structs
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.children.process import start_time
+from lorad.children.identity import start_time
 from lorad.children.stacks import dump, spy
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError
 from lorad.protocol.heartbeat import HEART

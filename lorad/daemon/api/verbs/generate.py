@@ -1,19 +1,17 @@
 """Ask one version for completions, in the pool of its base."""
 
-import os
 from contextlib import aclosing
-from pathlib import Path
 
 import msgspec
 
 from lorad.bounds import COMPLETIONS, POOL_TOKENS
+from lorad.children.ask import lines_of, under_guard
 from lorad.client.requests import GenerateRequest
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.process.doing import doing
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.runs.preflight import guarded, lines_of
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.asking import Question, Said
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load_of
@@ -52,13 +50,11 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
 
 async def _answer(ctx: Context, pool: Pool, question: Question) -> msgspec.Raw:
     """Have a process of the pool's owner ask it, and tell what that says meanwhile."""
-    user, argv = ctx.user(pool.setup.owner), [*ctx.processes.commands.completer]
-    inherited = os.environ if user is None else user.environment
-    env = {**inherited, **ctx.processes.commands.environment(ctx.home)}
-    argv = argv if user is None else user.command(argv, Path("/"))
+    user = ctx.user(pool.setup.owner)
+    argv, env = ctx.processes.commands.asked_as(user, ctx.processes.commands.completer, ctx.home)
     what = "the process that asks the pool"
     async with (
-        guarded(argv, env, limit=_LINE_BYTES) as process,
+        under_guard(argv, env, limit=_LINE_BYTES) as process,
         aclosing(lines_of(process, what, msgspec.json.encode(question))) as lines,
     ):
         async for line in lines:

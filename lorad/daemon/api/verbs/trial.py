@@ -6,7 +6,6 @@ Nothing of it is kept: the directory is discarded. The pool stays warm, as behin
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from lorad.box.paths import AttemptDir, RunDir
+from lorad.children.ask import lines_of, under_guard
 from lorad.client.requests import TrialRequest
 from lorad.client.shapes import TrialEvent
 from lorad.client.transport import LINES
@@ -30,7 +30,7 @@ from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.queue.setups import setup_of
 from lorad.daemon.runs.create import anchored
-from lorad.daemon.runs.preflight import guarded, lines_of, preflight
+from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.serving.borrow_pool import guest, staged
 from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
@@ -63,7 +63,8 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
         problem = f"{spec.algorithm.name} trains on completions in the data: there is nothing to try"
         raise SpecError(problem, key="algorithm.name", hint="`lorad run` checks the data before it starts.")
     response = web.StreamResponse(headers={"Content-Type": LINES})
-    events, present = _Events(_AHEAD), begin_telling()
+    events = _Events(_AHEAD)
+    present = begin_telling()
     work = asyncio.create_task(_played(ctx, uid, spec, body, events))
     try:
         await response.prepare(call.request)
@@ -130,7 +131,8 @@ def _event_of(line: bytes) -> TrialEvent:
 
 def _pool_in_words(ctx: Context, run: RunRow) -> str:
     """Say which pool it is: one that is warm, or a new one."""
-    base, path = setup_of(ctx, run), spec_of(run).model.path
+    base = setup_of(ctx, run)
+    path = spec_of(run).model.path
     for pool in ctx.pools.values():
         if pool.process.is_up and pool.stop_asked is None and pool.setup.serves(base):
             return f"pool {pool.id} has {path}"
@@ -153,7 +155,8 @@ async def _guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
 
 def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool) -> AttemptDir:
     """Make what the process of a trial reads."""
-    user, attempt = ctx.user(run.owner_uid), RunDir(Path(run.directory)).attempt(1)
+    user = ctx.user(run.owner_uid)
+    attempt = RunDir(Path(run.directory)).attempt(1)
     make_attempt(attempt, user)
     write_json(attempt.spec, msgspec.json.decode(run.spec))
     params = DriverParams(
@@ -175,12 +178,12 @@ def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool
 
 async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncGenerator[bytes, None]:
     """Yield what the process prints. Raises PoolLost when it ends too early."""
-    user, argv = ctx.user(uid), [*ctx.processes.commands.trial, str(attempt.work), str(n)]
-    inherited = os.environ if user is None else user.environment
-    env = {**inherited, **ctx.processes.commands.environment(ctx.home), **secrets_of(ctx.config, user)}
-    argv = argv if user is None else user.command(argv, Path("/"))
+    user = ctx.user(uid)
+    command = [*ctx.processes.commands.trial, str(attempt.work), str(n)]
+    argv, env = ctx.processes.commands.asked_as(user, command, ctx.home)
+    env |= secrets_of(ctx.config, user)
     async with (
-        guarded(argv, env, limit=_LINE_BYTES) as process,
+        under_guard(argv, env, limit=_LINE_BYTES) as process,
         contextlib.aclosing(lines_of(process, "the trial")) as lines,
     ):
         async for line in lines:

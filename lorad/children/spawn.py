@@ -1,0 +1,31 @@
+"""Start a process under a guard without asyncio: see `guard.py`."""
+
+import socket
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from lorad.children import guard
+
+
+def spawn(
+    argv: Sequence[str], *, locks: Sequence[int] = (), passed: Sequence[int] = (), **options: Any
+) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Start a guard that starts `argv`. Returns the guard, and the socket whose end it ends its child for.
+
+    The socket says the child's pid; it is to be kept open as long as the child is to live.
+    locks: file descriptors of locks that the guard holds until nothing of the child is left.
+    passed: file descriptors that the child inherits.
+    options: of Popen, for the guard and with it the child.
+
+    Raises OSError.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        fds = [theirs.fileno(), *locks]
+        try:
+            process = subprocess.Popen(guard.command(argv, *fds), pass_fds=[*fds, *passed], **options)
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
