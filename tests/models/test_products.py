@@ -1,6 +1,5 @@
 """Products with frozen weights: the quick kernel computes what torch's does, and is asked where it pays."""
 
-from pathlib import Path
 
 import pytest
 import torch
@@ -126,8 +125,7 @@ def test_by_rule_amds_avx512_has_another_kernel(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(Path, "exists", lambda _: True)
-    monkeypatch.setattr(Path, "read_text", lambda _: f"vendor_id : {maker}")
+    monkeypatch.setattr(products, "cpu_facts", lambda: {"vendor_id": maker})
     assert products._leaves_avx512_unused.__wrapped__() == is_quick
 
 

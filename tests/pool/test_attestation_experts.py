@@ -183,11 +183,8 @@ def test_other_families_learn_and_are_attested(tmp_path: Path, family: str) -> N
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("able", [True, False])
-def test_routes_take_the_noise_of_many_experts_away(
-    able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A right adapter on a mixture whose routers are near a tie for some tokens."""
+def test_routes_take_the_noise_of_many_experts_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right adapter on a mixture whose routers are near a tie for some tokens; how near, rounding says."""
     sizes: dict[str, Any] = {
         "num_hidden_layers": 4,
         "num_experts": 16,
@@ -195,13 +192,21 @@ def test_routes_take_the_noise_of_many_experts_away(
         "hidden_size": 64,
     }
     make_model(tmp_path / "many", "qwen3_moe", moe_intermediate_size=32, vocab_size=128, **sizes)
-    if not able:
-        said = BuiltinEngine.capabilities
-        monkeypatch.setattr(BuiltinEngine, "capabilities", lambda engine: replace(said(engine), routes=None))
     base = {"model": "many", "model_path": str(tmp_path / "many"), "mode": "resident", "dtype": "bfloat16"}
-    with running_pool(tmp_path, **base) as running, running.connect("sorter") as run:
-        modules = tuple(sorted(linear_shapes(read_config(tmp_path / "many"))))
-        run.call("open", replace(OPEN, modules=modules, amplified_every=1))
-        found = [published(run, tmp_path, number, 1e-3) for number in range(3)][1:]
-    assert {one.verdict for one in found} == {"passed" if able else "inconclusive"}
-    assert (max(one.facts["amplified_rel"] for one in found) < 0.03) is able
+    modules = tuple(sorted(linear_shapes(read_config(tmp_path / "many"))))
+
+    def attested(root: Path) -> tuple[set[str], float]:
+        """Publish some versions; return their verdicts, and the most noise."""
+        root.mkdir()
+        with running_pool(root, **base) as running, running.connect("sorter") as run:
+            run.call("open", replace(OPEN, modules=modules, amplified_every=1))
+            attestations = [published(run, root, number, 1e-3) for number in range(3)][1:]
+        noise = max(attestation.facts["amplified_rel"] for attestation in attestations)
+        return {attestation.verdict for attestation in attestations}, noise
+
+    verdicts, noise = attested(tmp_path / "able")
+    said = BuiltinEngine.capabilities
+    monkeypatch.setattr(BuiltinEngine, "capabilities", lambda engine: replace(said(engine), routes=None))
+    verdicts_without, noise_without = attested(tmp_path / "unable")
+    assert verdicts == {"passed"} and "inconclusive" in verdicts_without
+    assert noise < noise_without / 2
