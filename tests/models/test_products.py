@@ -1,6 +1,5 @@
 """Products with frozen weights: the quick kernel computes what torch's does, and is asked where it pays."""
 
-
 import pytest
 import torch
 from torch import Tensor
