@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lorad.bounds import OVERRIDE_CHARACTERS, OVERRIDES, OVERRIDES_CHARACTERS, YAML_DEPTH
-from lorad.errors import SpecError
+from lorad.errors import IntegrityError, SpecError
 from lorad.spec.model import Spec, convert
 from lorad.spec.secrets import refuse_secret_text, refuse_secrets
 from lorad.spec.yaml import compose, lines, plain, refuse_large
@@ -164,9 +164,23 @@ def overridden(text: str) -> str:
     return key.strip()
 
 
+class _SpecOfAnotherLorad(IntegrityError, msgspec.ValidationError):
+    """A stored spec has keys or values that this lorad does not know."""
+
+
 def from_json(data: bytes) -> Spec:
-    """Read a stored spec (`lorad.spec.model.to_json`). Raises msgspec.ValidationError."""
-    return msgspec.json.decode(data, type=Spec)
+    """Read a stored spec (`lorad.spec.model.to_json`).
+
+    Raises an IntegrityError that is a msgspec.ValidationError as well.
+    """
+    try:
+        return msgspec.json.decode(data, type=Spec)
+    except msgspec.MsgspecError as error:
+        raise _SpecOfAnotherLorad(
+            f"the run's spec is of another lorad: {error}",
+            hint="Its figures, samples and versions can still be read and exported. Go on with the lorad "
+            "that began it, or begin anew: `lorad run` with its spec.yaml.",
+        ) from None
 
 
 _MISSING = (

@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 from lorad.bounds import OVERRIDES
-from lorad.errors import SpecError, from_wire, to_wire
-from lorad.spec.model import Spec
-from lorad.spec.text import load_spec, load_task, merged, override
+from lorad.errors import IntegrityError, SpecError, from_wire, to_wire
+from lorad.spec.model import Spec, to_json
+from lorad.spec.text import from_json, load_spec, load_task, merged, override
 
 
 def refusal(text: str, *overrides: str) -> SpecError:
@@ -20,6 +20,12 @@ def test_a_text_becomes_a_spec() -> None:
         "name: sorter\nlora: {rank: 8, target_modules: [q_proj]}\nalgorithm:\n  clip: [0.2, 0.3]\n"
     )
     assert (spec.name, spec.lora.rank, spec.algorithm.clip) == ("sorter", 8, (0.2, 0.3))
+
+
+def test_a_stored_spec_of_another_lorad_says_so() -> None:
+    stored = to_json(Spec()).replace(b'"rank"', b'"router":"frozen","rank"')
+    with pytest.raises(IntegrityError, match=r"spec is of another lorad: .* unknown field `router`"):
+        from_json(stored)
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
