@@ -46,7 +46,8 @@ LEFT_OUT = (
 )
 
 
-stand_ins: dict[str, Any] = {}  # modules of transformers as templates have them
+stand_ins: dict[str, Any] = {}  # modules of _OF_TEMPLATES as templates have them
+_OF_TEMPLATES = ("transformers", "huggingface_hub")
 
 
 class Child:
@@ -268,11 +269,13 @@ def without_collector() -> Iterator[None]:
 
 
 def load_templates() -> None:
-    """Import what renders templates, and put aside the stand-in that it has for transformers."""
+    """Import what renders templates, and put aside its stand-in for transformers, and huggingface_hub, which
+    reads the environment when it is imported.
+    """
     with suppress(Exception):
         __import__(TEMPLATES)
     sys.modules.pop(TEMPLATES, None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OF_TEMPLATES]:
         stand_ins[name] = sys.modules.pop(name)
 
 
