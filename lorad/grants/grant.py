@@ -43,6 +43,7 @@ from lorad.protocol.nodes import (
 
 log = logging.getLogger(__name__)
 _END_SECONDS = 25.0  # of the process, to end its agents
+_LAST_WORDS_SECONDS = 1.0  # for what a process said before its end to be read
 _WORDS = 4096  # characters of what is said in a status
 _NAME = 253  # characters of a node's
 _HINT = "Resume the runs; a new pool asks for other nodes."
@@ -63,6 +64,7 @@ class Grant:
         self.returned: asyncio.Queue[tuple[Node, Node]] = asyncio.Queue()
         self._status = GrantStatus(state="asked")
         self._ending = False
+        self._has_said_all = asyncio.Event()
 
     @property
     def hosts(self) -> list[Node]:
@@ -96,7 +98,16 @@ class Grant:
             child = self._child(credentials)
             await child.start()
             stack.push_async_callback(child.stop, _END_SECONDS)
-            ended = asyncio.create_task(self._ended(child, lines))
+
+            async def watch() -> None:
+                """Put None into `lines` once the process has ended and its last words, if any, are read."""
+                await child.ended()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                        await self._has_said_all.wait()
+                lines.put_nowait(None)
+
+            ended = asyncio.create_task(watch())
             stack.callback(ended.cancel)
             self._tell("asked")
             granted = await self._answer(lines, child)
@@ -159,6 +170,7 @@ class Grant:
             except asyncio.CancelledError:  # asyncio of Python 3.11 would print it
                 pass
             lines.put_nowait(None)
+            self._has_said_all.set()
 
         async with listening(self._socket, called, LINE):
             try:
@@ -166,11 +178,6 @@ class Grant:
             finally:
                 for writer in writers:
                     writer.close()
-
-    @staticmethod
-    async def _ended(child: Child, lines: "asyncio.Queue[GrantLine | None]") -> None:
-        await child.ended()
-        lines.put_nowait(None)
 
     async def _answer(self, lines: "asyncio.Queue[GrantLine | None]", child: Child) -> Granted:
         HEART.work("")  # others decide for how long

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lorad.files import write_whole
 from lorad.grants import grant as grants
 from lorad.grants.fits import checked_nodes
 from lorad.grants.grant import Grant, taken
+from lorad.nodes import streams
 from lorad.protocol.calls import Nothing
 from lorad.protocol.nodes import GRANT, GrantedNode, GrantLine, GrantStatus, Lost, NodesSetup, StaticNode
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
@@ -83,6 +84,22 @@ async def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
         async with taken(setup(nodes=3), "p", tmp_path, tmp_path):
             pass
     assert "Name more nodes there" in refused.value.hint and status(tmp_path).state == "refused"
+
+
+async def test_last_words_are_read_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that refuses has ended before its line is read."""
+
+    def late(path: Path, called: Callable[..., Awaitable[None]], limit: int) -> Any:
+        async def read(*ends: Any) -> None:
+            await asyncio.sleep(0.5)
+            await called(*ends)
+
+        return streams.listening(path, read, limit)
+
+    monkeypatch.setattr(grants, "listening", late)
+    monkeypatch.setattr(grants, "_LAST_WORDS_SECONDS", 30.0)
+    with pytest.raises(SpecError, match="3 nodes are asked for"):
+        await _take(setup(nodes=3), tmp_path)
 
 
 async def test_a_missing_node_is_waited_for(tmp_path: Path) -> None:
