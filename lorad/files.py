@@ -1,7 +1,7 @@
 """Reading files that somebody else made, and writing files that others read at any moment.
 
 Reading never blocks on a pipe or device and never takes more than it should. Writing puts a file in place
-whole. Everything raises OSError, whose `strerror` says what it is instead.
+whole. What cannot be read or written raises OSError, whose `strerror` says what it is instead.
 """
 
 import contextlib

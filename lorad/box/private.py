@@ -1,4 +1,4 @@
-"""Files that only their owner may read: keys, tokens. Nothing else of lorad decides what is private.
+"""Keys and tokens are in files that only their owner may read; whether one is, is decided here.
 
 Processes with the standard library alone have rules of their own: see `read_secret` of
 `lorad/daemon/process/shim.py` and `lorad/grants/ray_token.py`.

@@ -96,9 +96,9 @@ async def _last_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, grace: float) -> None:
-    """Have the guard end what it started, and wait until it has; what that still prints is dropped.
+    """End the guard and all that it started, and drop what they still print.
 
-    A guard that is killed leaves processes running: that comes last, for one that does not end.
+    A guard that is killed leaves processes running, so it is killed only where it does not end by itself.
     """
     steps = [(guard.KILL_NOW, guard.END_SECONDS), (signal.SIGKILL, _KILLED_SECONDS)]
     if grace:

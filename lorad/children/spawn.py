@@ -11,9 +11,9 @@ from lorad.children import guard
 def spawn(
     argv: Sequence[str], *, locks: Sequence[int] = (), passed: Sequence[int] = (), **options: Any
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start a guard that starts `argv`. Returns the guard, and the socket whose end it ends its child for.
+    """Start a process under a guard. Returns the guard, and a socket to it.
 
-    The socket says the child's pid; it is to be kept open as long as the child is to live.
+    The child's pid can be read from the socket. The guard ends the child once the socket is closed.
     locks: file descriptors of locks that the guard holds until nothing of the child is left.
     passed: file descriptors that the child inherits.
     options: of Popen, for the guard and with it the child.

@@ -1,4 +1,4 @@
-"""Start one process and keep what became of it: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
+"""Start one process and write down how it ended: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
 
 The shim outlives the daemon. It holds a file lock on the attempt directory, which the child inherits, so that
 the lock is held while either lives; it writes `status.json` before the child's first instruction and its end

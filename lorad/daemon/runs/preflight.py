@@ -4,6 +4,7 @@ The daemon imports none of the user's code.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from asyncio.subprocess import Process
@@ -145,27 +146,24 @@ async def exchanged(process: Process, question: bytes, follow: Callable[[str], N
 
 
 async def _all_of(stream: asyncio.StreamReader, follow: Callable[[str], None] | None = None) -> bytes:
-    """Read a stream to its end. Raises SpecError when it is too long."""
+    """Read a stream to its end. Raises SpecError when it is too long.
+
+    follow: gets what the last whole line of each part says that the check is doing.
+    """
     data = bytearray()
     while chunk := await stream.read(1 << 16):
         data += chunk
-        if follow is not None and (words := _present(chunk)):
-            follow(words)
+        if follow is not None:
+            lines = chunk[-_DOING_BYTES:].split(b"\n")
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                doing = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer).doing
+                if words := " ".join(doing.split())[:_WORDS]:
+                    follow(words)
         if len(data) > _PRINTED_BYTES:
             raise SpecError(
                 f"the check of the spec printed over {_PRINTED_BYTES >> 20} MiB", hint="Print less."
             )
     return bytes(data)
-
-
-def _present(printed: bytes) -> str:
-    """Read what a check is doing from the last whole line that it printed; "" where that does not say it."""
-    lines = printed[-_DOING_BYTES:].split(b"\n")
-    try:
-        last = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
-    return " ".join(last.doing.split())[:_WORDS]
 
 
 def _slow(spec: Spec, doing: str) -> str:
@@ -193,14 +191,14 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
         size = f"{CHECK_BYTES >> 20} MiB"
         raise SpecError(f"the check of the spec fell over: its answer has over {size}", hint=_FORGED)
     try:
-        said = msgspec.json.decode(line, type=Answer)
+        result = msgspec.json.decode(line, type=Answer)
     except msgspec.ValidationError as error:
         raise SpecError(f"the check of the spec fell over: its answer: {error}", hint=_FORGED) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        said = Answer()
-    if said.error is not None:
-        raise from_wire(msgspec.to_builtins(said.error))
-    if said.facts is None or code:
+        result = Answer()
+    if result.error is not None:
+        raise from_wire(msgspec.to_builtins(result.error))
+    if result.facts is None or code:
         last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         if guard.killed_by(code) == signal.SIGKILL:
             hint = "Free some memory, or name a smaller model or file of data."
@@ -214,4 +212,4 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
         if cause := in_words_of(errors.decode(errors="replace")):
             raise SpecError(f"the check of the spec fell over: {cause.what}: {last}", hint=cause.advice)
         raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")
-    return said.facts
+    return result.facts

@@ -1,4 +1,4 @@
-"""The quickest form of each product on this machine, measured once and content for all pools after this one.
+"""The quickest form of each product on this machine, measured once and kept for all pools after this one.
 
 A file is for one kind of CPU, version of torch and number of threads. It has an identity of its own, which
 journals keep: as long as it is the same, all products have the forms that they had, and a resume computes the
