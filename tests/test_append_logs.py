@@ -1,16 +1,18 @@
 """Every append-only log and its followers are broken in the same ways; the tables say where they differ.
 
-A log is written as it is in lorad: the journal of a run, the daemon's own, the log between the door and a
-lane, and a pool's file of uses. Who follows while it is written is asked after each break as well: the
-database of runs, and a logger.
+The one log that all have is broken by itself, with each policy. Then it is written as it is in lorad: the
+journal of a run, the daemon's own, the log between the door and a lane, and a pool's file of uses. Who
+follows while it is written is asked after each break as well: the database of runs, and a logger.
 """
 
 import errno
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -18,6 +20,8 @@ from lorad.daemon import journal as of_daemon
 from lorad.daemon.bill import take_in
 from lorad.daemon.state import UsesFile
 from lorad.errors import IntegrityError, LoradError
+from lorad.files import open_file
+from lorad.files.log import AppendLog, lines, read
 from lorad.loggers.cursor import CursorFile
 from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment
@@ -29,6 +33,7 @@ from lorad.store.ingest import ingest
 from lorad.store.record import Change
 from lorad.tinker import log as of_door
 from lorad.tinker.records import Request, Step
+from tests.house_figures import ROOT, own_code
 from tests.kit.journals import new_run, step
 
 DAMAGED = "refused as damaged"
@@ -38,6 +43,7 @@ class Log:
     """A log of numbers, for which `file` has the bytes. A follower keeps its place between two readings."""
 
     name: ClassVar[str]
+    mends: ClassVar[bool] = False  # what was not synced stays
 
     def __init__(self, root: Path) -> None:
         self.file = root / "log"
@@ -61,6 +67,49 @@ class Log:
         """Leave nothing open."""
         if hasattr(self, "writer"):
             self.close()
+
+
+def decode(line: bytes) -> int | None:
+    """Decode the number of a line."""
+    match = re.fullmatch(rb"number (\d+), checksum (\d+)\n", line)
+    return int(match[1]) if match and zlib.crc32(match[1]) == int(match[2]) else None
+
+
+class Ending(Log):
+    """The one log by itself: readers end at damage, and a writer refuses it where more follows."""
+
+    name = "ending"
+    damage: ClassVar[Literal["end", "pass", "refuse"]] = "end"
+
+    def open(self) -> None:
+        form = None if self.damage == "pass" else lines(decode, "refuse")
+        self.writer = AppendLog(self.file, form, mends=self.mends)
+
+    def append(self, number: int) -> None:
+        self.writer.write(b"number %d, checksum %d\n" % (number, zlib.crc32(b"%d" % number)))
+
+    def close(self) -> None:
+        self.writer.close()
+        del self.writer
+
+    def read(self) -> list[int]:
+        with open_file(self.file) as file:
+            return [number for number, _ in read(file, self.file, lines(decode, self.damage))]
+
+
+class Refusing(Ending):
+    """The one log by itself: damage is refused, and what was not synced is mended."""
+
+    name = "refusing"
+    mends = True
+    damage = "refuse"
+
+
+class Passing(Ending):
+    """The one log by itself: damage is passed over, and a torn line stays."""
+
+    name = "passing"
+    damage = "pass"
 
 
 class OfRun(Log):
@@ -152,6 +201,7 @@ class OfDaemon(Log):
 
 class OfDoor(Log):
     name = "door"
+    mends = True
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "log"
@@ -190,6 +240,7 @@ class OfUses(Log):
     """A life of a pool writes a file of its own, so that no other continues it."""
 
     name = "uses"
+    mends = True
 
     def __init__(self, root: Path) -> None:
         self.ledger, self.place, self.numbers = Entries(), UsesFile(), set[int]()
@@ -209,13 +260,13 @@ class OfUses(Log):
         del self.writer
 
     def read(self) -> list[int]:
-        lines = take_in._new_lines(self.file, self.place)
-        for report in filter(None, map(take_in._decoded, lines)):
+        for report in take_in._new_reports(self.file, self.place):
             self.numbers |= {use.entry for use in report.uses}
         return sorted(self.numbers)
 
 
-LOGS = {log.name: log for log in (OfRun, InDatabase, InLogger, OfDaemon, OfDoor, OfUses)}
+POLICIES = (Ending, Refusing, Passing)
+LOGS = {log.name: log for log in (*POLICIES, OfRun, InDatabase, InLogger, OfDaemon, OfDoor, OfUses)}
 
 
 @pytest.fixture(params=LOGS)
@@ -259,18 +310,19 @@ USUAL = {  # what is read then, and after one more was written
     "a changed bit in the middle": ([1], DAMAGED),  # nothing behind it counts, and nothing is cut
     "a doubled last": ([1, 2, 3], [1, 2, 3, 4]),
 }
-# Followers had read all three. The daemon passes over what is damaged, as people write there too. The door
-# refuses to read on, where others end. The bill keeps what it has read, and no life goes on with a file: what
-# would be written behind a torn line is lost with it.
+# Followers had read all three, and know doubles by their numbers. The daemon passes over what is damaged, as
+# people write there too. The door refuses to read on, where others end. The bill keeps what it has read.
 OTHERWISE = {
+    ("refusing", "a changed bit in the middle"): (DAMAGED, DAMAGED),
+    ("passing", "a changed bit in the middle"): ([1, 3], [1, 3, 4]),
+    **{(log.name, "a doubled last"): ([1, 2, 3, 3], [1, 2, 3, 3, 4]) for log in POLICIES},
     ("database", "a changed bit in the middle"): ([1, 2, 3], DAMAGED),
     ("logger", "a changed bit in the middle"): ([1, 2, 3], DAMAGED),
     ("daemon", "a changed bit in the middle"): ([1, 3], [1, 3, 4]),
     ("door", "a changed bit in the middle"): (DAMAGED, DAMAGED),
     ("run", "a doubled last"): ([1, 2, 3, 3], [1, 2, 3, 3, 4]),
     ("door", "a doubled last"): ([1, 2, 3, 3], [1, 2, 3, 3, 4]),
-    ("uses", "a torn tail"): ([1, 2, 3], [1, 2, 3]),
-    ("uses", "zeros of a power cut"): ([1, 2, 3], [1, 2, 3]),
+    ("uses", "a torn tail"): ([1, 2, 3], [1, 2, 3, 4]),
     ("uses", "a changed bit in the last"): ([1, 2, 3], [1, 2, 3, 4]),
     ("uses", "a changed bit in the middle"): ([1, 2, 3], [1, 2, 3, 4]),
 }
@@ -309,7 +361,7 @@ def test_a_write_that_fails_leaves_nothing(log: Log, monkeypatch: pytest.MonkeyP
 
 
 def test_a_follower_survives_a_sync_that_fails(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has read what may not be on disk. Journals cut that; the door and the bill keep it."""
+    """It has read what may not be on disk. Journals cut that; the door and the bill mend it."""
     sync, seen = os.fsync, list[int]()
 
     def fail(fd: int) -> None:
@@ -318,11 +370,16 @@ def test_a_follower_survives_a_sync_that_fails(log: Log, monkeypatch: pytest.Mon
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     log.append(1)
+    size = log.file.stat().st_size
     monkeypatch.setattr(os, "fsync", fail)
     with suppress(OSError, LoradError):
         log.append(2)
+    kept = [1, 2] if log.mends else [1]
+    assert seen == [1, 2] and log.read() == kept
+    if log.mends:  # the page cache has lost it
+        log.file.write_bytes(log.file.read_bytes()[:size].ljust(log.file.stat().st_size, b"\0"))
     log.append(3)
-    assert seen == [1, 2] and log.read() == ([1, 2, 3] if log.name in ("door", "uses") else [1, 3])
+    assert log.read() == [*kept, 3]
 
 
 def test_another_runs_journal_is_not_taken_in(tmp_path: Path) -> None:
@@ -332,3 +389,12 @@ def test_another_runs_journal_is_not_taken_in(tmp_path: Path) -> None:
     log.file.write_bytes((tmp_path / "other").read_bytes())
     assert answer(log.read) == DAMAGED
     log.end()
+
+
+def test_records_are_appended_in_one_place() -> None:
+    """All others append what processes print."""
+    output = {"lorad/children/process.py", "lorad/children/stacks.py", "cli/commands/specs/job.py"}
+    output |= {"lorad/daemon/process/shim.py", "lorad/daemon/process/stacks.py"}
+    appends = re.compile(r'O_APPEND \||[(,] ?"ab"')
+    places = {str(path.relative_to(ROOT)) for path in own_code() if appends.search(path.read_text())}
+    assert places - output == {"lorad/files/log.py"}

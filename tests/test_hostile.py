@@ -265,14 +265,14 @@ def test_excess_metrics_are_dropped_with_one_warning(store: Store, tmp_path: Pat
     assert str(METRICS) in told[0]
 
 
-def test_oversized_record_is_refused_with_its_number(store: Store, tmp_path: Path) -> None:
+def test_oversized_record_is_refused_with_its_place(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     step(path, 1, {})
     with pytest.raises(IntegrityError, match="the record of step at step 2 is longer than"):
         step(path, 2, {}, prompts=["x" * RECORD_BYTES])
     with path.open("ab") as file:
         file.write(b"x" * (RECORD_BYTES + 10))
-    with pytest.raises(IntegrityError, match=r"the 2\. record, at byte \d+, is longer than"):
+    with pytest.raises(IntegrityError, match=r"the record at byte \d+ is longer than"):
         list(read(path))
     with pytest.raises(IntegrityError):
         ingest(store, "sorter", path)

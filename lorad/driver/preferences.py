@@ -3,7 +3,6 @@ policy come from the pass that makes the gradient, where the trainer can do that
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +14,7 @@ from lorad.driver.session import Session
 from lorad.driver.supervised import LINEAR, Metrics, batch_of, is_wanted, likelihood_of, trained_of
 from lorad.driver.update import Update, update
 from lorad.driver.weigh import logprobs, predictions
+from lorad.files import write_whole
 from lorad.protocol.batch import OF_PAIRS, Batch, Gradients, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, LogprobsOf
 from lorad.protocol.status import PoolInfo
@@ -185,12 +185,7 @@ class _Kept:
         self._ends = np.cumsum(lengths)
         self._starts = self._ends - lengths
         if not path.exists() or path.stat().st_size != 4 * self._ends[-1]:
-            temporary = path.with_suffix(".new")
-            with temporary.open("wb") as file:
-                np.full(self._ends[-1], np.nan, "<f4").tofile(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
+            write_whole(path, np.full(self._ends[-1], np.nan, "<f4").tobytes())
         self._values = np.memmap(path, "<f4", "r+")
 
     def has(self, place: int) -> bool:

@@ -47,9 +47,9 @@ class CursorFile:
         """Raises Conflict while another process writes with it, OSError."""
         if self._lock is not None:
             return
-        made = not self.path.parent.exists()
+        is_new = not self.path.parent.exists()
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        if made:
+        if is_new:
             fsync(self.path.parent.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(self.path.with_suffix(".lock"), flags, 0o600)

@@ -17,7 +17,7 @@ from lorad.files import open_file
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.logger import Logger, Point, Segment
 from lorad.loggers.markdown import as_markdown
-from lorad.protocol.journal import Record, read
+from lorad.protocol.journal import Place, Record, read, read_on
 
 _OF_EVAL = ("score", "nll", "accuracy")  # facts of an evaluation that have a curve
 
@@ -31,36 +31,31 @@ class Follower:
         """flush_every: points after which the cursor moves while there is more to read."""
         self._journal, self._make, self._file, self._flush_every = journal, make, file, flush_every
         self._logger: Logger | None = None
-        self._cursor, self._offset, self._reached, self._unflushed = Cursor(), 0, -1, 0
-        self._last: tuple[int, int] | None = None  # seq and crc of what was read last, from `_last_start` on
-        self._last_start = 0
+        self._cursor, self._place, self._reached, self._unflushed = Cursor(), Place(), -1, 0
 
     def catch_up(self, *, is_over: bool = False) -> None:
         """Write all that is new. is_over: no attempt works on the run, so that its logger may be closed.
 
         Raises what the logger raises, OSError, Conflict: call `drop` then, and this again later.
         """
-        if self._logger is not None and self._last is not None:
-            record, _ = next(read(self._journal, self._last_start), (None, 0))
-            if record is None or (record.seq, record.crc) != self._last:  # its fsync failed: it was cut
-                self.drop()
-        if self._logger is None:
+        records = read_on(self._journal, self._place) if self._logger is not None else None
+        if records is None:
+            self.drop()  # what was read last is gone, or nothing is open
             self._file.hold()
             self._cursor = self._file.load()
-            if self._is_done():
-                self._file.release()
+            if self._cursor.done and next(read(self._journal, self._cursor.done), None) is None:
+                self._file.release()  # nothing was journaled since the logger was closed
                 return
             self._begin()
+            records = read(self._journal, self._place.offset)
         ended: str | None = "" if is_over else None
-        for record, offset in read(self._journal, self._offset):
+        for record, offset in records:
             if record.kind == "end":
                 ended = str(record.data.get("reason", ""))
             elif record.kind != "warning":
                 ended = "" if is_over else None
             self._take(record, offset)
-            self._last = (record.seq, record.crc)
-            self._last_start = self._offset
-            self._offset = offset
+            self._place = Place(self._place.offset, offset, record.seq, record.crc)
             if self._unflushed >= self._flush_every:
                 self._save()
         if ended is not None:
@@ -76,10 +71,6 @@ class Follower:
                 logger.close()
         self._file.release()
 
-    def _is_done(self) -> bool:
-        """Check whether nothing was journaled since the logger was closed."""
-        return self._cursor.done > 0 and next(read(self._journal, self._cursor.done), None) is None
-
     def _begin(self) -> None:
         """Open the logger where its cursor stands."""
         logger, at = self._make(), self._cursor
@@ -88,8 +79,7 @@ class Follower:
         if logger.whole_segments:
             at = Cursor(at.segment_offset, at.segment, at.segment_after, at.segment_offset, at.segment_after)
         self._cursor = replace(at, done=0)
-        self._offset, self._reached, self._unflushed = at.offset, at.step, 0
-        self._last = None
+        self._place, self._reached, self._unflushed = Place(offset=at.offset), at.step, 0
         self._logger = logger
         logger.begin(Segment(at.segment, at.segment_after), at.step)
 
@@ -98,10 +88,10 @@ class Follower:
             self._end_segment(record.data["to"], offset)
         elif record.kind in ("step", "eval"):
             if record.kind == "step":
-                self._cursor = replace(self._cursor, offset=self._offset, step=record.step - 1)
-            if found := values(record):
+                self._cursor = replace(self._cursor, offset=self._place.offset, step=record.step - 1)
+            if figures := values(record):
                 texts = self._texts(record, self._opened.samples) if record.kind == "step" else {}
-                self._opened.put(Point(record.step, record.at, found, texts))
+                self._opened.put(Point(record.step, record.at, figures, texts))
                 self._unflushed += 1
             self._reached = max(self._reached, record.step)
 
@@ -134,7 +124,7 @@ class Follower:
         self._opened.flush()
         self._opened.close(reason)
         self._logger, self._unflushed = None, 0
-        self._cursor = replace(self._cursor, done=self._offset)
+        self._cursor = replace(self._cursor, done=self._place.offset)
         self._file.save(self._cursor)
         self._file.release()
 
@@ -159,10 +149,10 @@ def values(record: Record) -> dict[str, float]:
         return {f"train/{name}": _number(value) for name, value in record.data["metrics"].items()} | {
             "lorad/version": float(record.data["version"])
         }
-    found = {key: record.data.get(key) for key in _OF_EVAL}
-    for name, one in record.data.get("sets", {}).items():
-        found[name] = {"score": one["score"], **one["passed"]}
-    return dict(_flat("eval", found))
+    figures = {key: record.data.get(key) for key in _OF_EVAL}
+    for name, scored in record.data.get("sets", {}).items():
+        figures[name] = {"score": scored["score"], **scored["passed"]}
+    return dict(_flat("eval", figures))
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, float]]:

@@ -6,12 +6,9 @@ later. Once much of the file is out of date, it is written anew, whole.
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import threading
 import time
-import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,16 +16,16 @@ import msgspec
 import psutil
 
 from lorad.files import write_whole
+from lorad.files.log import AppendLog
 from lorad.pool.energy import Meter
 from lorad.pool.ledger import Ledger
 from lorad.pool.machine import Machine
-from lorad.protocol.status import Use, Uses
+from lorad.protocol.status import Uses, encode_uses
 
 log = logging.getLogger(__name__)
 
 _PERIOD, _REST = 1.0, 10.0  # seconds between two lines, and where nobody works
 _SYNC = 5.0  # seconds that a power cut may take
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _ROOM = 4 << 20  # bytes out of date
 
 
@@ -40,9 +37,9 @@ class UsageFile:
     ) -> None:
         self.path, self._head, self._ledger, self._meter = path, head, ledger, meter
         self._machine = machine
-        self._file, self._is_closed, self._trouble = -1, False, ""
+        self._log: AppendLog[Uses] | None = None
+        self._is_closed, self._trouble = False, ""
         self._whole = self._synced = self._written = 0.0
-        self._is_torn = False
         self._lock = threading.Lock()
 
     def write(self, *, all: bool = False, last: bool = False) -> None:
@@ -53,9 +50,9 @@ class UsageFile:
         with self._lock:
             if not self._is_closed:
                 self._write(all=all or last, last=last)
-            if last and self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            if last and self._log is not None:
+                self._log.close()
+                self._log = None
             self._is_closed = self._is_closed or last
 
     def _write(self, *, all: bool, last: bool) -> None:
@@ -69,42 +66,24 @@ class UsageFile:
             self._ledger.again(uses)
             return
         try:
-            if self._file < 0:
-                self._file = os.open(self.path, _FLAGS | os.O_CREAT, 0o600)
-            self._append(uses)
+            if self._log is None:
+                self._log = AppendLog(self.path, None, mends=True)
+            line = msgspec.structs.replace(self._head, at=time.time(), uses=uses)
+            is_due = last or now - self._synced >= _SYNC
+            self._log.write(encode_uses(line), sync=is_due)
             self._written = now
-            if last or now - self._synced >= _SYNC:
-                os.fsync(self._file)
-                self._synced = now
-            if os.fstat(self._file).st_size > 2 * self._whole + _ROOM:
-                self._write_anew()
+            self._synced = now if is_due else self._synced
+            if self._log.size > 2 * self._whole + _ROOM:
+                whole = msgspec.structs.replace(line, uses=self._ledger.entries())
+                write_whole(self.path, text := encode_uses(whole))
+                self._log.close()
+                self._log = None
+                self._whole = float(len(text))
         except OSError as error:
             if self._trouble != str(error):
                 log.error("%s: %s", self.path, error)
             self._trouble = str(error)
             self._ledger.again(uses)
-
-    def _append(self, uses: list[Use]) -> None:
-        text = line(msgspec.structs.replace(self._head, at=time.time(), uses=uses))
-        text = b"\n" + text if self._is_torn else text
-        self._is_torn = True
-        if os.write(self._file, text) != len(text):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self._is_torn = False
-
-    def _write_anew(self) -> None:
-        uses = self._ledger.entries()
-        text = line(msgspec.structs.replace(self._head, at=time.time(), uses=uses))
-        write_whole(self.path, text)
-        new = os.open(self.path, _FLAGS)
-        old, self._file, self._whole = self._file, new, float(len(text))
-        os.close(old)
-
-
-def line(uses: Uses) -> bytes:
-    """Return a line of the file."""
-    text = msgspec.json.encode(uses)
-    return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 @contextlib.asynccontextmanager

@@ -11,27 +11,25 @@ Kinds and their data (docs of the fields: the structs below):
     placed      the nodes of the attempt: Placed      expect      an expectation is judged: Expected
 """
 
-import contextlib
-import fcntl
 import os
 import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
-from lorad.files import append, fsync, names, open_file
+from lorad.files import log, names, open_file
 from lorad.protocol.evals import SetScore
 from lorad.protocol.inputs import Input, RowCounts
 from lorad.protocol.nodes import PlacedNode
 
 _VERSION = 1
+_FEWER = "A step of fewer prompts has a shorter one."
 _OF_ATTEMPTS = ("attempt", "placed", "end")  # they stay when a resume rewinds the facts
 
 
@@ -213,78 +211,64 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes) -> Record | None:
-    """Decode the record of a line; None when the line is torn or damaged."""
+    """Decode the record of a line; None when the line is torn, which lacks its end, or damaged."""
     try:
         record = msgspec.json.decode(line, type=Record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    plain = msgspec.structs.replace(record, crc=0)
-    return record if zlib.crc32(msgspec.json.encode(plain)) == record.crc else None
+    plain = msgspec.json.encode(msgspec.structs.replace(record, crc=0))
+    return record if line.endswith(b"\n") and zlib.crc32(plain) == record.crc else None
+
+
+_FORM = log.lines(decode, "end", most=RECORD_BYTES, hint=_FEWER)
+_FORM_OF_WRITERS = log.lines(decode, "refuse", most=RECORD_BYTES, hint=_FEWER)
 
 
 def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
-    """Whole records from a byte offset, each with the offset after it; stops at the first torn or damaged
-    line.
+    """Yield whole records from a byte offset on, each with the offset behind it; stop at the first torn or
+    damaged line.
 
     Raises IntegrityError for one that is longer than any may be, and OSError.
     """
-    if not path.exists():
-        return
-    number = "the first" if offset == 0 else "one"
-    with open_file(path) as file:
-        file.seek(offset)
-        while line := file.readline(RECORD_BYTES + 1):
-            if len(line) > RECORD_BYTES:
-                raise _too_long(f"{path}: {number} record, at byte {offset},")
-            record = decode(line) if line.endswith(b"\n") else None
-            if record is None:
-                return
-            offset += len(line)
-            number = f"the {record.seq + 1}."
-            yield record, offset
+    if path.exists():
+        with open_file(path) as file:
+            yield from log.read(file, path, _FORM, offset)
 
 
-def _too_long(what: str) -> IntegrityError:
-    return IntegrityError(
-        f"{what} is longer than {RECORD_BYTES} bytes", hint="A step of fewer prompts has a shorter one."
-    )
+class Place(Struct, frozen=True):
+    """The last record that was read: its bytes, number and checksum; seq 0 before the first."""
+
+    start: int = 0
+    offset: int = 0
+    seq: int = 0
+    crc: int = 0
 
 
-class JournalWriter:
+def read_on(path: Path, place: Place) -> Iterator[tuple[Record, int]] | None:
+    """Read the records behind a place, as `read` does. Return None where the record of the place is gone: its
+    sync failed, so that it was cut, or it is another journal.
+    """
+    if not place.seq:
+        return read(path, place.offset)
+    records = read(path, place.start)
+    last, _ = next(records, (None, 0))
+    return records if last is not None and (last.seq, last.crc) == (place.seq, place.crc) else None
+
+
+class JournalWriter(log.AppendLog[Record]):
     """Appends facts of one attempt. Raises Conflict when another process writes to this journal.
 
     A torn tail is cut. Raises IntegrityError when whole records follow the damage: then nothing is cut.
     """
 
     def __init__(self, path: Path, run: str, attempt: int) -> None:
-        self.run, self.attempt, self._path = run, attempt, path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.run = run
+        self.attempt = attempt
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            super().__init__(path, _FORM_OF_WRITERS, lock=True)
         except BlockingIOError:
-            os.close(self._fd)
             raise Conflict(f"another driver writes to {path}", hint=f"`lorad kill {run}` ends it.") from None
-        try:
-            self._seq = self._cut_torn_tail(path)
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def _cut_torn_tail(self, path: Path) -> int:
-        """The number of the last record; the file ends with it."""
-        seq = end = 0
-        for record, offset in read(path):
-            seq, end = record.seq, offset
-        tail = os.pread(self._fd, os.fstat(self._fd).st_size - end, end)
-        if whole := sum(decode(line) is not None for line in tail.split(b"\n")[1:]):
-            raise IntegrityError(
-                f"{path} is damaged at byte {end}, and {whole} whole records follow",
-                hint=f"Restore it from a copy, or give up what follows: `truncate -s {end} {path}`.",
-            )
-        os.ftruncate(self._fd, end)
-        with contextlib.suppress(PermissionError):  # a shared daemon's, which made the file and did this
-            fsync(path.parent)  # the file may be new
-        return seq
+        self._seq = self.last.seq if self.last else 0
 
     def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
         """Write one fact and fsync it.
@@ -295,8 +279,9 @@ class JournalWriter:
         record = Record(_VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
         line = encode(record)
         if len(line) > RECORD_BYTES:
-            raise _too_long(f"the record of {kind} at step {step}")
-        append(self._fd, line)
+            what = f"the record of {kind} at step {step}"
+            raise IntegrityError(f"{what} is longer than {RECORD_BYTES} bytes", hint=_FEWER)
+        self.write(line)
         self._seq += 1
         return record
 
@@ -306,23 +291,12 @@ class JournalWriter:
 
         Raises OSError when its name cannot be looked up.
         """
-        if names(self._path, os.fstat(self._fd)):
+        if names(self.path, os.fstat(self._fd)):
             return
         raise StorageError(
-            f"{self._path.parent} was moved or removed while the run worked",
+            f"{self.path.parent} was moved or removed while the run worked",
             hint=f"Put it back, or start the daemon where the home is now; then `lorad resume {self.run}`.",
         )
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def lineage(records: list[Record]) -> list[Record]:

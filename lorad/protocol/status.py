@@ -2,8 +2,10 @@
 it writes to a file as it works.
 """
 
+import zlib
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from lorad.protocol.nodes import PlacedNode
@@ -193,3 +195,18 @@ class Uses(Struct, frozen=True):
     since: _Amount
     at: _Amount
     uses: list[Use]
+
+
+def encode_uses(uses: Uses) -> bytes:
+    """Encode a line of the file."""
+    text = msgspec.json.encode(uses)
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def decode_uses(line: bytes) -> Uses | None:
+    """Decode a line of the file; None when it is torn or damaged."""
+    checksum, _, text = line.rpartition(b"\n")[0].partition(b" ")
+    try:
+        return msgspec.json.decode(text, type=Uses) if int(checksum, 16) == zlib.crc32(text) else None
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from lorad.errors import IntegrityError
-from lorad.protocol.journal import Record, read
+from lorad.protocol.journal import Place, Record, read, read_on
 from lorad.store import events, facts, runs
 from lorad.store.db import Store
 from lorad.store.events import names
@@ -25,23 +25,19 @@ PORTION, PORTION_BYTES = 200, 1 << 20  # records taken in at once: who asks the 
 Found = list[tuple[Record, int]]  # records, each with the offset after it
 
 
-class Place(Struct, frozen=True):
-    """The last record that was read: its bytes, number and checksum; seq 0 before the first.
+class Ingested(Place, frozen=True):
+    """How far a journal was read.
 
     told_seq, told_crc: while the journal is read again, the last record that it had before; 0 otherwise.
     """
 
-    start: int = 0
-    offset: int = 0
-    seq: int = 0
-    crc: int = 0
     told_seq: int = 0
     told_crc: int = 0
 
     @property
     def told(self) -> tuple[int, int]:
-        """Number and checksum of the last record that has its event."""
-        return max((self.seq, self.crc), (self.told_seq, self.told_crc), key=lambda told: told[0])
+        """Return number and checksum of the last record that has its event."""
+        return max((self.seq, self.crc), (self.told_seq, self.told_crc), key=lambda last: last[0])
 
 
 class Taken(Struct, frozen=True):
@@ -82,21 +78,21 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     nothing = Taken([], False, False, place.offset)
     if not journal.exists():
         return nothing
-    continues, found, more = _unread(journal, place)
-    if continues and not found and not place.told_seq:
+    continues, portion, more = _unread(journal, place)
+    if continues and not portion and not place.told_seq:
         return nothing
-    _refuse_foreign(store, run_name, journal, found)
+    _refuse_foreign(store, run_name, journal, portion)
     if not continues:
         seq, crc = place.told
-        place = Place(told_seq=seq, told_crc=crc)
+        place = Ingested(told_seq=seq, told_crc=crc)
     with store.write() as connection:
         if not continues:
             facts.doubt(connection, run_name)
-        new = _take_in(connection, run_name, found, place)
+        new = _take_in(connection, run_name, portion, place)
         if place.told_seq and not more:
             facts.forget_doubted(connection, run_name)
         facts.summarize(store, connection, run_name)
-        place = place_after(found, place, more=more)
+        place = place_after(portion, place, more=more)
         set_place(connection, run_name, place)
     return Taken(new, more, not continues, place.offset)
 
@@ -123,40 +119,35 @@ def _refuse_foreign(store: Store, run: str, journal: Path, records: Iterable[tup
         )
 
 
-def _place(store: Store, run: str) -> Place:
+def _place(store: Store, run: str) -> Ingested:
     columns = 'start, "offset", seq, crc, told_seq, told_crc'
     row = store.row(f"SELECT {columns} FROM journal_offsets WHERE run = ?", (run,))
-    return Place(**row) if row else Place()
+    return Ingested(**row) if row else Ingested()
 
 
-def _unread(journal: Path, place: Place) -> tuple[bool, Found, bool]:
+def _unread(journal: Path, place: Ingested) -> tuple[bool, Found, bool]:
     """Read a portion of the records after `place`.
 
     Returns whether the journal still continues from `place` (else the portion is from its start), the
     portion, and whether more records follow.
     """
-    if place.seq:
-        records = read(journal, place.start)
-        last, _ = next(records, (None, 0))
-        if last is None or (last.seq, last.crc) != (place.seq, place.crc):
-            return False, *_portion(read(journal))
-        return True, *_portion(records)
-    return True, *_portion(read(journal))
+    records = read_on(journal, place)
+    return records is not None, *_portion(read(journal) if records is None else records)
 
 
 def _portion(records: Iterable[tuple[Record, int]]) -> tuple[Found, bool]:
-    found: Found = []
+    portion: Found = []
     for record in records:
-        found.append(record)
-        if len(found) == PORTION or found[-1][1] - found[0][1] >= PORTION_BYTES:
-            return found, True
-    return found, False
+        portion.append(record)
+        if len(portion) == PORTION or portion[-1][1] - portion[0][1] >= PORTION_BYTES:
+            return portion, True
+    return portion, False
 
 
-def _take_in(connection: sqlite3.Connection, run: str, found: Found, place: Place) -> list[Record]:
-    """Rows for the records after `place`, each seq once; those that had no event yet get one."""
+def _take_in(connection: sqlite3.Connection, run: str, portion: Found, place: Ingested) -> list[Record]:
+    """Put rows for the records after `place`, each seq once, and events for those that had none yet."""
     new, after = [], place.seq
-    for record, _ in found:
+    for record, _ in portion:
         if record.seq <= after:
             continue
         after = record.seq
@@ -176,21 +167,18 @@ def _take_in(connection: sqlite3.Connection, run: str, found: Found, place: Plac
     return new
 
 
-def place_after(found: Found, before: Place, *, more: bool = False) -> Place:
+def place_after(portion: Found, before: Ingested, *, more: bool = False) -> Ingested:
     """Make the place behind a portion."""
-    seq, crc = (before.told_seq, before.told_crc) if more else (0, 0)
-    if not found:
-        return Place(before.start, before.offset, before.seq, before.crc, seq, crc)
-    record, offset = found[-1]
-    start = found[-2][1] if len(found) > 1 else before.offset
-    return Place(start, offset, record.seq, record.crc, seq, crc)
+    if portion:
+        record, offset = portion[-1]
+        start = portion[-2][1] if len(portion) > 1 else before.offset
+        before = structs.replace(before, start=start, offset=offset, seq=record.seq, crc=record.crc)
+    return before if more else structs.replace(before, told_seq=0, told_crc=0)
 
 
-def set_place(connection: sqlite3.Connection, run: str, place: Place) -> None:
+def set_place(connection: sqlite3.Connection, run: str, place: Ingested) -> None:
     connection.execute(
-        'INSERT INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) VALUES (?, ?, ?, '
-        "?, ?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET start = excluded.start, offset = excluded.offset, seq = excluded.seq, "
-        "crc = excluded.crc, told_seq = excluded.told_seq, told_crc = excluded.told_crc",
+        'INSERT OR REPLACE INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) '
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
         (run, *structs.astuple(place)),
     )

@@ -13,7 +13,7 @@ from lorad.protocol.journal import read
 from lorad.store import facts
 from lorad.store.db import Row, Store
 from lorad.store.facts import bounded
-from lorad.store.ingest import Found, Place, place_after, set_place
+from lorad.store.ingest import Found, Ingested, place_after, set_place
 from lorad.store.record import KEYS, TOLD_BY_RUNS, Change, Renamed
 from lorad.store.rename import is_of
 
@@ -167,7 +167,7 @@ def _take_in(
         yield f"{journal} cannot be read after record {after}: {error}"
     _collect(connection, found, source)
     facts.summarize(store, connection, run)
-    set_place(connection, run, place_after(last, Place()))
+    set_place(connection, run, place_after(last, Ingested()))
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:

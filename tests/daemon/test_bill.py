@@ -14,9 +14,8 @@ from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import ProcessState
-from lorad.pool.usage_file import line
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.status import Use, Uses
+from lorad.protocol.status import Use, Uses, encode_uses
 from lorad.store.bill import HOUR, bill, hours_of_users
 from tests.kit.daemon_world import open_context
 
@@ -48,7 +47,7 @@ def path_of(ctx: Context) -> Path:
 
 
 def of(*uses: Use) -> bytes:
-    return line(msgspec.structs.replace(HEAD, uses=list(uses)))
+    return encode_uses(msgspec.structs.replace(HEAD, uses=list(uses)))
 
 
 def held(ctx: Context) -> float:
@@ -81,9 +80,9 @@ def test_file_that_was_written_anew_counts_once(ctx: Context) -> None:
         b"00000000 {}\n",
         b"not a line\n\n",
         b"\xff" * 40 + b"\n",
-        line(HEAD).replace(b"tiny-1", b"tiny-2"),
-        line(msgspec.structs.replace(HEAD, uses=[Use(1, 10**12, held=1.0)])),
-        line(msgspec.structs.replace(HEAD, uses=[Use(-1, 0, held=-5.0)])),
+        encode_uses(HEAD).replace(b"tiny-1", b"tiny-2"),
+        encode_uses(msgspec.structs.replace(HEAD, uses=[Use(1, 10**12, held=1.0)])),
+        encode_uses(msgspec.structs.replace(HEAD, uses=[Use(-1, 0, held=-5.0)])),
     ],
 )
 def test_lines_that_are_not_sound_are_passed_over(ctx: Context, wrong: bytes) -> None:
@@ -136,11 +135,11 @@ def test_users_who_hide_the_file_gain_nothing(strange: Context) -> None:
     assert 800 < counted(strange) < 1000
     now = int(time.time()) // HOUR * HOUR
     forged = msgspec.structs.replace(HEAD, since=1.0, uses=[Use(1, now, "a", 1, held=5.0)])
-    path_of(strange).write_bytes(line(forged))
+    path_of(strange).write_bytes(encode_uses(forged))
     assert 800 < counted(strange) < 1000
     honest = msgspec.structs.replace(forged, uses=[Use(1, now, "a", 1, held=960.0), Use(2, now, held=20.0)])
     with path_of(strange).open("ab") as file:
-        file.write(line(honest))
+        file.write(encode_uses(honest))
     assert counted(strange) == pytest.approx(980.0)
 
 

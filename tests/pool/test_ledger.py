@@ -9,8 +9,8 @@ import pytest
 from lorad.models.turns import NOBODY, WORK, Caller, Party, Payer
 from lorad.pool.energy import Reading, meter_of
 from lorad.pool.ledger import Ledger
-from lorad.pool.usage_file import UsageFile, line
-from lorad.protocol.status import Use, Uses
+from lorad.pool.usage_file import UsageFile
+from lorad.protocol.status import Use, Uses, encode_uses
 
 A, B = Payer("a", 1), Payer("b", 1)
 HEAD = Uses("life", "tiny-1", "cpu", 1, 0.0, 0.0, [])
@@ -135,7 +135,7 @@ def test_file_is_written_anew(clock: Clock, tmp_path: Path, monkeypatch: pytest.
     for text in path.read_bytes().splitlines():
         uses |= {use.entry: use for use in msgspec.json.decode(text.partition(b" ")[2], type=Uses).uses}
     assert held([*uses.values()])["a"] == (20.0, 20.0)
-    assert path.stat().st_size < 40 * len(line(HEAD))
+    assert path.stat().st_size < 40 * len(encode_uses(HEAD))
 
 
 def test_disk_that_takes_nothing_loses_nothing(clock: Clock, tmp_path: Path) -> None:

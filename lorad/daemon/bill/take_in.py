@@ -9,8 +9,6 @@ import contextlib
 import logging
 import os
 import time
-import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -26,10 +24,11 @@ from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.daemon.state import UsesFile
 from lorad.errors import LoradError, StorageError
+from lorad.files import log as logs
 from lorad.files import open_file
 from lorad.protocol.calls import Nothing
 from lorad.protocol.listener import user_name
-from lorad.protocol.status import USES, Use, Uses
+from lorad.protocol.status import USES, Use, Uses, decode_uses
 from lorad.store import bill
 from lorad.store.bill import HOUR, Person
 
@@ -39,7 +38,7 @@ _MOST_TOKENS = 1 << 36  # of a device within an hour: twenty million a second
 _SILENCE = 120.0  # seconds that a pool may be behind with what it reports
 _EVERY = 30.0  # seconds; whoever asks for the bill gets what was written up to now
 _LARGEST = 256 << 20  # bytes of a file: pools keep theirs far below
-_PORTION = 16 << 20  # bytes of a file that are read at once
+_LINE = 16 << 20  # bytes of a line
 
 
 def keep_bill(ctx: Context) -> None:
@@ -92,7 +91,7 @@ def _take_in(ctx: Context, pool: Pool) -> None:
             _read(ctx, pool, life)
         except FileNotFoundError:
             pass
-        except (OSError, StorageError) as error:  # of another user's pool it is as if it had said nothing
+        except (OSError, LoradError) as error:  # of another user's pool it is as if it had said nothing
             if not _is_strange(ctx, pool):
                 raise
             log.debug("pool %s: %s", pool.id, error)
@@ -103,12 +102,11 @@ def _take_in(ctx: Context, pool: Pool) -> None:
 
 
 def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
-    """Raises OSError; StorageError for what is no such file."""
+    """Raises OSError; StorageError and IntegrityError for what is no such file."""
     place = ctx.bill.files.setdefault(life.root, UsesFile())
     with as_user(ctx.user(pool.setup.owner)):
-        path = life.work / USES
-        lines = _new_lines(path, place)
-    if not (reports := [report for line in lines if (report := _decoded(line)) is not None]):
+        reports = _new_reports(life.work / USES, place)
+    if not reports:
         return
     life_name = reports[0].life
     is_strange = _is_strange(ctx, pool)
@@ -171,35 +169,19 @@ def _keep_silence(ctx: Context, pool: Pool, life: AttemptDir) -> None:
         ctx.bill.taken += 1
 
 
-def _new_lines(path: Path, place: UsesFile) -> Iterable[bytes]:
-    """Read the whole lines that are new since `place`, which moves behind them."""
-    lines: list[bytes] = []
+def _new_reports(path: Path, place: UsesFile) -> list[Uses]:
+    """Read the whole lines that are new since `place`, which moves behind them. Damaged ones are left out."""
+    form = logs.lines(decode_uses, "pass", most=_LINE, hint="Move it aside: that use is lost.")
     with open_file(path, links=False) as file:
-        there = os.fstat(file.fileno())
-        if there.st_size > _LARGEST:
-            raise StorageError(f"{path} has {there.st_size} bytes", hint="Move it aside: no pool wrote that.")
-        if there.st_ino != place.inode or there.st_size < place.offset:
-            place.inode, place.offset = there.st_ino, 0
-        file.seek(place.offset)
-        while portion := file.read(_PORTION):
-            end = portion.rfind(b"\n") + 1
-            if not end and len(portion) == _PORTION:
-                raise StorageError(f"{path} is damaged", hint="Move it aside: that use is lost.")
-            lines += portion[:end].splitlines()
-            place.offset += end
-            if not end:
-                break
-            file.seek(place.offset)
-    return lines
-
-
-def _decoded(line: bytes) -> Uses | None:
-    """None for a line that is torn or damaged."""
-    checksum, _, text = line.partition(b" ")
-    try:
-        return msgspec.json.decode(text, type=Uses) if int(checksum, 16) == zlib.crc32(text) else None
-    except (ValueError, msgspec.MsgspecError, RecursionError):
-        return None
+        about = os.fstat(file.fileno())
+        if about.st_size > _LARGEST:
+            raise StorageError(f"{path} has {about.st_size} bytes", hint="Move it aside: no pool wrote that.")
+        if about.st_ino != place.inode or about.st_size < place.offset:
+            place.inode = about.st_ino
+            place.offset = 0
+        new = list(logs.read(file, path, form, place.offset))
+    place.offset = new[-1][1] if new else place.offset
+    return [report for report, _ in new]
 
 
 def _close(ctx: Context, life: AttemptDir) -> None:

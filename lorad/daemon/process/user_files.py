@@ -20,14 +20,14 @@ import stat
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any
 
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.users import User
 from lorad.errors import IntegrityError
-from lorad.files import fsync, write_whole
+from lorad.files import fsync, open_file, write_whole
 
 _PASSABLE = 0o711  # others may go through, and see nothing
 _LIST = "system.posix_acl_access"
@@ -183,7 +183,7 @@ def files_into(
                 f"{source}: its manifest names {name!r}", hint="Somebody changed it; do not use it."
             )
         with as_user(owner):
-            file = _opened(source / name)
+            file = open_file(source / name, links=False)
         with file, as_user(reader):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             with open(target / name, "xb") as copy:
@@ -193,8 +193,3 @@ def files_into(
     with as_user(reader):
         for path in (*(path for path in target.rglob("*") if path.is_dir()), target):
             fsync(path)
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a plain file, which no pipe or link is. Raises OSError."""
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))

@@ -109,7 +109,7 @@ def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> Chec
     problems = [*trouble]
     seq = 0
     for number, line in enumerate(lines, 1):
-        record = decode(line) if line.endswith(b"\n") else None
+        record = decode(line)
         if record is None and not line.endswith(b"\n"):
             return Check("journal", f"{counted(number - 1, 'record')} and a torn last line", problems)
         if record is None:

@@ -98,7 +98,7 @@ def last_facts(journal: Path, attempt: int) -> list[Record]:
             lines = file.read().splitlines(keepends=True)
     except OSError:
         return []
-    records = [decode(line) for line in lines if line.endswith(b"\n")]
+    records = map(decode, lines)
     return [record for record in records if record is not None and record.attempt == attempt]
 
 

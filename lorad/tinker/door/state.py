@@ -5,7 +5,6 @@ records that later ones have replaced are dropped from it.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from lorad.tinker.log import LogWriter, read, read_segment
+from lorad.tinker.log import LogWriter, read
 
 _SEGMENT = 1 << 20  # bytes of a segment of notes
 _SPARE = 4096  # notes that are more than twice those that count, before others are dropped
@@ -147,14 +146,14 @@ class State:
                 del self.samplers[sampler.id]
         self._written, kept = self._count(), set[tuple[type, str]]()
 
-        def current(segment: Path) -> Iterator[_Note]:
-            for note in read_segment(segment, _Note):
-                known, key = self._place(note.about)
-                if known.get(key) == note.about and (type(note.about), key) not in kept:
-                    kept.add((type(note.about), key))
-                    yield note
+        def is_current(note: _Note) -> bool:
+            known, key = self._place(note.about)
+            if known.get(key) != note.about or (type(note.about), key) in kept:
+                return False
+            kept.add((type(note.about), key))
+            return True
 
-        self.log.drop(self._seq + 1, kept=current)
+        self.log.drop(self._seq + 1, _Note, is_current)
 
     def forget_empty(self) -> None:
         """Forget of each owner all but the newest sessions that are not alive and never had a model."""

@@ -1,12 +1,11 @@
 """What a lane knows: of the requests that came, of the results that were written, and in its checkpoints."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.tinker.log import START, LogWriter, first_seqs, may_have_more, pause, read, read_segment
+from lorad.tinker.log import START, LogWriter, first_seqs, may_have_more, pause, read
 from lorad.tinker.records import Failed, Published, Request, Result, Saved, Snapshot, Waiting
 
 REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
@@ -101,11 +100,9 @@ def shorten(results: LogWriter, root: Path, seq: int) -> None:
     seq: the last request in the newest checkpoint. root: the run's directory.
     """
 
-    def named(segment: Path) -> Iterator[Result]:
-        for result in read_segment(segment, Result):
-            made = result.outcome
-            if isinstance(made, Saved | Published) and (root / made.directory).is_dir():
-                yield result
+    def names_files(result: Result) -> bool:
+        outcome = result.outcome
+        return isinstance(outcome, Saved | Published) and (root / outcome.directory).is_dir()
 
     oldest = min(first_seqs(root / REQUESTS, _DISORDER), default=seq + 1)
-    results.drop(min(oldest, seq + 1), age=_KEPT, kept=named)
+    results.drop(min(oldest, seq + 1), Result, names_files, age=_KEPT)

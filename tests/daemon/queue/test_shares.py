@@ -11,8 +11,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.snapshot import take_snapshot
-from lorad.pool.usage_file import line
-from lorad.protocol.status import Use, Uses
+from lorad.protocol.status import Use, Uses, encode_uses
 from lorad.store import runs
 from lorad.store.bill import HOUR, Person, take_in
 from tests.daemon.queue.test_limits import owned
@@ -122,7 +121,7 @@ def test_runs_at_work_count_as_they_go(home: Path) -> None:
     for held, then in ((30.0, "a1"), (3000.0, "b1")):
         with file.open("ab") as usage:
             report = Uses("life", "other-1", "cpu", 1, 0.0, 0.0, [Use(1, now, "a1", 1, held=held)])
-            usage.write(line(report))
+            usage.write(encode_uses(report))
         pool.process, ctx.bill.read_at = ProcessState("alive", 1), float("-inf")
         keep_bill(ctx)
         pool.process = ProcessState("absent")

@@ -45,12 +45,12 @@ def whole(path: str) -> Path:
     return place
 
 
-def names(path: Path, known: os.stat_result) -> bool:
-    """Whether `path` is a name of the file or directory that `known` describes; False where nothing has that
-    name.
+def names(path: Path, about: os.stat_result) -> bool:
+    """Return whether `path` is a name of the file or directory that `about` describes; False where nothing
+    has that name.
     """
     try:
-        return os.path.samestat(path.stat(), known)
+        return os.path.samestat(path.stat(), about)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -115,16 +115,16 @@ def remove_tree(path: Path) -> None:
 
 
 def refuse_sparse(file: BufferedReader, path: Path) -> None:
-    """Of a large file, every byte is on disk: one that is mostly a hole takes memory and time, and nothing to
-    make.
+    """Raise OSError for a large file of which not every byte is on disk: one that is mostly a hole takes
+    memory and time to read, and nothing to make.
     """
-    there = os.fstat(file.fileno())
-    if there.st_size < SPARSE or 512 * there.st_blocks >= there.st_size:
+    about = os.fstat(file.fileno())
+    if about.st_size < SPARSE or 512 * about.st_blocks >= about.st_size:
         return
     # else compressed, or not written out yet
-    if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < there.st_size:
+    if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < about.st_size:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
-        raise _refused(path, f"sparse: nothing was written at byte {hole} of {there.st_size}", errno.EFBIG)
+        raise _refused(path, f"sparse: nothing was written at byte {hole} of {about.st_size}", errno.EFBIG)
     os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
@@ -133,7 +133,7 @@ def write_whole(
 ) -> None:
     """Put a file in place by one rename: a reader finds all of it, or what was there before.
 
-    mode: of the file, whatever the umask.
+    mode: what others may do with the file, whatever the umask.
     uid: whose the file is to be; None for this process's user.
     durable: file and name are on disk when it returns.
     """
@@ -155,22 +155,6 @@ def write_whole(
         raise
     if durable:
         fsync(path.parent)
-
-
-def append(descriptor: int, data: bytes) -> int:
-    """Append to a file; it is on disk when this returns. Returns where it begins in the file.
-
-    After an OSError nothing of it is in the file; who reads the file meanwhile may have seen it.
-    """
-    size = os.fstat(descriptor).st_size
-    try:
-        if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-    return size
 
 
 def fsync(path: Path) -> None:
