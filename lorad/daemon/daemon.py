@@ -26,8 +26,7 @@ from lorad.daemon.process.commands import refuse_shared
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import OneUser, SharedBox
 from lorad.daemon.reconcile import reconcile
-from lorad.protocol.bounded import Doorkeeper, Entrance, bounded
-from lorad.protocol.listener import listen
+from lorad.http.serve import SocketFile, serve
 from lorad.protocol.structs import learn_structs
 
 log = logging.getLogger("lorad.daemon")
@@ -74,7 +73,8 @@ def _log_to(path: Path) -> str:
         handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
-    log.setLevel(logging.INFO)
+    for name in ("lorad.daemon", "lorad.http"):
+        logging.getLogger(name).setLevel(logging.INFO)
     return trouble
 
 
@@ -110,19 +110,12 @@ async def _serve(ctx: Context) -> None:
 @contextlib.asynccontextmanager
 async def answering(ctx: Context) -> AsyncIterator[None]:
     """Serve the API on the home's socket."""
-    runner = bounded(make_app(ctx), shutdown_timeout=GOODBYE_SECONDS)
-    await runner.setup()
-    path = ctx.home.socket
-    door = Doorkeeper(runner.server, ctx.requests.bounds)
-    named = listen(path, ctx.users.socket_mode, advice="`lorad daemon stop` ends it.")
-    entrance = Entrance(door, named)
+    where = SocketFile(ctx.home.socket, ctx.users.socket_mode, "`lorad daemon stop` ends it.")
+    served = serve(make_app(ctx), [where], ctx.requests.bounds, name="the daemon", goodbye=GOODBYE_SECONDS)
     try:
-        async with scraped(ctx):
+        async with served, scraped(ctx):
             yield
     finally:
-        entrance.close()
-        await runner.cleanup()
-        path.unlink(missing_ok=True)
         await rest(ctx)
 
 

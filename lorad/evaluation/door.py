@@ -3,6 +3,7 @@
 import contextlib
 import hmac
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import NamedTuple
@@ -10,9 +11,13 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp import web
 
+from lorad.bounds import Bounds
+from lorad.http.serve import LOCAL, serve
+
 _PASSED_ON = ("Content-Type", "Retry-After")
 _MOST_BODY = 8 << 20
-_LOCAL = "127.0.0.1"
+_CONNECTIONS = Bounds(idle=3600.0, write=60.0, of_own=4096)  # a suite asks much at once
+_GOODBYE_SECONDS = 1.0
 
 
 class Door(NamedTuple):
@@ -23,20 +28,17 @@ class Door(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def opened(socket: str) -> AsyncIterator[Door]:
-    """Listen while the context lasts."""
+async def opened(gateway: str) -> AsyncIterator[Door]:
+    """Listen while the context lasts. gateway: the path of its socket."""
     key = secrets.token_urlsafe(32)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket), timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(gateway), timeout=timeout) as session:
         app = web.Application(client_max_size=_MOST_BODY)
         app.router.add_route("*", "/{path:.*}", partial(_pass_on, session, key))
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, _LOCAL, 0).start()
-            yield Door(f"http://{_LOCAL}:{runner.addresses[0][1]}", key)
-        finally:
-            await runner.cleanup()
+        listener = socket.create_server((LOCAL, 0))
+        url = f"http://{LOCAL}:{listener.getsockname()[1]}"
+        async with serve(app, [listener], _CONNECTIONS, name="the gateway", goodbye=_GOODBYE_SECONDS):
+            yield Door(url, key)
 
 
 async def _pass_on(session: aiohttp.ClientSession, key: str, request: web.Request) -> web.StreamResponse:

@@ -6,7 +6,6 @@ everything; on TCP it is who has a token, see `lorad/box/tokens.py`, or the key 
 
 import hmac
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from aiohttp import web
 
 from lorad.box.tokens import Tokens
 from lorad.gateway.errors import ApiError
-from lorad.protocol.listener import may_call, uid_of, user_name
+from lorad.http.serve import peer_uid
+from lorad.protocol.listener import may_call, user_name
 
 
 class Access:
@@ -31,16 +31,14 @@ class Access:
 
     def owner(self, request: web.Request) -> str:
         """Return who asks. Raises ApiError 401 and 403."""
-        peer: socket.socket | None = request.transport.get_extra_info("socket") if request.transport else None
-        if peer is None:
-            raise ApiError(400, "The connection is gone.")
-        if peer.family == socket.AF_UNIX:
-            if not self._for_all and not may_call(peer):
-                raise ApiError(
-                    403, "This gateway belongs to another user.", kind="permission_error", code="not_allowed"
-                )
-            return user_name(uid_of(peer))
-        return self._bearer(request.headers.get("Authorization", ""))
+        uid = peer_uid(request)
+        if uid is None:
+            return self._bearer(request.headers.get("Authorization", ""))
+        if not self._for_all and not may_call(uid):
+            raise ApiError(
+                403, "This gateway belongs to another user.", kind="permission_error", code="not_allowed"
+            )
+        return user_name(uid)
 
     def viewer(self, request: web.Request) -> Callable[[int | None], bool]:
         """Return a function that says whether the client may see versions of a uid.

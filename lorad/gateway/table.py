@@ -28,9 +28,15 @@ class Table:
         self._names = Names()
 
     def names(self) -> Names:
-        """A file that cannot be read changes nothing."""
+        """Return what the newest file says; one that cannot be read changes nothing."""
         try:
-            if not self._is_newest():
+            newest = self._path.stat()
+            ours = os.fstat(self._fd) if self._fd >= 0 else None
+            if ours is None or (ours.st_dev, ours.st_ino, ours.st_mtime_ns) != (
+                newest.st_dev,
+                newest.st_ino,
+                newest.st_mtime_ns,
+            ):
                 self._read()
         except FileNotFoundError:
             self.close()
@@ -43,13 +49,6 @@ class Table:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _is_newest(self) -> bool:
-        there = self._path.stat()
-        if self._fd < 0:
-            return False
-        ours = os.fstat(self._fd)
-        return (ours.st_dev, ours.st_ino, ours.st_mtime_ns) == (there.st_dev, there.st_ino, there.st_mtime_ns)
 
     def _read(self) -> None:
         with contextlib.ExitStack() as stack:

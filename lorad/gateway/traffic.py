@@ -169,7 +169,10 @@ class Counted:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        now, refused = self._traffic.touch(), _is_refusal(error)
+        now = self._traffic.touch()
+        answered = from_lorad(error) if isinstance(error, LoradError) else error
+        # the request asks for something that nobody can serve
+        refused = isinstance(answered, ApiError) and answered.status < 500
         failed = self._is_failed or (error is not None and not refused and not isinstance(error, _LEFT))
         for tally in self._tallies.values():
             tally.in_flight -= 1
@@ -180,12 +183,6 @@ class Counted:
             tally.ends.add(now, 1)
             if self._is_whole and not failed:
                 tally.recent.append(_Answer(now, self._first if self._streams else None, now - self._began))
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    """Whether the error means that the request asks for something that nobody can serve."""
-    known = from_lorad(error) if isinstance(error, LoradError) else error
-    return isinstance(known, ApiError) and known.status < 500
 
 
 @contextlib.asynccontextmanager

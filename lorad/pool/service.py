@@ -22,7 +22,7 @@ from lorad.pool.verbs import PLAIN, STREAMS
 from lorad.protocol import frames
 from lorad.protocol.calls import CANCEL, VERBS, Answer, Call, Verb
 from lorad.protocol.frames import BadFrame
-from lorad.protocol.listener import may_call
+from lorad.protocol.listener import may_call, uid_of
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Service:
                 ran_out.say(error)
                 await asyncio.sleep(0.1)
                 continue
-            if not may_call(peer):
+            if not may_call(uid_of(peer)):
                 log.error("a process of another user was turned away")
                 peer.close()
                 continue

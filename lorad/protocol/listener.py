@@ -10,7 +10,7 @@ from pathlib import Path
 from lorad.errors import Conflict
 
 _BACKLOG = 64
-_ADVICE = "Stop it first; `lorad pools` lists the pools."
+ADVICE = "Stop it first; `lorad pools` lists the pools."
 DAEMON_UID = "LORAD_DAEMON_UID"  # in the environment of what a shared daemon starts
 FOR_ALL = "LORAD_GATEWAY_FOR_ALL"  # in that of its gateway, where everybody may see everything
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -21,7 +21,7 @@ _DIAG_QUESTION = struct.Struct("=IHHIIBBxxI4s4s12x4s12xIII")
 _DIAG_ANSWER = struct.Struct("=4xH10x64xII")
 
 
-def listen(path: Path, mode: int = 0o600, *, advice: str = _ADVICE) -> socket.socket:
+def listen(path: Path, mode: int = 0o600, *, advice: str = ADVICE) -> socket.socket:
     """A non-blocking listener. It has its name once it listens and has its mode: whoever finds a socket that
     refuses knows that its process is gone.
 
@@ -77,9 +77,8 @@ def uid_named(name: str) -> int | None:
 
 def uid_of(peer: socket.socket) -> int:
     """Find the user of the process at the other end, as the kernel saw it connect (SO_PEERCRED)."""
-    uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
-        1
-    ]
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(credentials)[1]
     return uid
 
 
@@ -112,8 +111,6 @@ def answers_for_its_owner(peer: socket.socket, path: Path) -> bool:
     return uid_of(peer) == path.parent.stat().st_uid
 
 
-def may_call(peer: socket.socket) -> bool:
-    """Check whether the process at the other end is this user's, root's,
-    or a shared daemon that is not root.
-    """
-    return uid_of(peer) in (os.getuid(), 0, int(os.environ.get(DAEMON_UID, 0)))
+def may_call(uid: int) -> bool:
+    """Check whether a user is this process's, root, or that of a shared daemon which is not root."""
+    return uid in (os.getuid(), 0, int(os.environ.get(DAEMON_UID, 0)))

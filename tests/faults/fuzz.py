@@ -22,7 +22,7 @@ from pathlib import Path
 from lorad.bounds import Bounds
 from lorad.daemon.api.verbs import ROUTES
 from lorad.errors import LoradError
-from lorad.protocol import bounded
+from lorad.http import bounded
 from lorad.store.check import check
 from tests.faults.fuzz_moves import explore
 from tests.faults.hostile import request

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.protocol import bounded
+from lorad.http import bounded
 from tests.faults.fuzz import pelt
 from tests.faults.fuzz_moves import explore
 

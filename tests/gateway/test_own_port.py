@@ -15,7 +15,7 @@ from lorad.box.config import GatewaySettings
 from lorad.box.keys import gateway_key
 from lorad.box.paths import Home
 from lorad.gateway.own.port import open_port
-from lorad.protocol import bounded
+from lorad.http import bounded
 from tests.kit.gateway_kit import World, entry, greedy, http, running_gateway, write_table
 
 pytest_plugins = ["tests.kit.gateway_fixtures"]

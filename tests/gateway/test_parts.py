@@ -113,7 +113,7 @@ async def test_a_connection_that_asks_for_nothing_is_closed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lorad.gateway.own.app.CONNECTIONS", Bounds(head=0.05))
-    monkeypatch.setattr("lorad.protocol.bounded.LOOK", 0.05)
+    monkeypatch.setattr("lorad.http.bounded.LOOK", 0.05)
     async with answering(Home(home), GatewaySettings()):
         reader, writer = await asyncio.open_unix_connection(str(Home(home).gateway_socket))
         writer.write(b"GET /v1/models HT")

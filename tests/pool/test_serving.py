@@ -15,7 +15,7 @@ from lorad.protocol import frames
 from lorad.protocol.batch import Sampling
 from lorad.protocol.calls import Answer, Call, Generate, LoadVersion, Nothing, Published
 from lorad.protocol.connection import Connection
-from lorad.protocol.listener import may_call
+from lorad.protocol.listener import may_call, uid_of
 from lorad.protocol.status import PoolStatus
 from tests.kit.pool_kit import DEADLINE, Running, generate, learn, prompts, publish, texts, until
 
@@ -124,6 +124,6 @@ def test_only_the_owner_and_root_may_call(monkeypatch: pytest.MonkeyPatch) -> No
 
     with Peer(socket.AF_UNIX) as peer:
         monkeypatch.setattr(os, "getuid", lambda: 1234)
-        assert may_call(peer)
+        assert may_call(uid_of(peer))
         monkeypatch.setattr(os, "getuid", lambda: 1235)
-        assert not may_call(peer)
+        assert not may_call(uid_of(peer))

@@ -19,7 +19,7 @@ from lorad.client.transport import Transport
 from lorad.daemon.api.verbs import events as handler
 from lorad.daemon.context import Context
 from lorad.errors import LoradError
-from lorad.protocol import bounded as http
+from lorad.http import bounded as http
 from lorad.protocol.listener import listen, uid_behind
 from lorad.store import events
 from tests.kit.daemon_world import Api, serving, until
@@ -284,7 +284,7 @@ async def test_who_connects_in_a_loop_waits(tmp_path: Path, monkeypatch: pytest.
     await until(lambda: len(let_in) == 36)
     for _, writer in peers:
         writer.close()
-    entrance.close()
+    await entrance.close()
 
 
 async def test_client_waits_where_many_connect(tmp_path: Path) -> None:

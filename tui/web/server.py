@@ -20,7 +20,7 @@ from textual_serve.server import Server, to_int
 
 from lorad.bounds import Bounds
 from lorad.errors import Conflict
-from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.http.serve import serve as serve_within
 from lorad.text import printable
 from lorad.tui.web.door import Door
 
@@ -161,17 +161,13 @@ class Site(Server):
         super().__init__("lorad tui", host=host, port=port, title="lorad")
 
     async def live(self) -> None:
-        runner = bounded(await self._make_app(), shutdown_timeout=1.0)
-        await runner.setup()
-        door = Doorkeeper(runner.server, CONNECTIONS)
-        server = await asyncio.get_running_loop().create_server(door, sock=self._listening)
-        self._introduce()
-        try:
+        app = await self._make_app()
+        async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
+            self._introduce()
             await self._interrupted()
-        finally:
-            server.close()
-            await asyncio.gather(*(session.stop() for session in self._sessions))
-            await runner.cleanup()
+
+    async def _stop_sessions(self, _: web.Application) -> None:
+        await asyncio.gather(*(session.stop() for session in self._sessions))
 
     async def _make_app(self) -> web.Application:
         base = self.door.base
@@ -186,6 +182,7 @@ class Site(Server):
             ]
         )
         app.on_response_prepare.append(self.door.mark)
+        app.on_shutdown.append(self._stop_sessions)
         return app
 
     async def handle_index(self, request: web.Request) -> web.Response:

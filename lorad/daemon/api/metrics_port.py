@@ -2,46 +2,25 @@
 and to nobody who came by another name.
 """
 
-import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
 
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.context import Context
-from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.http.serve import LOCAL, serve
 
-log = logging.getLogger("lorad.daemon")
-
-_HOST = "127.0.0.1"
 # a page that let its own name point here (DNS rebinding) sends that one
-_NAMES = frozenset({_HOST, "localhost"})
+_NAMES = frozenset({LOCAL, "localhost"})
 
 
-@contextlib.asynccontextmanager
-async def scraped(ctx: Context) -> AsyncIterator[None]:
-    """Serve the metrics on config.metrics.port, if one is set and free; otherwise the daemon runs without."""
+def scraped(ctx: Context) -> AbstractAsyncContextManager[None]:
+    """Serve the metrics on config.metrics.port, if one is set; the daemon runs without where it is taken."""
     port = ctx.config.metrics.port
     if port is None:
-        yield
-        return
-    runner = bounded(_scrape_app(ctx), shutdown_timeout=1.0)
-    await runner.setup()
-    listener = None
-    try:
-        door = Doorkeeper(runner.server, ctx.requests.bounds)
-        listener = await asyncio.get_running_loop().create_server(door, _HOST, port)
-        log.info("metrics are on http://%s:%d/metrics", _HOST, port)
-    except OSError as error:
-        log.error("metrics.port %d cannot be used: %s", port, error.strerror)
-    try:
-        yield
-    finally:
-        if listener is not None:
-            listener.close()
-        await runner.cleanup()
+        return contextlib.nullcontext()
+    return serve(_scrape_app(ctx), [port], ctx.requests.bounds, name="/metrics", goodbye=1.0)
 
 
 def _scrape_app(ctx: Context) -> web.Application:

@@ -3,8 +3,6 @@ permissions.
 """
 
 import logging
-import socket
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,13 +31,14 @@ from lorad.daemon.counters import metered
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.versions import find_version
-from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
+from lorad.errors import Conflict, LoradError, NotAllowed, NotFound
+from lorad.http.bounded import in_words
+from lorad.http.serve import peer_uid
 from lorad.protocol.listener import user_name
 from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 
-_UCRED = struct.Struct("3i")
 _UP_TO_DATE = "Is this lorad up to date?"
 _UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
@@ -76,10 +75,10 @@ def _endpoint(
             result = await handler(ctx, call)
             return result if isinstance(result, web.StreamResponse) else _json(result)
         except LoradError as error:
-            return _error(error, error.status)
+            return in_words(error, error.status)
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
-            return _error(_unforeseen(error), 500)
+            return in_words(_unforeseen(error), 500)
 
     return answer
 
@@ -152,9 +151,8 @@ async def _in_words(
         response: web.StreamResponse = await handler(request)
         return response
     except web.HTTPException as error:
-        return _error(
-            NotFound(f"{request.method} {request.path}: {error.reason}", hint=_UP_TO_DATE), error.status
-        )
+        text = f"{request.method} {request.path}: {error.reason}"
+        return in_words(NotFound(text, hint=_UP_TO_DATE), error.status)
 
 
 async def _nowhere(ctx: Context, call: Call) -> None:
@@ -164,24 +162,12 @@ async def _nowhere(ctx: Context, call: Call) -> None:
 def _caller(ctx: Context, request: web.Request) -> Caller:
     """Identify the caller. Raises NotAllowed for a user who may not connect."""
     uid = peer_uid(request)
+    if uid is None:
+        raise NotAllowed("the connection is gone", hint="Try again.")
     ctx.users.refuse_stranger(uid)
     return Caller(uid, user_name(uid))
-
-
-def peer_uid(request: web.Request) -> int:
-    """Find the user of the connecting process, as the kernel saw it connect."""
-    connection = request.transport.get_extra_info("socket") if request.transport else None
-    if connection is None:
-        raise NotAllowed("the connection is gone", hint="Try again.")
-    uid: int = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
-    return uid
 
 
 def _json(result: Any) -> web.Response:
     body = {"items": result} if isinstance(result, list) else result
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-
-def _error(error: LoradError, status: int) -> web.Response:
-    body = msgspec.json.encode({"error": to_wire(error)})
-    return web.Response(body=body, status=status, content_type="application/json")

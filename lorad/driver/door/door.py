@@ -11,16 +11,18 @@ from typing import Any
 
 from aiohttp import web
 
-from lorad.box.ran_out import RanOut
+from lorad.bounds import Bounds
 from lorad.driver.door.chains import Chains
 from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of, read_chat, streamed
 from lorad.errors import LoradError, SpecError
+from lorad.http.serve import LOCAL, serve
 from lorad.protocol.batch import Chunk, Sampling
 from lorad.rl.tools.calls import CallForm
 
 _MOST_BYTES = 16 << 20  # of a request
-_GOODBYE = 0.05  # seconds for a request under way; aiohttp takes 0 for no limit
-_TURNS = 8  # of the loop, from the accepted socket to a connection, with some to spare
+_GOODBYE_SECONDS = 0.05  # for a request under way; aiohttp takes 0 for no limit
+# of programs, which may be slow and many
+_CONNECTIONS = Bounds(head=60.0, idle=3600.0, write=60.0, of_one=4096, of_own=4096)
 
 
 @dataclass(eq=False)
@@ -87,7 +89,7 @@ class Visit:
 
 
 class Door:
-    """Answers the programs of the episodes that are let in. A context manager, with a thread of its own."""
+    """Answers the programs of the episodes that are let in. It has a thread of its own, until `close`."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         """threads: where the model speaks."""
@@ -95,7 +97,6 @@ class Door:
         self._visits: dict[str, Visit] = {}
         self._begun: Future[int] = Future()
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(RanOut())
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._live, name="door")
         self._thread.start()
@@ -114,12 +115,6 @@ class Door:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
-    def __enter__(self) -> "Door":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _live(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
@@ -134,21 +129,11 @@ class Door:
         app = web.Application(client_max_size=_MOST_BYTES)
         app.router.add_post("/episodes/{secret}/v1/chat/completions", self._chat)
         app.router.add_get("/episodes/{secret}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_GOODBYE)
-        await runner.setup()
-        try:
-            listens = socket.create_server(("127.0.0.1", 0))
-            await web.SockSite(runner, listens).start()
-            self._begun.set_result(int(listens.getsockname()[1]))
+        listener = socket.create_server((LOCAL, 0))
+        async with serve(app, [listener], _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
+            self._begun.set_result(int(listener.getsockname()[1]))
             await self._ended.wait()
-            # Whoever was let in becomes a connection some turns of the loop later; asyncio and aiohttp forget
-            # one that comes while they close, and leave its socket open.
-            self._loop.remove_reader(listens)
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-        finally:
-            await runner.cleanup()
-            await asyncio.sleep(0)  # for transports to close their sockets
+        await asyncio.sleep(0)  # for transports to close their sockets
 
     async def _models(self, request: web.Request) -> web.Response:
         visit = self._visits.get(request.match_info["secret"])

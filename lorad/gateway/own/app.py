@@ -38,8 +38,8 @@ from lorad.gateway.params import (
     read,
     read_plain,
 )
-from lorad.gateway.server import listening
 from lorad.gateway.traffic import Counted, Traffic, reporting
+from lorad.http.serve import SocketFile, serve
 from lorad.protocol import served, traffic
 
 log = logging.getLogger(__name__)
@@ -90,10 +90,11 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
     access = Access(settings.tokens, key=gateway_key(home) if port else None)
     gateway = Gateway(Resolver(home, home.gateway / served.FILE), access)
     reported = reporting(gateway.traffic, home.gateway / traffic.FILE)
+    listeners = [SocketFile(home.gateway_socket), port]
     try:
         async with (
             reported,
-            listening(_make_app(gateway), home.gateway_socket, CONNECTIONS, port=port),
+            serve(_make_app(gateway), listeners, CONNECTIONS, name="the gateway", ends_with_client=True),
         ):
             yield gateway
     finally:
@@ -108,7 +109,12 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     socket = home.gateway_socket_of(uid)
     reported = reporting(gateway.traffic, socket.with_name(traffic.FILE))
     try:
-        async with watched(), reported, listening(_make_app(gateway), socket, BEHIND_FRONT):
+        app = _make_app(gateway)
+        async with (
+            watched(),
+            reported,
+            serve(app, [SocketFile(socket)], BEHIND_FRONT, name="the gateway", ends_with_client=True),
+        ):
             yield gateway
     finally:
         await gateway.close()

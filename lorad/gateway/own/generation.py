@@ -44,7 +44,8 @@ class _Completion:
             raise PoolLost("the pool ended the request early", hint="Ask again.")
         tokens = chunk.tokens.tolist()
         self.made += len(tokens)
-        spoken = tokens[:-1] if chunk.finish == "stop" and tokens[-1:] and self._ends(tokens[-1]) else tokens
+        ends = chunk.finish == "stop" and tokens and tokens[-1] in self.base.eos_ids
+        spoken = tokens[:-1] if ends else tokens
         text, described = "", []
         for place, token in enumerate(tokens):
             described.append(
@@ -61,9 +62,6 @@ class _Completion:
         return Piece(
             self.index, text, described, "stop" if chunk.finish and self.cutter.is_cut else chunk.finish
         )
-
-    def _ends(self, token: int) -> bool:
-        return token in self.base.eos_ids
 
 
 @dataclass
@@ -109,15 +107,15 @@ class Generation:
             while isinstance(item, Chunks):
                 if item.version != self.served.name:
                     raise PoolLost(f"the pool answered with {item.version}, not {self.served.name}")
-                pieces = [self._completion(chunk).take(chunk) for chunk in item.split(self.prompts)]
+                pieces = [
+                    self.completions[int(chunk.prompt) * self.per_prompt + chunk.index].take(chunk)
+                    for chunk in item.split(self.prompts)
+                ]
                 self.counted.said(sum(len(piece.tokens) for piece in pieces))
                 if streams and self.ranking.ranks:
                     pieces = await after_sampling(self.ranking, pieces)
                 yield pieces
                 item = await _following(self.items)
-
-    def _completion(self, chunk: Chunk) -> _Completion:
-        return self.completions[int(chunk.prompt) * self.per_prompt + chunk.index]
 
 
 class Asked(NamedTuple):
@@ -165,7 +163,11 @@ class Generator:
         most = new_tokens(wish, tokens, base, peer.info.max_tokens)
         made = prompts(wish, tokens)
         ranking = Ranking(wish, peer, served.name, base, made)
-        completions = _completions(base, wish, len(made))
+        decode = base.tokenizer.with_calls if wish.offered() else base.tokenizer.decode
+        completions = [
+            _Completion(index, base, Detokenizer(decode), StopCutter(wish.stops))
+            for index in range(len(made) * wish.n)
+        ]
         if not most:
             ready = await ranking.added([Piece(one.index, "", [], "length") for one in completions])
             return Generation(
@@ -198,14 +200,6 @@ async def _tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
         async with base.rendering:
             return await asyncio.to_thread(asked.tokenize, base)
     return asked.tokenize(base) if asked.size < _INLINE else await asyncio.to_thread(asked.tokenize, base)
-
-
-def _completions(base: Base, wish: Wish, count: int) -> list[_Completion]:
-    decode = base.tokenizer.with_calls if wish.offered() else base.tokenizer.decode
-    return [
-        _Completion(index, base, Detokenizer(decode), StopCutter(wish.stops))
-        for index in range(count * wish.n)
-    ]
 
 
 async def _following(items: AsyncGenerator[Any, None]) -> Any:

@@ -60,9 +60,13 @@ class Ranking:
             pieces = [self._echoed(piece) for piece in pieces]
         if not self.ranks:
             return list(pieces)
-        texts = [self._text(piece) for piece in pieces]
+        texts = [  # all tokens up to the end of each piece
+            np.concatenate([self._prompt(piece.index), np.array(self._made[piece.index], np.int32)])
+            for piece in pieces
+        ]
         starts = [max(text.size - len(piece.tokens), 1) for piece, text in zip(pieces, texts, strict=True)]
-        ranked = await self._ranked(texts, starts)
+        asked = Rank(self._version, texts, starts, self._wish.alternatives)
+        ranked: Ranked = await self._peer.connection.call("rank", asked)
         counts = [text.size - start for text, start in zip(texts, starts, strict=True)]
         ends = np.cumsum([0, *counts]).tolist()
         return [
@@ -74,17 +78,8 @@ class Ranking:
         """Return how many of its tokens are of the prompt."""
         return self._prompt(piece.index).size if self._wish.echoes else 0
 
-    async def _ranked(self, texts: list[np.ndarray], starts: list[int]) -> Ranked:
-        asked = Rank(self._version, texts, starts, self._wish.alternatives)
-        ranked: Ranked = await self._peer.connection.call("rank", asked)
-        return ranked
-
     def _prompt(self, index: int) -> np.ndarray:
         return self._prompts[index // self._wish.n].tokens
-
-    def _text(self, piece: Piece) -> np.ndarray:
-        """Return all tokens up to the end of the piece."""
-        return np.concatenate([self._prompt(piece.index), np.array(self._made[piece.index], np.int32)])
 
     def _filled(self, piece: Piece, ranked: Ranked) -> Piece:
         """Replace the log-probabilities of the last tokens of a piece."""

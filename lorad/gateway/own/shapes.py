@@ -178,16 +178,10 @@ class ChatShape(Shape):
 
 
 def _described(text: str, logprob: float | None) -> _Json:
-    return {"token": text, "logprob": logprob, "bytes": _bytes_of(text)}
+    # of a part of a character the text does not show the bytes
+    return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
 
 
 def _others(token: Token) -> dict[str, float] | None:
     """Return the most likely tokens in a place with the one that is there; None for the first of a prompt."""
     return None if token.logprob is None else {**dict(token.top), token.text: token.logprob}
-
-
-def _bytes_of(text: str) -> list[int] | None:
-    """Return the bytes of a token, or None if it is only a part of a character, whose text does not show its
-    bytes.
-    """
-    return None if BROKEN in text else list(text.encode())

@@ -22,9 +22,9 @@ from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, arrived, even
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
 from lorad.gateway.params import ModelName, unfit
-from lorad.gateway.server import listening
 from lorad.gateway.shared.owners import AGAIN, Owners, raise_file_limit
 from lorad.gateway.shared.routes import Routes
+from lorad.http.serve import SocketFile, serve
 from lorad.protocol.listener import FOR_ALL
 
 log = logging.getLogger(__name__)
@@ -56,11 +56,11 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[_Fron
     owners = Owners("gateway", home.gateway_socket_of)
     access = Access(settings.tokens, for_all=for_all, private=not for_all)
     front = _Front(routes, owners, access, limits)
-    mode = 0o666 if for_all else 0o600
+    named = SocketFile(home.gateway_socket, 0o666 if for_all else 0o600)
+    listeners = [named, settings.fixed_port]
+    app = _make_app(front)
     try:
-        async with listening(
-            _make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.fixed_port
-        ):
+        async with serve(app, listeners, CONNECTIONS, name="the gateway", ends_with_client=True):
             yield front
     finally:
         await front.owners.close()

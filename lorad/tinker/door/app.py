@@ -10,7 +10,7 @@ from aiohttp import web
 from lorad.box.config import TinkerSettings
 from lorad.box.keys import keys_file
 from lorad.box.paths import Home
-from lorad.gateway.server import listening
+from lorad.http.serve import SocketFile, serve
 from lorad.protocol import served
 from lorad.tinker.door.door import Asked, Door, opened
 from lorad.tinker.door.errors import HttpError
@@ -141,7 +141,8 @@ async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]
     """The door of a home within the block. Raises Conflict when another one is open."""
     async with opened(home, home.tinker, settings) as door:
         app = make_app(door, Keys(keys_file(home, settings)).owner_of)
-        async with listening(app, home.tinker_socket, CONNECTIONS, port=settings.port):
+        listeners = [SocketFile(home.tinker_socket), settings.port]
+        async with serve(app, listeners, CONNECTIONS, name="the Tinker door", ends_with_client=True):
             yield door
 
 
@@ -149,8 +150,8 @@ async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]
 async def answering_as_owner(home: Home, settings: TinkerSettings, uid: int) -> AsyncIterator[Door]:
     """The door of a user, this process's, behind the front of a shared home."""
     socket, table = home.tinker_socket_of(uid), home.gateway_of(uid) / served.FILE
-    async with (
-        opened(home, socket.parent, settings, table=table) as door,
-        listening(make_app(door, behind_front), socket, BEHIND_FRONT),
-    ):
-        yield door
+    async with opened(home, socket.parent, settings, table=table) as door:
+        app = make_app(door, behind_front)
+        listeners = [SocketFile(socket)]
+        async with serve(app, listeners, BEHIND_FRONT, name="the Tinker door", ends_with_client=True):
+            yield door

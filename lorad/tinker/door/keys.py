@@ -8,6 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 from lorad.box.tokens import Tokens
+from lorad.http.serve import peer_uid
 from lorad.protocol.listener import may_call, user_name
 from lorad.tinker.door.errors import HttpError
 
@@ -39,7 +40,7 @@ def behind_front(request: web.Request) -> str:
 
     Raises HttpError 403 for who is neither the front nor that user.
     """
-    peer = request.transport.get_extra_info("socket") if request.transport else None
-    if peer is None or not may_call(peer):
+    uid = peer_uid(request)
+    if uid is None or not may_call(uid):
         raise HttpError(403, "this door belongs to another user")
     return user_name(os.geteuid())

@@ -20,8 +20,8 @@ from lorad.client.box_shapes import DoorOwner
 from lorad.client.requests import DoorRequest
 from lorad.errors import DaemonUnreachable
 from lorad.gateway.limits import Limits
-from lorad.gateway.server import listening
 from lorad.gateway.shared.owners import Owners, raise_file_limit
+from lorad.http.serve import SocketFile, serve
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, answer, guarded
 from lorad.tinker.door.keys import Keys
@@ -98,7 +98,8 @@ async def fronting(home: Home, settings: TinkerSettings) -> AsyncIterator[None]:
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[guarded])
         app.router.add_get("/api/v1/healthz", _healthz)
         app.router.add_route("*", "/{path:.*}", partial(_forward, front))
-        async with listening(app, home.tinker_socket, CONNECTIONS, port=settings.port):
+        listeners = [SocketFile(home.tinker_socket), settings.port]
+        async with serve(app, listeners, CONNECTIONS, name="the Tinker door", ends_with_client=True):
             yield
     finally:
         await front.close()

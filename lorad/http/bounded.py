@@ -25,7 +25,6 @@ LOOK = 1.0  # seconds between two looks at all connections
 _QUEUE = 1024  # connections that the kernel keeps until they are accepted
 _AT_ONCE = 256  # that are accepted before anything else is done
 _A_SECOND = 128  # that a user may open, where several share the process; as many more may wait
-_LINGER = 0.5  # seconds for which what a refused request still sends is read
 _REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
 _EVERYBODY = 0.75  # share of the file descriptors that the process has left at its start
 _ADVICE = "Use the lorad command or lorad.client."
@@ -36,7 +35,8 @@ class Doorkeeper:
 
     def __init__(self, server: web.Server | None, bounds: Bounds) -> None:
         assert server is not None
-        self.server, self.bounds = server, bounds
+        self.server = server
+        self.bounds = bounds
         self.there: dict[_Guarded, int | None] = {}  # uid
         self._counts: Counter[int | None] = Counter()
         self._is_looking = False
@@ -87,13 +87,16 @@ class Doorkeeper:
 
 
 class Entrance:
-    """Accepts the connections of a Unix socket, `_A_SECOND` a second of each user; those beyond wait for the
-    next one, and are closed where too many wait. asyncio's own entrance makes a transport first: there, one
-    process that connects in a loop fills the queue in which everybody waits.
+    """Accepts the connections of a listener; of a Unix socket, `_A_SECOND` a second of each user.
+
+    Those beyond wait for the next second, and are closed where too many wait. asyncio's own entrance makes a
+    transport first: there, one process that connects in a loop fills the queue in which everybody waits.
     """
 
     def __init__(self, door: Doorkeeper, listener: socket.socket) -> None:
-        self._door, self._listener, self._loop = door, listener, asyncio.get_running_loop()
+        self._door = door
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
         self._opened: Counter[int] = Counter()  # within this second, by uid
         self._waiting: dict[int, deque[socket.socket]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -101,13 +104,15 @@ class Entrance:
         listener.setblocking(False)
         self._open()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Accept no more; whoever was let in is a connection of the server when this returns."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for peers in self._waiting.values():
             for peer in peers:
                 peer.close()
         self._waiting.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _open(self) -> None:
         if self._listener.fileno() >= 0:
@@ -128,11 +133,12 @@ class Entrance:
             self._receive(peer)
 
     def _receive(self, peer: socket.socket) -> None:
-        """Let a connection in, keep it for the next second, or close it. Whoever could end this process comes
-        in at any rate, such as the front of a shared gateway.
+        """Let a connection in, keep it for the next second, or close it.
+
+        Whoever could end this process comes in at any rate, such as the front of a shared gateway, and so
+        does whoever comes by a port: a Doorkeeper alone bounds those.
         """
-        uid = uid_of(peer)
-        if may_call(peer):
+        if peer.family != socket.AF_UNIX or may_call(uid := uid_of(peer)):
             self._let_in(peer)
             return
         if not self._opened:
@@ -147,7 +153,8 @@ class Entrance:
 
     def _begin_second(self) -> None:
         self._opened.clear()
-        waiting, self._waiting = self._waiting, {}
+        waiting = self._waiting
+        self._waiting = {}
         for peers in waiting.values():
             for peer in peers:
                 self._receive(peer)
@@ -164,9 +171,10 @@ class _Guarded(RequestHandler):
 
     def __init__(self, door: Doorkeeper) -> None:
         super().__init__(door.server, loop=asyncio.get_running_loop(), **door.server._kwargs)
-        self._door, self._refusal = door, ""
-        # loop time: no request under way since; the reader took something at
-        self._silent_since = self._moved_at = 0.0
+        self._door = door
+        self._refusal = ""
+        self._silent_since = 0.0  # the loop's time since when no request is under way
+        self._moved_at = 0.0  # and that when the reader took something last
         self._head_since: float | None = None
         self._unsent = 0
 
@@ -199,28 +207,30 @@ class _Guarded(RequestHandler):
             self._head_since = self._loop.time()
         super().data_received(data)
         if self._request_count != before:
-            self._head_since, self._silent_since = None, self._loop.time()
+            self._head_since = None
+            self._silent_since = self._loop.time()
 
     def look(self, now: float) -> None:
         """Drop it when it has been waited for long enough."""
-        bounds, transport = self._door.bounds, self.transport
+        bounds = self._door.bounds
+        transport = self.transport
         if transport is None:
             return
         self._note(transport, now)
+        silent = now - self._silent_since
         if self._unsent and now - self._moved_at >= bounds.write:
             transport.abort()
         elif self._refusal:
-            if now - self._silent_since >= _REFUSED:
+            if silent >= _REFUSED:
                 self._drop()
-        elif not self._is_busy:
-            self._look_at_silence(now, bounds)
-
-    def _look_at_silence(self, now: float, bounds: Bounds) -> None:
-        since = self._silent_since if self._head_since is None else self._head_since
-        if now - since < (bounds.idle if self._request_count and self._head_since is None else bounds.head):
+        elif self._is_busy:
             return
-        error = Conflict(f"no whole request within {bounds.head:.0f} seconds", hint="Send it again, at once.")
-        self._drop(408, None if self._head_since is None else error)
+        elif self._head_since is None:
+            if silent >= (bounds.idle if self._request_count else bounds.head):
+                self._drop()
+        elif now - self._head_since >= bounds.head:
+            late = f"no whole request within {bounds.head:.0f} seconds"
+            self._drop(408, Conflict(late, hint="Send it again, at once."))
 
     def handle_error(
         self,
@@ -233,7 +243,7 @@ class _Guarded(RequestHandler):
         if status >= 500 or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         first = (message or "no HTTP").strip().partition("\n")[0]
-        response = _in_words(SpecError(f"the request cannot be read: {first[:200]}", hint=_ADVICE), status)
+        response = in_words(SpecError(f"the request cannot be read: {first[:200]}", hint=_ADVICE), status)
         response.force_close()
         return response
 
@@ -262,14 +272,7 @@ class _Guarded(RequestHandler):
         transport.abort()
 
 
-def _in_words(error: LoradError, status: int) -> web.Response:
+def in_words(error: LoradError, status: int) -> web.Response:
+    """Make the answer that every client of lorad reads as an error."""
     body = msgspec.json.encode({"error": to_wire(error)})
     return web.Response(body=body, status=status, content_type="application/json")
-
-
-def bounded(app: web.Application, **options: Any) -> web.AppRunner:
-    """Make a runner for connections that a Doorkeeper accepts.
-
-    It unpacks no compressed bodies: a kilobyte of gzip can be a gigabyte.
-    """
-    return web.AppRunner(app, access_log=None, lingering_time=_LINGER, auto_decompress=False, **options)

@@ -1,0 +1,1 @@
+"""HTTP within the machine: applications that are served within bounds, and what asks them."""
