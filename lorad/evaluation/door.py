@@ -6,17 +6,21 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
 
 from lorad.bounds import Bounds
+from lorad.http.client import session_over
+from lorad.http.front import pass_on
 from lorad.http.serve import LOCAL, serve
 
 _PASSED_ON = ("Content-Type", "Retry-After")
 _MOST_BODY = 8 << 20
 _CONNECTIONS = Bounds(idle=3600.0, write=60.0, of_own=4096)  # a suite asks much at once
+_AT_ONCE = 100  # requests to the gateway; the others wait
 _GOODBYE_SECONDS = 1.0
 
 
@@ -32,7 +36,7 @@ async def opened(gateway: str) -> AsyncIterator[Door]:
     """Listen while the context lasts. gateway: the path of its socket."""
     key = secrets.token_urlsafe(32)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(gateway), timeout=timeout) as session:
+    async with session_over(Path(gateway), timeout, limit=_AT_ONCE) as session:
         app = web.Application(client_max_size=_MOST_BODY)
         app.router.add_route("*", "/{path:.*}", partial(_pass_on, session, key))
         listener = socket.create_server((LOCAL, 0))
@@ -48,10 +52,4 @@ async def _pass_on(session: aiohttp.ClientSession, key: str, request: web.Reques
     body = await request.read()
     asked = session.request(request.method, f"http://lorad{request.path_qs}", data=body)
     async with asked as answer:
-        headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-        response = web.StreamResponse(status=answer.status, headers=headers)
-        await response.prepare(request)
-        async for data in answer.content.iter_any():
-            await response.write(data)
-        await response.write_eof()
-        return response
+        return await pass_on(request, answer, _PASSED_ON)

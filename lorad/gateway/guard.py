@@ -13,7 +13,7 @@ from aiohttp.typedefs import Middleware
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
 from lorad.gateway.errors import ApiError, from_lorad
-from lorad.gateway.limits import BODY_BYTES, BODY_SECONDS, READ_SECONDS, Limits
+from lorad.gateway.limits import BODY_BYTES, BODY_SECONDS, Limits
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +76,6 @@ async def arrived(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise ApiError(408, "The request did not arrive in time.") from None
-
-
-async def send(response: web.StreamResponse, data: bytes) -> None:
-    """Send at once, in one write. Raises ConnectionResetError if the client does not read."""
-    try:
-        async with asyncio.timeout(READ_SECONDS):
-            await response.write(data)
-    except TimeoutError:
-        raise ConnectionResetError("the client does not read") from None
 
 
 def event(body: Any) -> bytes:

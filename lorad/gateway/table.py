@@ -3,17 +3,13 @@
 import contextlib
 import logging
 import os
-from collections import OrderedDict
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from lorad.protocol.served import Names
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Table:
@@ -59,11 +55,3 @@ class Table:
             stack.pop_all()
             self.close()
             self._fd = fd
-
-
-def remember(known: OrderedDict[str, T], name: str, found: T, most: int) -> None:
-    """Note what was found for a name that is in no table; the oldest of more than `most` is forgotten."""
-    known[name] = found
-    known.move_to_end(name)
-    while len(known) > most:
-        known.popitem(last=False)

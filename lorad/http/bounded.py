@@ -37,7 +37,7 @@ class Doorkeeper:
         assert server is not None
         self.server = server
         self.bounds = bounds
-        self.there: dict[_Guarded, int | None] = {}  # uid
+        self._connections: dict[_Guarded, int | None] = {}  # uid
         self._counts: Counter[int | None] = Counter()
         self._is_looking = False
         left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/proc/self/fd"))
@@ -48,41 +48,41 @@ class Doorkeeper:
         return _Guarded(self)
 
     def let_in(self, guarded: "_Guarded", uid: int | None) -> str:
-        """Say why it is refused; "" when it is not."""
+        """Count a connection of a user, and say why it is refused; "" when it is not."""
         if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(LOOK, self._look)
-        self.there[guarded] = uid
+        self._connections[guarded] = uid
         self._counts[uid] += 1
         if self._counts[uid] > (most := self.most(uid)):
             return f"{most} connections are open already" + ("" if uid is None else f" for uid {uid}")
-        return f"{self._most} connections are open already" if len(self.there) > self._most else ""
+        return f"{self._most} connections are open already" if len(self._connections) > self._most else ""
 
     def most(self, uid: int | None) -> int:
-        """Limit the connections of a user.
+        """Return how many connections a user may have.
 
-        uid: None where the kernel does not know who is there, as of other machines: strangers leave room for
-        those whom it knows.
+        uid: None where the kernel does not know the user, as on other machines: strangers leave room for
+        users whom it knows.
         """
         if uid is None:
             return min(self.bounds.of_own, self._most // 3)
         return self.bounds.of_own if uid == os.getuid() else self.bounds.of_one
 
     def let_go(self, guarded: "_Guarded") -> None:
-        if guarded in self.there:
-            self._counts[self.there.pop(guarded)] -= 1
+        if guarded in self._connections:
+            self._counts[self._connections.pop(guarded)] -= 1
             self._counts += Counter()  # forget who has none
 
     def is_flooded(self, uid: int | None) -> bool:
         """Check for a user who keeps opening connections after being refused."""
-        return self._counts[uid] > 2 * self.most(uid) or len(self.there) > self._most * 9 // 8
+        return self._counts[uid] > 2 * self.most(uid) or len(self._connections) > self._most * 9 // 8
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        self._is_looking = bool(self.there)
+        self._is_looking = bool(self._connections)
         if self._is_looking:
             loop.call_later(LOOK, self._look)
-        for guarded in list(self.there):
+        for guarded in list(self._connections):
             guarded.look(loop.time())
 
 
@@ -167,7 +167,7 @@ class Entrance:
 
 
 class _Guarded(RequestHandler):
-    """A connection, its reasons to be dropped, and words for them."""
+    """A connection that is dropped when it costs too much, with the reason in words."""
 
     def __init__(self, door: Doorkeeper) -> None:
         super().__init__(door.server, loop=asyncio.get_running_loop(), **door.server._kwargs)
@@ -211,7 +211,7 @@ class _Guarded(RequestHandler):
             self._silent_since = self._loop.time()
 
     def look(self, now: float) -> None:
-        """Drop it when it has been waited for long enough."""
+        """Drop the connection when it has been waited for long enough."""
         bounds = self._door.bounds
         transport = self.transport
         if transport is None:

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 LOCAL = "127.0.0.1"
 _LINGER = 0.5  # seconds for which what a refused request still sends is read
 _GOODBYE_SECONDS = 20.0  # for requests under way to end
+_TAKE_SECONDS = 60.0  # for a client to take what was sent to it
 _PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
 
 
@@ -113,3 +114,12 @@ def peer_uid(request: web.Request) -> int | None:
     """
     peer: socket.socket | None = request.transport.get_extra_info("socket") if request.transport else None
     return uid_of(peer) if peer is not None and peer.family == socket.AF_UNIX else None
+
+
+async def send(response: web.StreamResponse, data: bytes) -> None:
+    """Send at once, in one write. Raises ConnectionResetError if the client does not read."""
+    try:
+        async with asyncio.timeout(_TAKE_SECONDS):
+            await response.write(data)
+    except TimeoutError:
+        raise ConnectionResetError("the client does not read") from None

@@ -88,12 +88,12 @@ async def test_broken_stream_ends_in_an_error(home: Path) -> None:
     assert b'"unavailable"' in data and b"[DONE]" not in data
 
 
-async def test_truncated_answer_is_not_taken_as_whole(home: Path) -> None:
+@pytest.mark.parametrize(
+    "rest", [b"Content-Length: 9\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"]
+)
+async def test_truncated_answer_is_not_taken_as_whole(home: Path, rest: bytes) -> None:
     world = Home(home)
-    async with (
-        owner(world, HEAD % b"application/json" + b"Content-Length: 9\r\n\r\n{}"),
-        front(world) as client,
-    ):
+    async with owner(world, HEAD % b"application/json" + rest), front(world) as client:
         with pytest.raises(aiohttp.ClientError):
             await told(client)
 
@@ -130,7 +130,7 @@ async def test_only_the_model_of_a_request_is_read(home: Path) -> None:
 
 
 async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.gateway.shared.owners.uid_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr("lorad.http.client.uid_of", lambda peer: os.getuid() + 1)
     world = Home(home)
     async with owner(world, b"") as seen, front(world) as client:
         assert ((await told(client))[0], seen) == (503, [])
@@ -181,6 +181,6 @@ async def test_daemon_is_asked_for_hidden_and_missing_alike(home: Path) -> None:
                 await routes.find(model, "eve", lambda uid: False)
         assert (await routes.find("bot", "me", lambda uid: True)).version == "a@2"
     finally:
-        await routes.close()
+        await routes.aclose()
         await runner.cleanup()
     assert asked == [{"model": name, "asker": "eve"} for name in ("bot", "a@2", "none", "none@2")] * 2

@@ -14,6 +14,8 @@ from aiohttp.test_utils import unused_port
 
 from lorad.box.config import TinkerSettings
 from lorad.box.paths import Home
+from lorad.errors import NotFound
+from lorad.http.bounded import in_words
 from lorad.protocol.listener import listen, uid_named, user_name
 from lorad.tinker.door.app import answering_as_owner
 from lorad.tinker.shared import front as shared_front
@@ -51,8 +53,9 @@ async def before(home: Home) -> AsyncIterator[Client]:
     keys.write_text(f"{MINE}: [{ALICE}, tml-otherkeyofalice12]\nnobody-at-all: {BOB}\n")
 
     async def owner(request: web.Request) -> web.Response:
-        uid = uid_named((await request.json())["owner"])
-        return web.json_response({"owner_uid": uid}, status=404 if uid is None else 200)
+        if (uid := uid_named((await request.json())["owner"])) is None:
+            return in_words(NotFound("no such user"), 404)
+        return web.json_response({"owner_uid": uid})
 
     async with (
         serving(home.socket, owner),
@@ -110,7 +113,7 @@ async def test_who_has_no_key_is_not_let_in(home: Path) -> None:
 
 
 async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.gateway.shared.owners.uid_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr("lorad.http.client.uid_of", lambda peer: os.getuid() + 1)
     async with fronted(home) as (client, seen, _):
         assert (await status(client), seen) == (503, [])
 

@@ -15,7 +15,7 @@ from lorad.box.paths import Home
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
 from lorad.gateway.errors import from_lorad
-from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, answer, arrived, event, guard, send
+from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, answer, arrived, event, guard
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
 from lorad.gateway.models import add_models
 from lorad.gateway.own.bases import Bases, Peers
@@ -39,7 +39,7 @@ from lorad.gateway.params import (
     read_plain,
 )
 from lorad.gateway.traffic import Counted, Traffic, reporting
-from lorad.http.serve import SocketFile, serve
+from lorad.http.serve import SocketFile, send, serve
 from lorad.protocol import served, traffic
 
 log = logging.getLogger(__name__)

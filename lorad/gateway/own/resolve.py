@@ -9,7 +9,7 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
-from lorad.gateway.table import Table, remember
+from lorad.gateway.table import Table
 from lorad.protocol.served import Names, Served
 
 _DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
@@ -55,7 +55,10 @@ class Resolver:
             asking.add_done_callback(lambda _: self._asking.pop((model, meant)))
         served = await asyncio.shield(asking)
         if served.name == model:
-            remember(self._others, model, served, _REMEMBERED)
+            self._others[model] = served
+            self._others.move_to_end(model)
+            while len(self._others) > _REMEMBERED:
+                self._others.popitem(last=False)
         return served
 
     async def _ask(self, model: str) -> Served:
