@@ -382,22 +382,9 @@ class Home:
         return self.tinker_of(uid) / "work" / "tinker.sock"
 
     @property
-    def loggers(self) -> Path:
-        """Return the directory of the process that writes to loggers: its attempts and its table."""
-        return self.root / "loggers"
-
-    def loggers_of(self, uid: int) -> Path:
-        """Return the directory of the one that runs as this user (shared daemon only)."""
-        return self.loggers / "owners" / str(uid)
-
-    @property
     def notify(self) -> Path:
         """Return the directory of notifications: `outbox.json`, and the process that delivers them."""
         return self.root / "notify"
-
-    def notify_of(self, uid: int) -> Path:
-        """Return the directory of the process that runs as this user (shared daemon only)."""
-        return self.notify / "owners" / str(uid)
 
     def pool(self, pool_id: str) -> Path:
         return self.pools / pool_id

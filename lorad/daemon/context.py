@@ -31,6 +31,7 @@ from lorad.daemon.state import (
     NotifyState,
     QueueState,
     RequestState,
+    ServicesState,
     ServingState,
     StorageState,
 )
@@ -71,6 +72,7 @@ class Context:
     pools: Pools = field(default_factory=Pools)
     queue: QueueState = field(default_factory=QueueState)
     serving: ServingState = field(default_factory=ServingState)
+    services: ServicesState = field(default_factory=ServicesState)
     loggers: LoggerState = field(default_factory=LoggerState)
     notify: NotifyState = field(default_factory=NotifyState)
     storage: StorageState = field(default_factory=StorageState)

@@ -9,15 +9,12 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.beside.loggers import living_loggers
-from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool, of_run
 from lorad.daemon.process.processes import child_of, read_status, shim_of, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.process.stacks import dump_stacks
-from lorad.daemon.serving.gateways import living_gateways
-from lorad.daemon.serving.tinker import living_doors
+from lorad.daemon.services.table import living_services
 from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
@@ -75,18 +72,9 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
             yield pool.attempt(), (f"pool {pool.id}", of_pool(pool))
     for run in runs.in_states(ctx.store, *ACTIVE):
         yield run.attempt_dir, ("the driver", of_run(run))
-    for attempt in living_gateways(ctx):
+    for service, attempt in living_services(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
-            yield attempt, ("the gateway", Item("the gateway"))
-    for attempt in living_doors(ctx):
-        if ctx.processes.inspect(attempt).phase == "alive":
-            yield attempt, ("the Tinker door", Item("the Tinker door"))
-    for attempt in living_loggers(ctx):
-        if ctx.processes.inspect(attempt).phase == "alive":
-            yield attempt, ("the process of loggers", Item("the loggers"))
-    for attempt in living_notifiers(ctx):
-        if ctx.processes.inspect(attempt).phase == "alive":
-            yield attempt, ("the process of notifications", Item("the notifications"))
+            yield attempt, (f"the process of {service.title}", Item(service.title))
 
 
 def _look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:

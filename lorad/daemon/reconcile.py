@@ -8,8 +8,6 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from lorad.daemon.beside.loggers import keep_loggers
-from lorad.daemon.beside.notify import keep_notify
 from lorad.daemon.bill.take_in import keep_bill
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_run
@@ -29,11 +27,10 @@ from lorad.daemon.runs.settle import settle
 from lorad.daemon.runs.stop import stop as stop_run
 from lorad.daemon.runs.sweeps import halve
 from lorad.daemon.runs.take_in import last_facts, take_in_or_end, watch_journals
-from lorad.daemon.serving.gateways import keep_gateways
+from lorad.daemon.services.table import keep_services
 from lorad.daemon.serving.keep_loaded import hold
 from lorad.daemon.serving.keep_up import keep_serving
 from lorad.daemon.serving.table import keep_table
-from lorad.daemon.serving.tinker import keep_door
 from lorad.daemon.storage.budget import keep_budget
 from lorad.daemon.storage.prune import prune, prune_again
 from lorad.daemon.trim_logs import rotate
@@ -195,10 +192,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     keep_history,
     hold,
     keep_table,
-    keep_gateways,
-    keep_door,
-    keep_loggers,
-    keep_notify,
+    keep_services,
     _tidy_readers,
     keep_budget,
     rotate,

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from lorad.bounds import Bounds
 from lorad.client.queue_shapes import Queued
 from lorad.daemon.counters import Meter
-from lorad.loggers.table import Followed, Table
+from lorad.loggers.table import Followed
 from lorad.notify.outbox import Outbox
-from lorad.notify.table import Table as NotifyTable
 from lorad.protocol.connection import Connection
 from lorad.store.bill import Hours
 from lorad.store.rows import VersionRow
@@ -66,9 +67,6 @@ class ServingState:
     moving: a lock for each alias.
     served: counts the changes of pins, aliases and pools; rooms look again when it grew.
     table: what `served` was when the gateway's table was written.
-    tables: what the gateway of each uid was last given.
-    gateways_asked: when somebody last asked for the gateway of a uid, in monotonic time.
-    doors_asked: the same of the doors for the tinker client.
     pauses: for a run that serves, the seconds between two tries to start its pool, and when the next one is
         due.
     """
@@ -77,23 +75,30 @@ class ServingState:
     moving: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     served: int = 1
     table: int = 0
-    tables: dict[int, bytes] = field(default_factory=dict)
-    gateways_asked: dict[int, float] = field(default_factory=dict)
-    doors_asked: dict[int, float] = field(default_factory=dict)
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass
+class ServicesState:
+    """What `services/` remembers of the processes of services, by the service's name and the uid.
+
+    needed_at: when somebody last needed a process, in monotonic time.
+    tables: what a process was last given to do.
+    """
+
+    needed_at: dict[tuple[str, int], float] = field(default_factory=dict)
+    tables: dict[tuple[str, int], Struct] = field(default_factory=dict)
+
+
+@dataclass
 class LoggerState:
-    """What `beside/loggers.py` remembers.
+    """What `services/loggers.py` remembers.
 
     runs: the runs whose journals are followed, by name, each with the uid of its owner; None before the first
         look.
-    tables: the table that the process of each uid was last given.
     """
 
     runs: dict[str, tuple[int, Followed]] | None = None
-    tables: dict[int, Table] = field(default_factory=dict)
 
 
 class RunClock(NamedTuple):
@@ -106,17 +111,13 @@ class RunClock(NamedTuple):
 
 @dataclass
 class NotifyState:
-    """What `beside/notify.py` remembers.
+    """What `services/notify.py` remembers.
 
     outbox: as it is on disk, but for its cursor; None before the first look.
-    tables: the table that the process of each uid was last given.
-    needed_at: when the process of a uid was last needed, in monotonic time.
-    clocks: of the runs whose alarms somebody is to hear of, by name.
+    clocks: the clock of each run whose alarms somebody is to hear of, by name.
     """
 
     outbox: Outbox | None = None
-    tables: dict[int, NotifyTable] = field(default_factory=dict)
-    needed_at: dict[int, float] = field(default_factory=dict)
     clocks: dict[str, RunClock] = field(default_factory=dict)
 
 

@@ -5,12 +5,9 @@ import time
 from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.beside.loggers import living_loggers
-from lorad.daemon.beside.notify import living_notifiers
 from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_all
-from lorad.daemon.serving.gateways import living_gateways
-from lorad.daemon.serving.tinker import living_doors
+from lorad.daemon.services.table import living_services
 from lorad.states import ACTIVE
 from lorad.store import runs
 
@@ -36,7 +33,4 @@ async def _rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
 def _living(ctx: Context) -> Iterator[AttemptDir]:
     yield from (run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE))
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
-    yield from living_gateways(ctx)
-    yield from living_doors(ctx)
-    yield from living_loggers(ctx)
-    yield from living_notifiers(ctx)
+    yield from (attempt for _, attempt in living_services(ctx))

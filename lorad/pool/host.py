@@ -36,7 +36,7 @@ from lorad.pool.energy import meter_of
 from lorad.pool.ledger import Ledger
 from lorad.pool.lodging import uuids_of, within_what_is_free
 from lorad.pool.microbatches import room_for
-from lorad.pool.service import Service
+from lorad.pool.service import PoolService
 from lorad.pool.state import Pool
 from lorad.pool.usage_file import UsageFile, kept
 from lorad.pool.work import Rate, peak_of
@@ -306,7 +306,7 @@ async def run(config: PoolSetup, root: Path) -> None:
             watch = asyncio.create_task(watch_both(pool))
             alone = asyncio.create_task(_end_when_alone(pool, config, Home(default_home())))
             try:
-                await Service(pool, listener).serve()
+                await PoolService(pool, listener).serve()
             finally:
                 watch.cancel()
                 alone.cancel()

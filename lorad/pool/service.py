@@ -31,7 +31,7 @@ LAST_ANSWERS = 1.0  # seconds for callers to take their last answers at the end
 _ABOUT = frozenset({"hello", "status", "shutdown", "write_uses"})
 
 
-class Service:
+class PoolService:
     """Serves a pool on a listener until it is stopping. The listener is the caller's to close."""
 
     def __init__(self, pool: Pool, listener: socket.socket) -> None:

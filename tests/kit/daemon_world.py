@@ -46,7 +46,7 @@ COMMANDS = Commands(
     driver=(sys.executable, "-m", FAKES, "driver"),
     pool=(sys.executable, "-m", FAKES, "pool"),
     preflight=(*CLIENT, "-m", FAKES, "preflight"),
-    gateway=(sys.executable, "-m", FAKES, "gateway"),
+    services={"gateway": (sys.executable, "-m", FAKES, "gateway")},
 )
 QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
 

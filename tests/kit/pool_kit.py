@@ -14,7 +14,7 @@ import numpy as np
 
 from lorad.models.directory import BUILTIN, linear_shapes, read_config
 from lorad.pool.host import opened
-from lorad.pool.service import Service
+from lorad.pool.service import PoolService
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Batch, Chunk, Chunks, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.calls import (
@@ -65,7 +65,7 @@ def running_pool(directory: Path, **changes: Any) -> Iterator[Running]:
         async with opened(config, directory) as pool:
             with contextlib.closing(listen(Path(config.socket))) as listener:
                 started.set_result(Running(config, pool))
-                await Service(pool, listener).serve()
+                await PoolService(pool, listener).serve()
 
     def live() -> None:
         try:

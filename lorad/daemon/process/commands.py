@@ -8,8 +8,8 @@ daemon that several users share each process has the secrets of its user, who al
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorad.box.config import Config
@@ -34,23 +34,21 @@ class Commands:
 
     driver, lane: followed by its attempt's directory; a lane is the driver of a model of Tinker's client.
     pool: followed by the pool's directory.
-    gateway: followed by the home.
-    loggers: followed by the directory of its table.
-    notify: followed by the directories of its table and of its state.
-    tinker: followed by the home.
     trial: followed by its attempt's directory, and a number of samples.
+    services: what starts a service instead of its own program, by its name.
     """
 
     driver: tuple[str, ...] = _module("lorad.driver")
     pool: tuple[str, ...] = _module("lorad.pool")
     preflight: tuple[str, ...] = _module("lorad.preflight")
-    gateway: tuple[str, ...] = _module("lorad.gateway")
-    loggers: tuple[str, ...] = _module("lorad.loggers")
-    notify: tuple[str, ...] = _module("lorad.notify")
     trial: tuple[str, ...] = _module("lorad.driver.trial")
     completer: tuple[str, ...] = _module("lorad.daemon.serving.completer")
     lane: tuple[str, ...] = _module("lorad.tinker.lane")
-    tinker: tuple[str, ...] = _module("lorad.tinker")
+    services: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def service(self, name: str) -> tuple[str, ...]:
+        """Return what starts the program of a service; what follows is in `lorad/daemon/services`."""
+        return self.services.get(name) or _module(f"lorad.{name}")
 
     def environment(
         self, home: Home, *, runtime: Runtime = _LIGHT, pythonpath: str | None = None

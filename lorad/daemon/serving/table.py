@@ -9,11 +9,10 @@ In a shared daemon the front uses this table; each owner's gateway has a table o
 import msgspec
 
 from lorad.daemon.context import Context, request_of
-from lorad.daemon.process.user_files import passable, passable_for
 from lorad.daemon.queue.setups import base_of
-from lorad.daemon.serving.gateways import gateway_owners
-from lorad.errors import LoradError, StorageError
-from lorad.files import write_whole
+from lorad.daemon.services.gateway import GATEWAY
+from lorad.daemon.services.service import OWN, give_table, process_of
+from lorad.errors import LoradError
 from lorad.protocol.served import FILE, Names, Served
 from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
@@ -27,21 +26,18 @@ def keep_table(ctx: Context) -> None:
 
 
 def write_table(ctx: Context) -> None:
-    """Write the gateways' table, as each daemon does when it starts. Raises StorageError; the next pass tries
-    again.
+    """Write the gateways' tables, as each daemon does when it starts. Raises StorageError; the next pass
+    tries again.
     """
     served = ctx.serving.served
-    try:
-        ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
-        table = _table(ctx)
-        for uid in gateway_owners(ctx):
-            _write_for_owner(ctx, uid, table)
-        write_whole(ctx.home.gateway / FILE, msgspec.json.encode(table), durable=False)
-    except OSError as error:
-        where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
-        raise StorageError(
-            f"{where}: {error.strerror}", hint="The gateway uses its old table until then."
-        ) from error
+    table = _table(ctx)
+    for uid in GATEWAY.look(ctx):
+        part = table
+        if uid != OWN:
+            versions = {name: version for name, version in table.versions.items() if version.owner_uid == uid}
+            aliases = {alias: name for alias, name in table.aliases.items() if name in versions}
+            part = Names(aliases, versions)
+        give_table(ctx, process_of(ctx, GATEWAY, uid), part)
     ctx.serving.table = served
 
 
@@ -70,17 +66,3 @@ def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Serv
         Served(row.run, row.version, row.sha256, model_path, socket, row.path, row.created_at, run.owner_uid)
         for row in versions
     ]
-
-
-def _write_for_owner(ctx: Context, uid: int, table: Names) -> None:
-    """Write an owner's part of the table to their gateway, unless it has it. Raises OSError."""
-    versions = {name: served for name, served in table.versions.items() if served.owner_uid == uid}
-    names = {alias: name for alias, name in table.aliases.items() if name in versions}
-    data = msgspec.json.encode(Names(names, versions))
-    if ctx.serving.tables.get(uid) == data:
-        return
-    directory = ctx.home.gateway_of(uid)
-    passable(directory.parent)
-    passable_for(uid, directory)
-    write_whole(directory / FILE, data, mode=0o400, uid=uid, durable=False)
-    ctx.serving.tables[uid] = data

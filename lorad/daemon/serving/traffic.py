@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.daemon.beside.kept import state_of
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
-from lorad.daemon.serving.gateways import gateway_of, public_gateway
+from lorad.daemon.services.gateway import GATEWAY
+from lorad.daemon.services.service import OWN, process_of, state_of
 from lorad.errors import LoradError
 from lorad.files import read_file
 from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Report
@@ -41,7 +41,7 @@ async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figure
 
 async def reported_by(ctx: Context, uid: int) -> _Names | None:
     """Read the figures that the owner's gateway wrote; None while it is not up."""
-    gateway = gateway_of(ctx, uid) if ctx.users.shared else public_gateway(ctx)
+    gateway = process_of(ctx, GATEWAY, uid if ctx.users.shared else OWN)
     if state_of(ctx, gateway).phase != "alive":
         return None
     try:

@@ -12,12 +12,13 @@ import pytest
 from lorad.box.config import GatewaySettings, Supervision
 from lorad.box.paths import AttemptDir, Home
 from lorad.daemon import health, reconcile
-from lorad.daemon.beside.kept import KEPT, not_before, put_away
 from lorad.daemon.process.processes import attempts_under, read_status, write_json
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
-from lorad.daemon.serving import gateways
-from lorad.daemon.serving.gateways import gateway_socket
+from lorad.daemon.services import gateway
+from lorad.daemon.services.gateway import GATEWAY, gateway_socket
+from lorad.daemon.services.service import KEPT, OWN, not_before, process_of, put_away, stop
+from lorad.daemon.services.table import keep_services
 from lorad.store import runs
 from tests.kit.daemon_world import open_context, reconciling, serving, submit, until
 from tests.kit.gateway_kit import openai
@@ -34,7 +35,7 @@ def pid_of_gateway(home: Path) -> int | None:
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is something to serve."""
-    monkeypatch.setattr(gateways, "is_anything_served", lambda store: True)
+    monkeypatch.setattr(gateway, "is_anything_served", lambda store: True)
 
 
 async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:
@@ -46,9 +47,9 @@ async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:
 async def test_a_served_base_wants_a_gateway(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
-    assert not gateways.is_wanted(ctx)
+    assert GATEWAY.look(ctx) == {OWN: "stays"}
     runs.set_fields(ctx.store, "a", serving=1)
-    assert gateways.is_wanted(ctx)
+    assert GATEWAY.look(ctx) == {OWN: "up"}
 
 
 async def test_gateway_outlives_daemon_unless_asked_to_end(home: Path, wanted: None) -> None:
@@ -76,12 +77,12 @@ async def test_the_port_is_told_while_it_serves(home: Path, wanted: None) -> Non
 async def test_a_shared_daemon_chooses_no_port(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = open_context(home)
     ctx.users = SharedBox()
-    monkeypatch.setattr(gateways, "gateway_socket", lambda ctx, caller: "/gateway.sock")
+    monkeypatch.setattr(gateway, "gateway_socket", lambda ctx, caller: "/gateway.sock")
     Home(home).gateway.mkdir()
     Home(home).gateway_port.write_text("8080")  # of a time before it was shared
-    assert gateways.gateway_address(ctx, ME) == {"gateway": "/gateway.sock", "url": None, "key_file": None}
+    assert gateway.gateway_address(ctx, ME) == {"gateway": "/gateway.sock", "url": None, "key_file": None}
     ctx.config = msgspec.structs.replace(ctx.config, gateway=GatewaySettings(8000, home / "tokens"))
-    assert gateways.gateway_address(ctx, ME)["url"] == "http://127.0.0.1:8000/v1"
+    assert gateway.gateway_address(ctx, ME)["url"] == "http://127.0.0.1:8000/v1"
     ctx.store.close()
     ctx.journal.close()
 
@@ -96,9 +97,9 @@ async def test_gateway_ends_with_the_last_pool(home: Path, wanted: None) -> None
 
 async def test_starting_gateway_is_stopped_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = open_context(home)
-    monkeypatch.setattr(gateways, "is_anything_served", lambda store: True)
-    gateways.keep_gateways(ctx)  # its shim has said nothing yet
-    assert await gateways.stop_gateway(ctx)
+    monkeypatch.setattr(gateway, "is_anything_served", lambda store: True)
+    keep_services(ctx)  # its shim has said nothing yet
+    assert await stop(ctx, GATEWAY)
     pid = pid_of_gateway(home) or 0
     await until(lambda: pid and not is_alive(pid))
     ctx.store.close()
@@ -142,7 +143,7 @@ async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: Non
     async with reconciling(home) as ctx:
         await until(lambda: gateway_socket(ctx, ME))
         pid = pid_of_gateway(home) or 0
-        put_away(ctx, gateways.public_gateway(ctx))
+        put_away(ctx, process_of(ctx, GATEWAY))
         await until(lambda: not is_alive(pid))
 
 
@@ -150,12 +151,12 @@ async def test_owner_gateway_lives_while_asked_for(home: Path, monkeypatch: pyte
     ctx = open_context(home)
     ctx.users = SharedBox()
     submit(ctx, "a")
-    assert gateways.gateway_owners(ctx) == {}
-    gateways.want_gateway_of(ctx, 4001)
+    assert GATEWAY.look(ctx) == {OWN: "stays"}
+    gateway.want_gateway_of(ctx, 4001)
     runs.set_fields(ctx.store, "a", serving=1)
-    assert gateways.gateway_owners(ctx) == {4001: True, os.getuid(): True}
-    monkeypatch.setattr(gateways, "UNWANTED_SECONDS", -1.0)
-    assert gateways.gateway_owners(ctx) == {os.getuid(): True}
+    assert GATEWAY.look(ctx) == {OWN: "up", 4001: "up", os.getuid(): "up"}
+    monkeypatch.setattr(gateway, "UNWANTED_SECONDS", -1.0)
+    assert GATEWAY.look(ctx) == {OWN: "up", 4001: "away", os.getuid(): "up"}
 
 
 async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted: None) -> None:

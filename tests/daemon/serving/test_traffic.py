@@ -13,10 +13,11 @@ from openai import OpenAI
 
 from lorad.box.paths import Home
 from lorad.daemon.api.metrics import exposition
-from lorad.daemon.beside.kept import state_of
 from lorad.daemon.context import Context
 from lorad.daemon.process.sharing import SharedBox
-from lorad.daemon.serving import gateways, traffic
+from lorad.daemon.services import gateway
+from lorad.daemon.services.service import process_of, state_of
+from lorad.daemon.serving import traffic
 from lorad.errors import PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
@@ -56,7 +57,7 @@ def ask(
 
 
 def is_alive(ctx: Context) -> bool:
-    return state_of(ctx, gateways.public_gateway(ctx)).phase == "alive"
+    return state_of(ctx, process_of(ctx, gateway.GATEWAY)).phase == "alive"
 
 
 def of(traffic: Traffic, name: str = "bot") -> Figures:
@@ -224,8 +225,8 @@ async def test_aliases_show_traffic_of_living_gateway(home: Path) -> None:
 
 
 async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "is_anything_served", lambda store: False)
-    monkeypatch.setattr(gateways, "UP_SECONDS", 0.1)  # a swap waits for a gateway
+    monkeypatch.setattr(gateway, "is_anything_served", lambda store: False)
+    monkeypatch.setattr(gateway, "UP_SECONDS", 0.1)  # a swap waits for a gateway
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")

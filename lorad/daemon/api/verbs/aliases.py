@@ -12,8 +12,8 @@ from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, is_loaded
+from lorad.daemon.services.gateway import gateway_up
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load
-from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
 from lorad.errors import LoradError, SpecError, StorageError

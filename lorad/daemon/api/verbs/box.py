@@ -58,8 +58,9 @@ from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
-from lorad.daemon.serving.gateways import gateway_address, stop_gateway
-from lorad.daemon.serving.tinker import stop_door
+from lorad.daemon.services.door import DOOR
+from lorad.daemon.services.gateway import GATEWAY, gateway_address
+from lorad.daemon.services.service import stop
 from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
 from lorad.protocol.listener import answers
 from lorad.store import pools, runs
@@ -108,16 +109,16 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
     async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
         serves = answers(ctx.home.gateway_socket) and not body.gateway
-        stopped = body.gateway and await stop_gateway(ctx)
+        stopped = body.gateway and await stop(ctx, GATEWAY)
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
             await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
         staying = [_stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
         ended = [pool.id for pool in up if not pool.process.is_up]
         if body.gateway or (body.pools and not staying):
-            stop_door(ctx)
+            await stop(ctx, DOOR)
         if body.pools and not staying and not stopped:  # nothing is left that it could serve
-            stopped = await stop_gateway(ctx)
+            stopped = await stop(ctx, GATEWAY)
         return Shutdown(os.getpid(), stopped, ended, staying)
 
 

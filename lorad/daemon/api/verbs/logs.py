@@ -12,7 +12,8 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
 from lorad.daemon.process.log_trim import cut_before
-from lorad.daemon.serving.gateways import gateway_of, public_gateway
+from lorad.daemon.services.gateway import GATEWAY
+from lorad.daemon.services.service import OWN, process_of
 from lorad.errors import NotFound, SpecError
 from lorad.files import open_file
 from lorad.store import runs
@@ -139,6 +140,5 @@ def _own_log_of(ctx: Context, call: Call, of: str) -> Path:
         return ctx.home.daemon_log
     if of != "gateway":
         raise SpecError(f"no log of {of!r} without a run", hint="Choose daemon or gateway, or name a run.")
-    gateway = public_gateway(ctx) if is_admin(ctx, call.caller) else gateway_of(ctx, call.caller.uid)
-    lives = gateway.lives
+    lives = process_of(ctx, GATEWAY, OWN if is_admin(ctx, call.caller) else call.caller.uid).lives
     return lives[-1].log if lives else Path(os.devnull)

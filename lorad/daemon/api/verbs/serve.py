@@ -31,8 +31,8 @@ from lorad.daemon.runs.create import anchored, expanded
 from lorad.daemon.runs.import_adapter import Import
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.versions import in_hand
+from lorad.daemon.services.gateway import gateway_up
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load
-from lorad.daemon.serving.gateways import gateway_up
 from lorad.daemon.serving.keep_up import set_serving
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation

@@ -16,10 +16,10 @@ from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.take_in import take_in_or_end
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
+from lorad.daemon.services.door import want_door_of
+from lorad.daemon.services.gateway import want_gateway_of
 from lorad.daemon.serving.borrow_pool import guest, is_chat, load, staged
-from lorad.daemon.serving.gateways import want_gateway_of
 from lorad.daemon.serving.keep_up import end_serving
-from lorad.daemon.serving.tinker import want_door_of
 from lorad.daemon.storage.prune import prune
 from lorad.errors import NotFound
 from lorad.protocol.listener import uid_named

@@ -12,8 +12,8 @@ import pytest
 from lorad.box.config import AlarmLimits
 from lorad.box.paths import Home
 from lorad.box.tables import STATE, write
-from lorad.daemon.beside.notify import keep_notify
 from lorad.daemon.process.processes import attempts_under, read_status
+from lorad.daemon.services.table import keep_services
 from lorad.notify.outbox import load
 from lorad.notify.table import Failed, State
 from lorad.states import EndReason, Move
@@ -93,19 +93,19 @@ async def test_failing_receiver_is_trouble_until_mended(home: Path, tmp_path: Pa
 
 
 def test_what_is_given_up_is_one_event(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.daemon.beside.notify.keep", lambda *_, **__: None)
+    monkeypatch.setattr("lorad.daemon.services.table.keep", lambda *_, **__: None)
     ctx = open_context(home)
     finished(ctx, "a", notify=to(tmp_path / "got"))
-    keep_notify(ctx)
+    keep_services(ctx)
     (key,) = pending(home)
     write(Home(home).notify / STATE, State(given_up=[Failed(key, "it answered 404"), Failed("9.b", "no")]))
     for _ in range(2):
-        keep_notify(ctx)
+        keep_services(ctx)
     (event,) = events.of_kind(ctx.store, "a", "notify")
     assert (event["event"], event["error"], pending(home)) == ("end", "sh: it answered 404", [])
     ctx.store.close()
     again = open_context(home)  # a new daemon
-    keep_notify(again)
+    keep_services(again)
     assert pending(home) == []
     again.store.close()
 
@@ -113,32 +113,32 @@ def test_what_is_given_up_is_one_event(home: Path, tmp_path: Path, monkeypatch: 
 def test_run_made_while_clocks_were_ahead_notifies(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lorad.daemon.beside.notify.keep", lambda *_, **__: None)
+    monkeypatch.setattr("lorad.daemon.services.table.keep", lambda *_, **__: None)
     ctx = open_context(home)
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 1e10)
         submit(ctx, "a", notify=to(tmp_path / "got"))
     runs.move(ctx.store, "a", Move.END, reason=EndReason.COMPLETED)
-    keep_notify(ctx)
+    keep_services(ctx)
     (key,) = pending(home)
     assert key.startswith("0.a-end-")
     ctx.store.close()
 
 
 def test_clock_that_is_set_stalls_nobody(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.daemon.beside.notify.keep", lambda *_, **__: None)
+    monkeypatch.setattr("lorad.daemon.services.table.keep", lambda *_, **__: None)
     ctx = open_context(home, alarms=AlarmLimits(stall=60.0))
     submit(ctx, "a", notify=to(tmp_path / "got", "alarm"))
     for move in (Move.PLACE, Move.CONFIRM):
         runs.move(ctx.store, "a", move)
-    keep_notify(ctx)
+    keep_services(ctx)
     wall, steady = time.time(), time.monotonic()
     monkeypatch.setattr(time, "time", lambda: wall + 172800.0)
-    keep_notify(ctx)
+    keep_services(ctx)
     assert pending(home) == []
     monkeypatch.setattr(time, "time", lambda: wall)
     monkeypatch.setattr(time, "monotonic", lambda: steady + 3600.0)
-    keep_notify(ctx)
+    keep_services(ctx)
     assert ["stall" in key for key in pending(home)] == [True]
     ctx.store.close()
 

@@ -14,7 +14,7 @@ pytest.importorskip("tensorboard")
 
 
 def pid_of_loggers(home: Path) -> int:
-    lives = list(attempts_under(Home(home).loggers))
+    lives = list(attempts_under(home / "loggers"))
     return int(((read_status(lives[-1]) if lives else None) or {}).get("pid") or 0)
 
 
@@ -44,7 +44,7 @@ async def test_run_without_loggers_starts_nothing(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
-    assert not Home(home).loggers.exists()
+    assert not (home / "loggers").exists()
 
 
 async def test_failing_logger_is_trouble_until_mended(home: Path, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_killed_process_is_started_again(home: Path, tmp_path: Path) -> No
         await until(lambda: is_there(pid_of_loggers(home)))
         pid = pid_of_loggers(home)
     async with reconciling(home) as ctx:
-        await until(lambda: ctx.loggers.tables)
+        await until(lambda: ctx.services.tables)
         assert pid_of_loggers(home) == pid
         os.kill(pid, signal.SIGKILL)
         (tmp_path / "file").unlink()

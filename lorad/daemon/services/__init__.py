@@ -1,0 +1,1 @@
+"""Services: the processes that the daemon keeps up beside the runs, such as the gateway."""

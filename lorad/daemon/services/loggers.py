@@ -1,0 +1,79 @@
+"""The processes that write figures of runs to experiment loggers: one of the daemon's own, in a shared daemon
+one of each owner, which runs as them and alone reads their keys.
+
+A run is followed from its first attempt until it is over and all of it is written. No run waits for a logger,
+and none notices when one fails, which is a trouble of the daemon.
+"""
+
+import time
+
+from lorad.box.tables import STATE
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.services.service import (
+    OWN,
+    Failure,
+    Service,
+    ServiceProcess,
+    Upkeep,
+    on_table,
+    while_needed,
+)
+from lorad.daemon.troubles import Item
+from lorad.loggers.table import Followed, Table, read_state
+from lorad.states import ACTIVE
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+_SHARED_FILES = "~/lorad"  # of the user whose process it is
+_RETRIED = "It is tried again; the run is not affected, and nothing is lost."
+
+
+def _look(ctx: Context) -> dict[int, Upkeep]:
+    """Note which runs are to be followed: at first all, then those that become active. One that was removed
+    is forgotten. The process of an owner is up while runs of theirs are followed."""
+    active = {run.name: run for run in runs.in_states(ctx.store, *ACTIVE) if spec_of(run).loggers}
+    followed = ctx.loggers.runs
+    if followed is None:
+        followed = ctx.loggers.runs = {}
+        for run in runs.with_loggers(ctx.store):
+            followed[run.name] = run.owner_uid, _followed(run, is_over=True)
+    followed.update({name: (run.owner_uid, _followed(run, is_over=False)) for name, run in active.items()})
+    left = [name for name, (_, run) in followed.items() if not run.is_over and name not in active]
+    rows = {run.name: run for run in runs.named(ctx.store, left)} if left else {}
+    for name in left:
+        followed.pop(name)
+        if name in rows:
+            followed[name] = rows[name].owner_uid, _followed(rows[name], is_over=True)
+    return while_needed(ctx, LOGGERS, {uid for uid, _ in followed.values()}, seconds=0.0)
+
+
+def _followed(run: RunRow, *, is_over: bool) -> Followed:
+    return Followed(run.name, run.directory, [*(spec_of(run).loggers or [])], is_over)
+
+
+def _table(ctx: Context, process: ServiceProcess) -> Table:
+    """Make what a process is to follow; the table that it has, where that says the same."""
+    rows = (ctx.loggers.runs or {}).values()
+    followed = [run for owner, run in rows if process.uid in (OWN, owner)]
+    before = ctx.services.tables.get((LOGGERS.name, process.uid))
+    if isinstance(before, Table) and before.runs == followed:
+        return before
+    return Table(time.time_ns(), str(ctx.home.root) if process.user is None else _SHARED_FILES, followed)
+
+
+def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
+    """Forget the runs that are over and written, if the process goes by the table that it was given last."""
+    table = _table(ctx, process)
+    with as_user(process.user):
+        state = read_state(process.work / STATE)
+    if ctx.loggers.runs is not None and state.number == table.number:
+        for name in {run.run for run in table.runs if run.is_over}.intersection(state.done):
+            ctx.loggers.runs.pop(name)
+    return [
+        Failure(Item(f"{fault.logger} of run {fault.run}", process.uid), fault.says, fault.hint or _RETRIED)
+        for fault in state.faults
+    ]
+
+
+LOGGERS = Service("loggers", "the loggers", _look, on_table, _table, _take, _RETRIED)

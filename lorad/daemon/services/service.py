@@ -1,0 +1,294 @@
+"""The machine that every service runs on: a process beside the runs is started, adopted, started again when
+it dies or its settings change, and put away when nobody needs it.
+
+A service has a process of the daemon's own, one of each user of a shared daemon who needs it, or both. Their
+state is read from their attempt directories, so that a new daemon knows what the one before did.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from lorad.box.paths import AttemptDir
+from lorad.box.tables import TABLE, write
+from lorad.daemon.context import Context
+from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under, read_object, read_status
+from lorad.daemon.process.user_files import make_attempt, own_directory, passable, passable_for
+from lorad.daemon.process.users import User
+from lorad.daemon.troubles import Item
+from lorad.errors import StorageError
+from lorad.files import remove_tree
+
+log = logging.getLogger("lorad.daemon")
+
+OWN = -1  # in place of a uid: the daemon's own process
+_SHORT_LIFE = 60.0  # seconds; after lives that were shorter there is a pause, which doubles
+_FIRST_PAUSE = 0.5  # seconds
+_LONGEST_PAUSE = 60.0  # seconds
+_START_SECONDS = 15.0  # until a process that is to stop has begun
+_TERM_SECONDS = 60.0  # after SIGTERM, for its requests to end: SIGKILL
+KEPT = 5  # attempt directories
+
+Upkeep = Literal["up", "stays", "away"]
+"""What is done about a process: it is kept up; it may stay if it is up, and is not started; it is ended."""
+
+
+class Launch(NamedTuple):
+    """How a process is started.
+
+    arguments: what follows the command.
+    settings: it is restarted when these change.
+    environment: variables beside those of every process; None removes one.
+    """
+
+    arguments: tuple[str, ...]
+    settings: Mapping[str, object] = {}
+    environment: Mapping[str, str | None] = {}
+
+
+class Failure(NamedTuple):
+    """Something that a service cannot do now: a trouble of the daemon for as long as it lasts."""
+
+    item: Item
+    says: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Service:
+    """A row of the table of services.
+
+    name: its program is `lorad.NAME`, and its directory in the home has this name too.
+    title: what logs and troubles call it.
+    look: looks at what there is to do, and decides what is done about the process of each user (OWN: the
+        daemon's own). Nothing is done about a process that it does not name.
+    launch: describes how a process is started.
+    table: makes what a process is given to do, in its `table.json`; None for a service without one.
+    take: acts upon what a process says in its `state.json`, and returns what fails; None where it says
+        nothing.
+    retried: the hint for a table that cannot be written.
+    """
+
+    name: str
+    title: str
+    look: Callable[[Context], Mapping[int, Upkeep]]
+    launch: Callable[[Context, "ServiceProcess"], Launch]
+    table: Callable[[Context, "ServiceProcess"], Struct] | None = None
+    take: Callable[[Context, "ServiceProcess"], Iterable[Failure]] | None = None
+    retried: str = "It is tried again."
+
+
+@dataclass(frozen=True)
+class ServiceProcess:
+    """The process of a service that works for one user, or the daemon's own.
+
+    root: the directory that holds its attempts and its table.
+    user: whose process it is; None for the daemon's own.
+    """
+
+    service: Service
+    uid: int
+    root: Path
+    user: User | None
+
+    @property
+    def work(self) -> Path:
+        """Return the directory that it writes into; one of the user's, where it is theirs."""
+        return self.root if self.user is None else self.root / "work"
+
+    @property
+    def title(self) -> str:
+        return self.service.title if self.user is None else f"{self.service.title} of {self.user.name}"
+
+    @property
+    def lives(self) -> list[AttemptDir]:
+        return list(attempts_under(self.root))
+
+
+def process_of(ctx: Context, service: Service, uid: int = OWN) -> ServiceProcess:
+    """Describe the process of a service that works for a user."""
+    root = ctx.home.root / service.name
+    if uid == OWN:
+        return ServiceProcess(service, OWN, root, None)
+    return ServiceProcess(service, uid, root / "owners" / str(uid), ctx.user(uid))
+
+
+def on_table(ctx: Context, process: ServiceProcess) -> Launch:
+    """Describe the start of a process that reads `table.json` in the directory named first, and writes
+    `state.json` into the second."""
+    return Launch((str(process.root), str(process.work)))
+
+
+def state_of(ctx: Context, process: ServiceProcess) -> ProcessState:
+    """Look at the newest life of a process; it is absent when there never was one."""
+    lives = process.lives
+    return ctx.processes.inspect(lives[-1]) if lives else ProcessState("absent")
+
+
+# -- who needs a process -------------------------------------------------------------------------------------
+def need(ctx: Context, service: Service, users: Iterable[int]) -> None:
+    """Remember that users need a process of a service now."""
+    uids = {uid if ctx.users.shared else OWN for uid in users}
+    ctx.services.needed_at |= dict.fromkeys(((service.name, uid) for uid in uids), time.monotonic())
+
+
+def while_needed(
+    ctx: Context, service: Service, users: Iterable[int], *, seconds: float
+) -> dict[int, Upkeep]:
+    """Keep the processes of users up, and those of others for `seconds` after they were last needed. In a
+    daemon of one user its own process works for all.
+
+    A new daemon does not know when a process was needed: one that is up counts as needed then.
+    """
+    needed_at = ctx.services.needed_at
+    now = time.monotonic()
+    at_once = {uid if ctx.users.shared else OWN for uid in users}
+    for uid in with_directory(ctx, service):
+        if (service.name, uid) not in needed_at:
+            is_up = state_of(ctx, process_of(ctx, service, uid)).is_up
+            needed_at[service.name, uid] = now if is_up else float("-inf")
+    lately = {uid: now - at < seconds for (name, uid), at in needed_at.items() if name == service.name}
+    uids = sorted(at_once | lately.keys())
+    return {uid: "up" if uid in at_once or lately[uid] else "away" for uid in uids}
+
+
+def with_directory(ctx: Context, service: Service) -> set[int]:
+    """Find the users for whom a process of a service has a directory, from before; OWN in a daemon of one."""
+    root = ctx.home.root / service.name
+    if not ctx.users.shared:
+        return {OWN} if root.is_dir() else set()
+    owners = root / "owners"
+    return {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
+
+
+# -- the life of a process -----------------------------------------------------------------------------------
+def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
+    """Watch a process that is up, such as an earlier daemon's, and end it where its settings changed or the
+    home was moved, so that the next can start. One that is not up is started, if it is to be.
+
+    Raises OSError, and StorageError when the status of the process cannot be read: that is done all the
+    same.
+    """
+    lives = process.lives
+    state = state_of(ctx, process)
+    newest = lives[-1] if lives else None
+    if newest and state.is_up:
+        if not ctx.loop.is_watched(newest.root):
+            ctx.loop.watch(newest.root, ctx.processes.watch(newest))
+            began = read_object(newest.command)
+            present = str(ctx.home.root), process.service.launch(ctx, process).settings
+            if began and (began.get("home"), began.get(process.service.name)) != present:
+                log.info(
+                    "%s: config.yaml or the home's place has changed, it is started again", process.title
+                )
+                ctx.processes.signal(newest, signal.SIGTERM)
+    elif start and time.time() >= not_before(lives):
+        number = int(newest.root.name) + (state.phase != "absent") if newest else 1
+        _start(ctx, process, AttemptDir(process.root / "attempts" / f"{number:04d}"))
+        for old in lives[:-KEPT]:
+            remove_tree(old.root)
+    if state.trouble:
+        raise StorageError(state.trouble, hint=DAMAGED)
+
+
+def not_before(lives: list[AttemptDir]) -> float:
+    """Return the Unix time of the next start: at once after a long life, later and later after short ones in
+    a row. An end that is yet to come was written by a clock that was wrong, and keeps nobody waiting."""
+    pause = ended = 0.0
+    for attempt in reversed(lives):
+        status = read_status(attempt)
+        if status is None or status["ended_at"] is None or status.get("started_at") is None:
+            break
+        ended = ended or status["ended_at"]
+        if status["ended_at"] - status["started_at"] > _SHORT_LIFE:
+            break
+        pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+    return 0.0 if ended > time.time() else ended + pause
+
+
+def _start(ctx: Context, process: ServiceProcess, attempt: AttemptDir) -> None:
+    """Raises OSError."""
+    make_root(ctx, process)
+    make_attempt(attempt, process.user)
+    name = process.service.name
+    launch = process.service.launch(ctx, process)
+    argv = [*ctx.processes.commands.service(name), *launch.arguments]
+    env = {**ctx.processes.commands.environment(ctx.home), **launch.environment}
+    about: dict[str, object] = {"role": name, "attempt": int(attempt.root.name), name: launch.settings}
+    about |= {"home": str(ctx.home.root)}
+    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=process.user)
+    ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
+    log.info("%s: starting, life %s", process.title, attempt.root.name)
+
+
+def give_table(ctx: Context, process: ServiceProcess, table: Struct) -> None:
+    """Write down what a process is to do, unless it is written. Raises StorageError."""
+    key = process.service.name, process.uid
+    path = process.root / TABLE
+    if ctx.services.tables.get(key) == table and path.is_file():
+        return
+    try:
+        make_root(ctx, process)
+        write(path, table, uid=process.user.uid if process.user else None)
+    except OSError as error:
+        where = error.filename2 or error.filename or process.root  # for a rename, its target
+        raise StorageError(f"{where}: {error.strerror}", hint=process.service.retried) from error
+    ctx.services.tables[key] = table
+
+
+def make_root(ctx: Context, process: ServiceProcess) -> None:
+    """Make the directory of a process, and the one that it writes into as its user's. Raises OSError."""
+    root = process.root
+    if process.user is not None:
+        passable(root.parent.parent, root.parent)
+        passable_for(process.user.uid, root)
+        own_directory(process.work, process.user)
+    elif ctx.users.shared:
+        passable(root)
+    else:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+# -- its end -------------------------------------------------------------------------------------------------
+def put_away(ctx: Context, process: ServiceProcess) -> None:
+    """Ask it to end, and kill it when it is still up after a while. Repeat it until it is gone."""
+    if not state_of(ctx, process).is_up:
+        return
+    newest = process.lives[-1]
+    number, asked_at = ctx.processes.signalled.get(newest.root, (0, 0.0))
+    if number != signal.SIGTERM:
+        log.info("%s: nobody needs it any more", process.title)
+        ctx.processes.signalled[newest.root] = (signal.SIGTERM, time.monotonic())
+        ctx.processes.signal(newest, signal.SIGTERM)
+    elif time.monotonic() - asked_at > _TERM_SECONDS:
+        ctx.processes.kill_group(newest)
+
+
+def newest_lives(ctx: Context, service: Service) -> dict[int, AttemptDir]:
+    """Find the newest life of each process of a service, by its user."""
+    uids = sorted({OWN} | with_directory(ctx, service))
+    lives = {uid: process_of(ctx, service, uid).lives[-1:] for uid in uids}
+    return {uid: newest for uid, life in lives.items() for newest in life}
+
+
+async def stop(ctx: Context, service: Service) -> bool:
+    """Ask all processes of a service to end when their requests have; False when the daemon has none of its
+    own.
+
+    One that is starting has no process to ask yet: it is waited for.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    lives = newest_lives(ctx, service)
+    while any(ctx.processes.inspect(attempt).phase == "starting" for attempt in lives.values()):
+        if time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.02)
+    asked = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
+    return OWN in asked
