@@ -67,8 +67,8 @@ def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
         state = read_state(process.work / STATE)
     given_up = {failed.key: failed.says for failed in state.given_up if failed.key in pending}
     for key, says in given_up.items():
-        delivery = pending[key].delivery
-        message, title = delivery.message, delivery.to.title
+        message = pending[key].delivery.message
+        title = pending[key].delivery.to.title
         data = {"event": message.event, "to": title, "error": f"{title}: {says}", "id": message.id}
         events.append(ctx.store, message.run, "notify", data)
     if over := {*state.done, *given_up} & set(pending):
@@ -76,7 +76,8 @@ def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
     failures = []
     for failed in state.faults:
         if owned := pending.get(failed.key):
-            message, title = owned.delivery.message, owned.delivery.to.title
+            message = owned.delivery.message
+            title = owned.delivery.to.title
             item = Item(f"notify {title} of the {message.event} of run {message.run}", owned.uid)
             failures.append(Failure(item, failed.says, _RETRIED))
     return failures

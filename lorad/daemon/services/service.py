@@ -173,8 +173,7 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
     """Watch a process that is up, such as an earlier daemon's, and end it where its settings changed or the
     home was moved, so that the next can start. One that is not up is started, if it is to be.
 
-    Raises OSError, and StorageError when the status of the process cannot be read: that is done all the
-    same.
+    Raises OSError, and StorageError, after all of that, when the status of the process cannot be read.
     """
     lives = process.lives
     state = state_of(ctx, process)

@@ -12,8 +12,9 @@ from lorad.spec.data import Data
 class Question(Struct, frozen=True):
     """What to complete, with which version of which pool.
 
-    socket: of the pool. model_path: the directory of its base. chat: how the version's run makes chats of its
-    prompts; None where it makes none.
+    socket: where the pool answers.
+    model_path: the directory of its base.
+    chat: how the version's run makes chats of its prompts; None where it makes none.
     """
 
     socket: str

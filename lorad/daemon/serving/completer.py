@@ -32,7 +32,6 @@ with quick_imports():
     from lorad.protocol.preflight import ErrorSaid
     from lorad.rl.rows.messages import with_system
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.data import Data
 
 _CHARACTERS = 128  # of the longest tokens
 
@@ -57,17 +56,27 @@ def main() -> int:
 
 
 def _completed(question: Question, tell: Tell) -> Generated:
-    """Complete the prompts, in order of their index. tell: says how many have ended.
+    """Complete the prompts, in order of their index, and tell how many have ended.
 
     Raises SpecError, PoolLost, and what the pool refuses.
     """
-    body, model = question.body, Path(question.model_path)
-    wish, facts, tokenizer = body.sampling, read_facts(model), Tokenizer(model)
+    body = question.body
+    wish = body.sampling
+    model = Path(question.model_path)
+    facts = read_facts(model)
+    tokenizer = Tokenizer(model)
     if len(body.prompt) > _CHARACTERS * facts.max_positions:
         size = len(body.prompt)
         message = f"a prompt of {size} characters exceeds the {facts.max_positions} positions of the model"
         raise SpecError(message, hint="Shorten the prompt.")
-    asked = body.prompts or [_tokenize(tokenizer, body.prompt, question.chat)]
+    if body.prompts:
+        asked = body.prompts
+    elif question.chat is None:
+        asked = [tokenizer.encode(body.prompt, special=True)]
+    else:  # as the run tokenizes its own prompts
+        messages = with_system(question.chat, [{"role": "user", "content": body.prompt}])
+        with contextlib.closing(tokenizer):
+            asked = [tokenizer.encode(tokenizer.chat(messages, question.chat.chat_template_kwargs))]
     for tokens in asked:
         _refuse_unfit(tokens, wish.max_new_tokens, facts)
     prompts = _prompts(asked, body.seeds, wish)
@@ -81,25 +90,16 @@ def _completed(question: Question, tell: Tell) -> Generated:
         stop=tuple(wish.stop),
         stream=False,
     )
-    found = {(p.id, index): Completion("") for p in prompts for index in range(p.seeds.size)}
+    completions = {(p.id, index): Completion("") for p in prompts for index in range(p.seeds.size)}
     with contextlib.closing(Connection(Path(question.socket), timeout=None, most=POOL_BYTES)) as connection:
         connection.call("load_version", question.load)
-        count = Count("sampling", len(found), tell)
+        count = Count("sampling", len(completions), tell)
         for item in connection.stream("serve", Generate(question.load.version, prompts, sampling)):
             for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
-                take(chunk, found, wish.max_new_tokens)
+                take(chunk, completions, wish.max_new_tokens)
                 count.add(tokens=chunk.tokens.size, ended=chunk.finish is not None)
-    texts = [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]
+    texts = [replace(c, text=tokenizer.completion(c.tokens, wish.stop)) for c in completions.values()]
     return Generated(question.load.version, texts)
-
-
-def _tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
-    """Tokenize a prompt in the way that the run tokenizes its own prompts."""
-    if chat is None:
-        return tokenizer.encode(text, special=True)
-    messages = with_system(chat, [{"role": "user", "content": text}])
-    with contextlib.closing(tokenizer):
-        return tokenizer.encode(tokenizer.chat(messages, chat.chat_template_kwargs))
 
 
 def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:
@@ -118,11 +118,11 @@ def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:
 
 
 def _prompts(asked: Sequence[list[int]], seeds: Sequence[list[int]], wish: Wish) -> list[Prompt]:
-    """Raises SpecError for seeds that do not fit the prompts."""
+    """Give each prompt its seeds. Raises SpecError for seeds that do not fit the prompts."""
     usual = wish.seed + np.arange(wish.n, dtype=np.uint64)
-    if seeds and (len(seeds) != len(asked) or any(len(some) != wish.n for some in seeds)):
+    if seeds and (len(seeds) != len(asked) or any(len(group) != wish.n for group in seeds)):
         raise SpecError(f"the seeds are not {wish.n} of each prompt", hint="Leave them out.")
-    if any(seed >= 2**64 for some in seeds for seed in some):
+    if any(seed >= 2**64 for group in seeds for seed in group):
         raise SpecError("a seed has more than 64 bits", hint="Leave it out.")
     return [
         Prompt(str(place), np.array(tokens, np.int32), np.array(seeds[place], np.uint64) if seeds else usual)
@@ -130,16 +130,16 @@ def _prompts(asked: Sequence[list[int]], seeds: Sequence[list[int]], wish: Wish)
     ]
 
 
-def take(chunk: Chunk, found: dict[tuple[str, int], Completion], most: int) -> None:
-    """Raises PoolLost for what no pool answers to the question."""
-    one = found.get((chunk.prompt, chunk.index))
-    if one is None or len(one.tokens) + chunk.tokens.size > most:
-        raise PoolLost(
-            "the pool answers with more than it was asked for", hint="Is it another version of lorad?"
-        )
-    found[chunk.prompt, chunk.index] = replace(
-        one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish
-    )
+def take(chunk: Chunk, completions: dict[tuple[str, int], Completion], most: int) -> None:
+    """Add tokens to the completion that they are of. Raises PoolLost for what no pool answers to the
+    question."""
+    before = completions.get((chunk.prompt, chunk.index))
+    if before is None or len(before.tokens) + chunk.tokens.size > most:
+        hint = "Is it another version of lorad?"
+        raise PoolLost("the pool answers with more than it was asked for", hint=hint)
+    tokens = before.tokens + chunk.tokens.tolist()
+    finish = chunk.finish or before.finish
+    completions[chunk.prompt, chunk.index] = replace(before, tokens=tokens, finish=finish)
 
 
 if __name__ == "__main__":

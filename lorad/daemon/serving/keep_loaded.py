@@ -19,7 +19,8 @@ from lorad.store import events, runs
 from lorad.store.rows import VersionRow
 from lorad.store.versions import exists, held_versions
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again for what it refused
+_FIRST_PAUSE = 5.0  # seconds before a pool is asked again for what it refused; doubles
+_LONGEST_PAUSE = 3600.0  # seconds
 
 
 def hold(ctx: Context) -> None:
@@ -30,6 +31,7 @@ def hold(ctx: Context) -> None:
 
 
 def _hold_in(ctx: Context, pool: Pool) -> None:
+    """Look at one pool again if it has answered, or what is served has changed."""
     if pool.state != "ready":
         pool.refusals.clear()
         return
@@ -48,34 +50,33 @@ def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     unload.
     """
     kept = set(pool.status.kept if pool.status else [])
-    held = held_versions(ctx.store)
-    spare = sorted(kept - {row.name for row in held} - set(ctx.serving.in_hand))
-    missing = [row for row in held if row.name not in kept and _is_due(pool, row.name)]
+    served = held_versions(ctx.store)
+    spare = sorted(kept - {row.name for row in served} - set(ctx.serving.in_hand))
+    refused = {name for name, refusal in pool.refusals.items() if time.monotonic() < refusal.not_before}
+    missing = [row for row in served if row.name not in kept | refused]
     asked = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
     at_home = {name for name, base in asked.items() if base is not None and pool.setup.serves(base)}
     due = [row for row in missing if row.run in at_home]
     return _with_room(ctx, pool, due), spare
 
 
-def _is_due(pool: Pool, name: str) -> bool:
-    refusal = pool.refusals.get(name)
-    return refusal is None or time.monotonic() >= refusal.not_before
-
-
 def _with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
     """Select the versions that fit beside the pool's runs, and warn about the others."""
     if not lacking or pool.status is None:
         return []
-    room, fitting = room_in(pool, tenants_of(ctx, pool)), []
-    versions, memory = room.versions, room.memory_used
+    room = room_in(pool, tenants_of(ctx, pool))
+    versions = room.versions
+    memory = room.memory_used
+    fitting = []
     for row in lacking:
-        is_there = row.name in pool.status.loaded
-        versions, memory = versions + (not is_there), memory + (0 if is_there else row.bytes)
-        if not is_there and (versions > room.max_versions or (room.memory and memory > room.memory)):
-            versions, memory = versions - 1, memory - row.bytes
-            _warn_once(ctx, pool, row, "it has no room left beside its runs")
-        else:
-            fitting.append(row)
+        if row.name not in pool.status.loaded:
+            is_short = bool(room.memory) and memory + row.bytes > room.memory
+            if is_short or versions >= room.max_versions:
+                _warn_once(ctx, pool, row, "it has no room left beside its runs")
+                continue
+            versions += 1
+            memory += row.bytes
+        fitting.append(row)
     return fitting
 
 
@@ -114,19 +115,18 @@ def _let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
 
 def _refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     """Pause attempts to load a version into the pool, longer each time, and warn its run."""
-    name = row.name
-    times = pool.refusals[name].times + 1 if name in pool.refusals else 1
-    pool.refusals[name] = Refusal(
-        times, time.monotonic() + min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
-    )
+    before = pool.refusals.get(row.name)
+    times = before.times + 1 if before else 1
+    pause = min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
+    pool.refusals[row.name] = Refusal(times, time.monotonic() + pause)
     _warn_once(ctx, pool, row, why)
 
 
 def _warn_once(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
-    """Warn the run once."""
+    """Warn the run of a version that it is not kept loaded, unless the last warning said the same."""
     name = row.name
-    held = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
-    message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"
+    why_kept = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
+    message = f"{name} is {why_kept}, but pool {pool.id} does not keep it loaded: {why}"
     if pool.told.get(name) != message and exists(ctx.store, row.run, row.version):
         events.append(ctx.store, row.run, "warning", {"message": message})
     pool.told[name] = message

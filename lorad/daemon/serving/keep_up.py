@@ -14,7 +14,8 @@ from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 300.0  # seconds before a pool that ended by itself is started again
+_FIRST_PAUSE = 2.0  # seconds before a pool that ended by itself is started again; doubles
+_LONGEST_PAUSE = 300.0  # seconds
 
 
 def keep_serving(ctx: Context) -> None:

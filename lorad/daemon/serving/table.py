@@ -47,19 +47,22 @@ def _table(ctx: Context) -> Names:
     for version in held_versions(ctx.store):
         aliases |= dict.fromkeys(version.aliases, version.name)
         by_run.setdefault(version.run, []).append(version)
-    found = (
-        entry for name, rows in by_run.items() for entry in _entries(ctx, runs.get(ctx.store, name), rows)
-    )
-    return Names(dict(sorted(aliases.items())), {entry.name: entry for entry in found})
+    entries = {
+        entry.name: entry
+        for name, rows in by_run.items()
+        for entry in _entries(ctx, runs.get(ctx.store, name), rows)
+    }
+    return Names(dict(sorted(aliases.items())), entries)
 
 
 def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Served]:
     """Make the table's entries for versions of one run; none when the run's files cannot be read."""
     try:
         model_path = request_of(run).model_path
-        base, ready = base_of(ctx, run), (pool for pool in ctx.pools.values() if pool.state == "ready")
-        serving = (pool for pool in ready if base is not None and pool.setup.serves(base))
-        socket = next((pool.setup.socket for pool in serving), None)
+        base = base_of(ctx, run)
+        ready = [pool.setup for pool in ctx.pools.values() if pool.state == "ready"]
+        serving = (setup.socket for setup in ready if base is not None and setup.serves(base))
+        socket = next(serving, None)
     except (OSError, msgspec.MsgspecError, LoradError):
         return []
     return [

@@ -30,13 +30,14 @@ async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figure
     any.
     """
     owners = runs.owners_of_aliased(ctx.store)
-    of = {row.alias: owners.get(row.run) for row in rows}
-    uids = sorted({uid for uid in of.values() if uid is not None})
+    owner_of = {row.alias: owners.get(row.run) for row in rows}
+    uids = sorted({uid for uid in owner_of.values() if uid is not None})
     reports = dict(zip(uids, await asyncio.gather(*(reported_by(ctx, uid) for uid in uids)), strict=True))
-    by_alias = {alias: reports.get(uid) if uid is not None else None for alias, uid in of.items()}
-    return {
-        alias: None if names is None else names.get(alias, Figures()) for alias, names in by_alias.items()
-    }
+    figures: dict[str, Figures | None] = {}
+    for alias, uid in owner_of.items():
+        names = None if uid is None else reports[uid]
+        figures[alias] = None if names is None else names.get(alias, Figures())
+    return figures
 
 
 async def reported_by(ctx: Context, uid: int) -> _Names | None:

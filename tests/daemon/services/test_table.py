@@ -103,7 +103,9 @@ async def test_a_new_row_is_a_service(home: Path, echo: Echo) -> None:
         await until(lambda: pid_of_echo(home) not in (0, second))
         echo.upkeep = "away"
         await until(lambda: not is_alive(pid_of_echo(home)) and not len(ctx.loop.troubles))
-    assert [attempt.root.name for attempt in attempts_under(home / "echo")] == ["0001", "0002", "0003"]
+    lives = {attempt.root.name: read_status(attempt) for attempt in attempts_under(home / "echo")}
+    signals = {number: status["signal"] for number, status in lives.items() if status}
+    assert signals == {"0001": signal.SIGKILL, "0002": signal.SIGKILL, "0003": signal.SIGTERM}
 
 
 async def test_any_hung_service_is_replaced(home: Path, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
