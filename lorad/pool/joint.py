@@ -15,7 +15,8 @@ from typing import NamedTuple
 from lorad.models.turns import WORK, Caller, Together, caller
 from lorad.pool.work import tokens_of
 from lorad.protocol.batch import Gradients
-from lorad.trainers.base import GradientWork, Trainer, check_work
+from lorad.protocol.calls import ForwardBackward
+from lorad.trainers.base import Trainer, check_work
 
 MOST_TOKENS = 16384  # at once, each sample counted with its prompt
 _SOON = 0.5  # of the seconds of the last pass: so long a run is waited for
@@ -26,7 +27,7 @@ _SMALL = 4096  # tokens of passes that gain by company, as they take time for fe
 class Asked:
     """One call."""
 
-    work: GradientWork
+    work: ForwardBackward
     caller: Caller
     tokens: int
     at: float = field(default_factory=time.perf_counter)
@@ -47,18 +48,18 @@ class Joint:
         self._came = asyncio.Event()
         self._returns = _Returns()
 
-    async def forward_backward(self, work: GradientWork) -> Gradients:
+    async def forward_backward(self, work: ForwardBackward) -> Gradients:
         """See `Trainer.forward_backward`.
 
         A call with wrong arguments fails alone and does not delay the others.
         """
-        tokens = tokens_of(work.batch)
-        if not self._joins or tokens > MOST_TOKENS:
+        if self._joins:
+            check_work([work], self._trainer.slots(), self._trainer.capabilities())
+        if not self._joins or tokens_of(work.batch) > MOST_TOKENS:
             return await self._trainer.forward_backward(
                 work.slot, work.batch, work.targets, work.loss, work.normaliser
             )
-        check_work([work], self._trainer.slots(), self._trainer.capabilities())
-        asked = Asked(work, caller(), max(1, tokens))
+        asked = Asked(work, caller(), max(1, tokens_of(work.batch)))
         self._waiting.append(asked)
         self._returns.came(work.slot)
         self._came.set()

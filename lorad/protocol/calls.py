@@ -7,7 +7,7 @@ never done twice. A call of an older attempt raises Fenced. The first call of a 
 older one has in flight and must be `open`, which starts the slot afresh.
 """
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -28,12 +28,22 @@ from lorad.protocol.batch import (
 )
 from lorad.protocol.status import PoolInfo, PoolStatus
 
+T = TypeVar("T")
+
 CANARIES, CANARY_TOKENS = 8, 24  # unless a run asks for others
 CRITIC = "critic"  # where a checkpoint has a run's critic
 
 
 class Nothing(Struct, frozen=True):
     """No arguments, or no result."""
+
+
+class TrainerVerb(Struct, Generic[T], frozen=True, tag=True):
+    """A verb of the trainer protocol with its arguments, as `lorad/trainers/base.py` states them.
+
+    T is what a trainer answers, and the tag is the name of the method that does the verb. `slot` is a name of
+    the trainer's: a driver leaves it out, and its pool fills in the slot of the run that calls.
+    """
 
 
 class OpenCritic(Struct, frozen=True):
@@ -164,20 +174,32 @@ class Rank(Struct, frozen=True):
     most: int
 
 
-class ForwardBackward(Struct, frozen=True):
+class ForwardBackward(TrainerVerb[Gradients], frozen=True, tag="forward_backward"):
     batch: Batch
     targets: PolicyTargets
     loss: PolicyLoss
     normaliser: float
+    slot: str = ""
 
 
-class OptimStep(Struct, frozen=True):
-    """of: the run's slot, or its critic. optimizer: of this step; None: what the slot was opened with."""
+class StepResult(Struct, frozen=True):
+    """grad_norm: L2 over all adapter gradients before clipping. `applied` is False when it was not finite."""
+
+    grad_norm: float
+    applied: bool
+
+
+class OptimStep(TrainerVerb[StepResult], frozen=True, tag="optim_step"):
+    """Take a step. optimizer: the settings of this step; None leaves those that the slot was opened with.
+
+    of: what a driver means, the slot of its run or its critic.
+    """
 
     lr: float
     max_grad_norm: float
     of: Literal["slot", "critic"] = "slot"
     optimizer: Optimizer | None = None
+    slot: str = ""
 
 
 class MachineUse(Struct, frozen=True):
@@ -199,8 +221,8 @@ class MachineUse(Struct, frozen=True):
     device_power: float | None = None
 
 
-class Stepped(Struct, frozen=True):
-    """The result of an optimizer step.
+class Stepped(StepResult, frozen=True):
+    """The result of an optimizer step, and what was computed for it.
 
     tokens, seconds: of the slot's forward and backward passes since the step before, prompts included,
         waiting excluded.
@@ -209,8 +231,6 @@ class Stepped(Struct, frozen=True):
     waited: seconds that the run's work on its slot waited for its turn since the step before.
     """
 
-    grad_norm: float
-    applied: bool
     tokens: int = 0
     seconds: float = 0.0
     mfu: float | None = None
@@ -242,23 +262,25 @@ class LogprobsResult(Struct, frozen=True):
     correct: np.ndarray | None = None
 
 
-class Values(Struct, frozen=True):
+class Values(TrainerVerb[np.ndarray], frozen=True, tag="values"):
     """Compute what the run's critic makes of a batch."""
 
     batch: Batch
+    slot: str = ""
 
 
 class ValuesResult(Struct, frozen=True):
     values: np.ndarray  # float32 [M]
 
 
-class ValueBackward(Struct, frozen=True):
-    """The gradient of the run's critic."""
+class ValueBackward(TrainerVerb[LossStats], frozen=True, tag="value_backward"):
+    """Add to the gradient of the run's critic."""
 
     batch: Batch
     targets: ValueTargets
     loss: ValueLoss
     normaliser: float
+    slot: str = ""
 
 
 class Publish(Struct, frozen=True):

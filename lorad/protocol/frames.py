@@ -4,11 +4,12 @@ array beyond the socket's.
     u32 header bytes | u32 buffer count | u64 body bytes | body        (little endian)
     body: u64 bytes of each buffer | header | buffers, each with zeros before it up to a multiple of 8 bytes
 
-Arrays in a header are replaced by an extension (dtype, shape, buffer index).
+Arrays in a header are replaced by an extension (dtype, shape, buffer index), paths by their text.
 """
 
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -60,6 +61,8 @@ def encode(message: Any) -> list[bytes | memoryview]:
             name, index = _NAMES[value.dtype], len(buffers)
             buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
             return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((name, value.shape, index)))
+        if isinstance(value, Path):
+            return str(value)
         raise TypeError(f"{type(value).__name__} cannot travel in a frame")
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)
@@ -148,6 +151,8 @@ def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
     def custom(expected: Any, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return value
+        if expected is Path and isinstance(value, str):
+            return Path(value)
         raise BadFrame(f"expected an array, got {type(value).__name__}")
 
     try:

@@ -18,13 +18,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.errors import Conflict, NotFound
+from lorad.errors import NotFound
 from lorad.protocol.batch import (
     LABELS,
     LOSSES,
@@ -38,7 +38,10 @@ from lorad.protocol.batch import (
     ValueLoss,
     ValueTargets,
 )
+from lorad.protocol.calls import ForwardBackward, OptimStep, StepResult, TrainerVerb, ValueBackward, Values
 from lorad.routes import RouteShape
+
+T = TypeVar("T")
 
 LoraType = Literal["lora", "canonical_lora"]
 
@@ -113,16 +116,6 @@ class TrainerHealth(Struct, frozen=True):
     memory_peak: int | None = None
 
 
-class GradientWork(Struct, frozen=True):
-    """The arguments of one forward_backward."""
-
-    slot: str
-    batch: Batch
-    targets: PolicyTargets
-    loss: PolicyLoss
-    normaliser: float
-
-
 class Policy(Struct, frozen=True):
     """Whose log-probabilities: a slot's present weights, or the base (adapter off) when `slot` is None.
 
@@ -134,15 +127,62 @@ class Policy(Struct, frozen=True):
     amplify: float = 1.0
 
 
-class StepResult(Struct, frozen=True):
-    """grad_norm: L2 over all adapter gradients before clipping. `applied` is False when it was not finite."""
+class BaseChecksum(TrainerVerb[str], frozen=True, tag="base_checksum"): ...
 
-    grad_norm: float
-    applied: bool
+
+class OpenSlot(TrainerVerb[SlotInfo], frozen=True, tag="open"):
+    slot: str
+    spec: SlotSpec
+
+
+class DiscardGrads(TrainerVerb[None], frozen=True, tag="discard_grads"):
+    slot: str
+
+
+class Predict(TrainerVerb[Predictions], frozen=True, tag="predictions"):
+    policy: Policy
+    batch: Batch
+    temperature: float = 1.0
+
+
+class UnmetExperts(TrainerVerb[list[str] | None], frozen=True, tag="unmet_experts"):
+    batch: Batch
+
+
+class ExportSlot(TrainerVerb[Adapter], frozen=True, tag="export"):
+    slot: str
+
+
+class SaveSlot(TrainerVerb[list[str]], frozen=True, tag="save"):
+    slot: str
+    directory: Path
+
+
+class LoadSlot(TrainerVerb[None], frozen=True, tag="load"):
+    slot: str
+    directory: Path
+
+
+class Offload(TrainerVerb[None], frozen=True, tag="offload"): ...
+
+
+class Onload(TrainerVerb[None], frozen=True, tag="onload"): ...
+
+
+class CloseSlot(TrainerVerb[None], frozen=True, tag="close"):
+    slot: str
 
 
 class Trainer(ABC):
-    """One trainer. All methods belong to one asyncio loop; calls on one slot come one after another."""
+    """One trainer. All methods belong to one asyncio loop; calls on one slot come one after another.
+
+    A trainer of this process has methods of its own. One that is elsewhere has `do`, which the methods here
+    ask, and carries the verbs to it.
+    """
+
+    async def do(self, verb: TrainerVerb[T]) -> T:
+        """Have a verb done where the trainer is. Raises what its method does."""
+        raise NotImplementedError(f"{type(self).__name__} has no {type(verb).__name__}")
 
     @abstractmethod
     def capabilities(self) -> TrainerCapabilities: ...
@@ -155,17 +195,16 @@ class Trainer(ABC):
     def slots(self) -> tuple[str, ...]:
         """Return the names of the open slots."""
 
-    @abstractmethod
     async def base_checksum(self) -> str:
-        """sha256 (hex) over the base's weights as they are now."""
+        """Return the sha256 (hex) over the base's weights as they are now."""
+        return await self.do(BaseChecksum())
 
-    @abstractmethod
     async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
         """Make a slot. Raises Conflict when it exists, AdapterRefused when spec and base (or source) do not
         fit.
         """
+        return await self.do(OpenSlot(slot, spec))
 
-    @abstractmethod
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> Gradients:
@@ -177,8 +216,9 @@ class Trainer(ABC):
         may do the call once more with micro-batches of half the tokens, and says so in `halved_to`. Raises
         NotFound and ValueError (see `check_work`) before anything is computed.
         """
+        return await self.do(ForwardBackward(batch, targets, loss, normaliser, slot))
 
-    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[Gradients]:
+    async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         """Do forward_backward for several slots at once, each slot once; a trainer may share passes among
         them.
 
@@ -188,7 +228,6 @@ class Trainer(ABC):
         check_work(work, self.slots(), self.capabilities())
         return [await self.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
 
-    @abstractmethod
     async def optim_step(
         self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> StepResult:
@@ -197,16 +236,17 @@ class Trainer(ABC):
         optimizer: the settings of this step; None: those of the slot. Not finite: nothing is applied,
         gradients are cleared.
         """
+        return await self.do(OptimStep(lr, max_grad_norm, optimizer=optimizer, slot=slot))
 
-    @abstractmethod
-    async def discard_grads(self, slot: str) -> None: ...
+    async def discard_grads(self, slot: str) -> None:
+        await self.do(DiscardGrads(slot))
 
-    @abstractmethod
     async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
         """Log-probability of each target of the batch, and whether it is the likeliest token; dropout off.
 
         Raises NotFound and ValueError (see `check_batch`) before anything is computed.
         """
+        return await self.do(Predict(policy, batch, temperature))
 
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         """Return the log-probabilities of `predictions`."""
@@ -218,15 +258,14 @@ class Trainer(ABC):
         """
         return None
 
-    @abstractmethod
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        """float32 [M]: a critic's value at the position that predicts each target, dropout off.
+        """Return float32 [M]: a critic's value at the position that predicts each target, dropout off.
 
         Raises NotFound, Conflict for a slot that is no critic, and ValueError (see `check_batch`) before
         anything is computed.
         """
+        return await self.do(Values(batch, slot))
 
-    @abstractmethod
     async def value_backward(
         self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
     ) -> LossStats:
@@ -235,20 +274,22 @@ class Trainer(ABC):
         It splits and accumulates as `forward_backward` does; of the statistics there are loss, tokens and
         clipped. Raises what `values` raises.
         """
+        return await self.do(ValueBackward(batch, targets, loss, normaliser, slot))
 
-    @abstractmethod
     async def export(self, slot: str) -> Adapter:
-        """A snapshot of the slot's adapter in fp32, without a critic's head; later steps do not change it."""
+        """Return a snapshot of the slot's adapter in fp32, without a critic's head; later steps do not change
+        it.
+        """
+        return await self.do(ExportSlot(slot))
 
-    @abstractmethod
     async def save(self, slot: str, directory: Path) -> list[str]:
         """Write everything that `load` needs into an existing directory; returns the file names. No pickle.
 
         `adapter_model.safetensors` and `adapter_config.json` are among them: a checkpoint is a PEFT directory
         too. A critic's head has a file of its own.
         """
+        return await self.do(SaveSlot(slot, directory))
 
-    @abstractmethod
     async def load(self, slot: str, directory: Path) -> None:
         """Restore weights, Adam state and RNG of an open slot, whose dropout and seed may be others than when
         saved.
@@ -256,23 +297,24 @@ class Trainer(ABC):
         Raises IntegrityError, and changes nothing, unless every key is there and modules, rank, alpha and
         rslora are the slot's.
         """
+        await self.do(LoadSlot(slot, directory))
 
-    @abstractmethod
     async def offload(self) -> None:
         """Move the base out of device memory, and let other processes have all that is free then. Raises
         Conflict without the capability.
         """
+        await self.do(Offload())
 
     async def relax(self) -> None:
         """Let other processes have the device memory that was only needed for a while."""
         return
 
-    @abstractmethod
-    async def onload(self) -> None: ...
+    async def onload(self) -> None:
+        await self.do(Onload())
 
-    @abstractmethod
     async def close(self, slot: str) -> None:
         """Forget a slot. Raises NotFound."""
+        await self.do(CloseSlot(slot))
 
     async def health(self) -> TrainerHealth:
         """Answers at once, also amid a call.
@@ -289,7 +331,7 @@ class Trainer(ABC):
         """End whatever the trainer started. The last call."""
 
 
-def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: TrainerCapabilities) -> None:
+def check_work(work: Sequence[ForwardBackward], slots: Collection[str], takes: TrainerCapabilities) -> None:
     """Raise NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed
     item.
 
@@ -298,9 +340,7 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
     names = [item.slot for item in work]
     for name in names:
         if name not in slots:
-            raise NotFound(
-                f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(slots)) or 'none'}"
-            )
+            raise no_slot(name, slots)
     if len(set(names)) < len(names):
         raise ValueError("a slot is named twice: join its batches, or make two calls")
     for item in work:
@@ -311,35 +351,18 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
         _check_normaliser(item.batch, item.normaliser)
 
 
-def refuse_frozen(slot: str, spec: SlotSpec) -> None:
-    """Raise Conflict for a slot that is never trained."""
-    if spec.frozen:
-        raise Conflict(
-            f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train."
-        )
+def no_slot(name: str, slots: Collection[str]) -> NotFound:
+    """Make the error for a slot that is not open."""
+    return NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(slots)) or 'none'}")
 
 
-def refuse_critic(slot: str, spec: SlotSpec) -> None:
-    """Raise Conflict for a slot that has values in the place of a policy."""
-    if spec.critic:
-        raise Conflict(f"slot {slot} is a critic: it has no policy", hint="Use value_backward.")
-
-
-def require_critic(slot: str, spec: SlotSpec) -> None:
-    """Raise Conflict for a slot that has no values."""
-    if not spec.critic:
-        raise Conflict(f"slot {slot} is no critic: it has no values", hint="Open one with `critic`.")
-
-
-def check_values(
-    batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float, takes: TrainerCapabilities
-) -> None:
+def check_values(work: ValueBackward, takes: TrainerCapabilities) -> None:
     """Raise ValueError for malformed arguments of `Trainer.value_backward`."""
-    check_batch(batch, takes, 1.0)
-    _check_arrays(batch, targets)
-    if loss.clip is not None and not loss.clip > 0:
-        raise ValueError(f"the clip is {loss.clip}, not a positive number")
-    _check_normaliser(batch, normaliser)
+    check_batch(work.batch, takes, 1.0)
+    _check_arrays(work.batch, work.targets)
+    if work.loss.clip is not None and not work.loss.clip > 0:
+        raise ValueError(f"the clip is {work.loss.clip}, not a positive number")
+    _check_normaliser(work.batch, work.normaliser)
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:

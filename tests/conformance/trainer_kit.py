@@ -14,7 +14,8 @@ from safetensors.numpy import load_file
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.protocol.batch import Batch, Gradients, LossStats, Optimizer, PolicyLoss, PolicyTargets
-from lorad.trainers.base import Policy, SlotSpec, StepResult, Trainer
+from lorad.protocol.calls import StepResult
+from lorad.trainers.base import Policy, SlotSpec, Trainer
 from tests.conformance.reference import random_batch, write_random_model
 
 MakeTrainer = Callable[[], Awaitable[Trainer]]

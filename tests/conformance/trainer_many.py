@@ -10,12 +10,13 @@ import pytest
 
 from lorad.errors import NotFound
 from lorad.protocol.batch import Batch, Gradients, LossStats, PolicyLoss, PolicyTargets
-from lorad.trainers.base import GradientWork, Policy, SlotSpec, Trainer
+from lorad.protocol.calls import ForwardBackward
+from lorad.trainers.base import Policy, SlotSpec, Trainer
 from tests.conformance.reference import random_batch
 from tests.conformance.trainer_kit import PLAIN, TrainerCase, flat, saved, spec_for, targets_for, train
 
 
-def work_for(slot: str, seed: int, groups: int = 3, **loss: object) -> GradientWork:
+def work_for(slot: str, seed: int, groups: int = 3, **loss: object) -> ForwardBackward:
     batch = random_batch(seed, groups=groups)
     targets = targets_for(batch, seed)
     chosen = msgspec.structs.replace(PolicyLoss(), **loss)
@@ -23,15 +24,15 @@ def work_for(slot: str, seed: int, groups: int = 3, **loss: object) -> GradientW
         targets = msgspec.structs.replace(
             targets, reference_logprobs=targets_for(batch, seed + 1).sampler_logprobs
         )
-    return GradientWork(slot, batch, targets, chosen, float(batch.completions.size))
+    return ForwardBackward(batch, targets, chosen, float(batch.completions.size), slot)
 
 
-async def one_by_one(trainer: Trainer, work: Sequence[GradientWork]) -> list[LossStats]:
+async def one_by_one(trainer: Trainer, work: Sequence[ForwardBackward]) -> list[LossStats]:
     return [await trainer.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
 
 
 class Many(TrainerCase):
-    def unlike(self, trainer: Trainer) -> dict[str, tuple[SlotSpec, GradientWork]]:
+    def unlike(self, trainer: Trainer) -> dict[str, tuple[SlotSpec, ForwardBackward]]:
         """Slots with different ranks, targets, budgets and dropout, and works with different losses."""
         some = tuple(sorted(name for name in trainer.modules() if name.endswith(("o_proj", "down_proj"))))
         return {
@@ -43,7 +44,7 @@ class Many(TrainerCase):
         }
 
     async def end_of(
-        self, trainer: Trainer, way: Callable[[Sequence[GradientWork]], Awaitable[Sequence[LossStats]]]
+        self, trainer: Trainer, way: Callable[[Sequence[ForwardBackward]], Awaitable[Sequence[LossStats]]]
     ) -> tuple[Sequence[LossStats], list[float], list[np.ndarray]]:
         """(statistics, norms of the gradients, weights after a step) of each slot; the slots are closed."""
         kinds = self.unlike(trainer)
@@ -163,7 +164,7 @@ class Many(TrainerCase):
             between: list[tuple[np.ndarray, list[np.ndarray]]] = [(other, [])] if empty else []
             batch = Batch.of([*between, (prompt, [sample]), *between, (prompt, [sample]), *between])
             await trainer.open("a", spec_for(trainer, optimizer=PLAIN, tokens_per_microbatch=8))
-            await trainer.forward_backward_many([GradientWork("a", batch, targets, PolicyLoss(), 4.0)])
+            await trainer.forward_backward_many([ForwardBackward(batch, targets, PolicyLoss(), 4.0, "a")])
             await trainer.optim_step("a", PLAIN.eps, 0.0)
             steps.append(flat(await trainer.export("a")))
             await trainer.close("a")

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from torch.nn import functional as F
 
 from lorad.protocol.batch import Batch, PolicyLoss
+from lorad.protocol.calls import ForwardBackward
 from lorad.routes import Routes, RouteShape, is_unknown
-from lorad.trainers.base import GradientWork, Policy, Trainer
+from lorad.trainers.base import Policy, Trainer
 from tests.conformance.expert_weights import gradient_norm, merge
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model
 from tests.conformance.trainer_kit import BASE, TrainerCase, accumulate, open_trained, spec_for, targets_for
@@ -151,7 +152,7 @@ class ReplayedRoutes(TrainerCase):
             await accumulate(trainer, slot, mine)
             norms.append((await trainer.optim_step(slot, 0.0, 0.0)).grad_norm)
             work.append(
-                GradientWork(slot, mine, targets_for(mine), PolicyLoss(), float(batch.completions.size))
+                ForwardBackward(mine, targets_for(mine), PolicyLoss(), float(batch.completions.size), slot)
             )
         routed, plain = await trainer.forward_backward_many(work)
         assert routed.rerouted > 0 == plain.rerouted == plain.replayed == plain.unrouted

@@ -16,7 +16,8 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.pool.joint import Asked, Joint
 from lorad.protocol.batch import Gradients
-from lorad.trainers.base import GradientWork, SlotSpec
+from lorad.protocol.calls import ForwardBackward
+from lorad.trainers.base import SlotSpec
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.kit.pool_kit import OPEN, TINY, batch
 
@@ -31,9 +32,8 @@ async def trainer() -> AsyncIterator[BuiltinTrainer]:
     compute.close()
 
 
-def work_of(slot: str, seed: int) -> GradientWork:
-    made = batch(seed)
-    return GradientWork(slot, made.batch, made.targets, made.loss, made.normaliser)
+def work_of(slot: str, seed: int) -> ForwardBackward:
+    return msgspec.structs.replace(batch(seed), slot=slot)
 
 
 class Watched(Joint):

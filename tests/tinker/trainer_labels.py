@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
+from lorad.protocol.calls import ForwardBackward
 from lorad.tinker.losses import NEEDS, check, policy_of
-from lorad.trainers.base import GradientWork, Policy, Trainer
+from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import random_batch
 from tests.conformance.trainer_gradients import Gradients
 from tests.conformance.trainer_kit import PLAIN, spec_for
@@ -106,9 +107,9 @@ class Labels(Gradients):
                 np.testing.assert_allclose(left, right, atol=self.close_to)
 
     @staticmethod
-    def work(slot: str, batch: Batch) -> GradientWork:
+    def work(slot: str, batch: Batch) -> ForwardBackward:
         targets = PolicyTargets(np.ones(batch.targets.size, np.float32))
-        return GradientWork(slot, batch, targets, PolicyLoss("linear", returns_logprobs=True), 1.0)
+        return ForwardBackward(batch, targets, PolicyLoss("linear", returns_logprobs=True), 1.0, slot)
 
     async def test_a_datum_may_fill_the_context(self, trainer: Trainer, start: Path) -> None:
         await self.open_plain(trainer, start)

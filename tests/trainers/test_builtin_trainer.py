@@ -18,10 +18,11 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.loading import load_base
 from lorad.models.lora import LoraApply
 from lorad.protocol.batch import Batch, LossStats, Optimizer, PolicyLoss, PolicyTargets
+from lorad.protocol.calls import ForwardBackward
 from lorad.rl.loss import TokenLosses, loss_stats
 from lorad.spec.algorithm import Preference
 from lorad.trainers import head_rows
-from lorad.trainers.base import GradientWork, Policy
+from lorad.trainers.base import Policy
 from lorad.trainers.builtin import blocks, lora, passes, stems
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import pack, plan
@@ -227,7 +228,7 @@ async def test_a_stem_changes_no_gradient(
     found = []
     for worth in (1000, 0):
         monkeypatch.setattr(stems, "WORTH", worth)
-        work = [GradientWork(s, b, _all_ones(b), PolicyLoss("linear"), 30.0) for s, b in batches.items()]
+        work = [ForwardBackward(b, _all_ones(b), PolicyLoss("linear"), 30.0, s) for s, b in batches.items()]
         await trainer.forward_backward_many(work)
         grads = [trainer._slots[slot].grads for slot in batches]
         logprobs = [torch.from_numpy(await trainer.logprobs(Policy(s), b)) for s, b in batches.items()]
@@ -339,7 +340,7 @@ async def test_slots_share_the_passes_of_one_call(
     for seed in range(4):
         await trainer.open(str(seed), spec_for(trainer, tokens_per_microbatch=budget))
         batch = random_batch(seed)
-        work.append(GradientWork(str(seed), batch, targets_for(batch), PolicyLoss(), 1.0))
+        work.append(ForwardBackward(batch, targets_for(batch), PolicyLoss(), 1.0, str(seed)))
     await trainer.forward_backward_many(work)
     assert max(rows) <= budget and len(rows) == (1 if budget == 16384 else 2)
 

@@ -18,8 +18,9 @@ from lorad.models.directory import BUILTIN
 from lorad.models.loading import load_base
 from lorad.models.packed import Packed
 from lorad.protocol.batch import Batch, Optimizer, PolicyLoss
+from lorad.protocol.calls import ForwardBackward, OptimStep
 from lorad.protocol.pool_setup import Quantize
-from lorad.trainers.base import SlotSpec
+from lorad.trainers.base import CloseSlot, ExportSlot, Offload, OpenSlot, SlotSpec
 from lorad.trainers.fsdp.adapter import is_adapter
 from lorad.trainers.fsdp.body import open_body
 from lorad.trainers.fsdp.weights import weights
@@ -152,10 +153,10 @@ def test_offloading_gives_the_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(body, "offload", lambda: order.append("offload"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("empty cache"))
     trainer = RankTrainer(body, Calls(None), "base")
-    trainer.offload()
+    trainer.offload(Offload())
     assert order == ["offload"]  # a CPU keeps nothing
     body.device = torch.device("cuda", 0)
-    trainer.offload()
+    trainer.offload(Offload())
     assert order == ["offload", "offload", "empty cache"]
 
 
@@ -169,16 +170,17 @@ def test_offloaded_slots_end_as_resident_ones(monkeypatch: pytest.MonkeyPatch) -
         trainer = RankTrainer(body, Calls(None), "base")
         wide = msgspec.structs.replace(rank_kit.SPEC, adapter=AdapterConfig(3, 4.0, (rank_kit.MODULE,)))
         for name, spec in (("a", rank_kit.SPEC), ("b", rank_kit.SPEC), ("c", wide)):
-            trainer.open(name, spec)
+            trainer.open(OpenSlot(name, spec))
         for _ in range(3):
             for name in "abc":
                 batch = rank_kit.batch()
-                trainer.forward_backward(name, batch, rank_kit.targets(batch), rank_kit.LOSS, 10.0)
+                work = ForwardBackward(batch, rank_kit.targets(batch), rank_kit.LOSS, 10.0, name)
+                trainer.forward_backward(work)
             for name in "cba":
-                trainer.optim_step(name, 0.1, 1.0)
-        trainer.close("a")
-        trainer.open("a", rank_kit.SPEC)
-        ends.append([trainer.export(name).digest() for name in "abc"])
+                trainer.optim_step(OptimStep(0.1, 1.0, slot=name))
+        trainer.close(CloseSlot("a"))
+        trainer.open(OpenSlot("a", rank_kit.SPEC))
+        ends.append([trainer.export(ExportSlot(name)).digest() for name in "abc"])
     assert ends[0] == ends[1] and len(set(ends[0])) == 3
 
 
@@ -199,9 +201,9 @@ def test_fsdp_forgets_a_pass_without_memory(amid: str, monkeypatch: pytest.Monke
 
     body._layers[1].mlp.register_forward_hook(limited)
     for name, budget in (("small", most), ("large", 2 * most)):
-        trainer.open(name, msgspec.structs.replace(SPEC, tokens_per_microbatch=budget))
-        work = targets_for(batch), PolicyLoss(), 10.0
-        ends.append((trainer.forward_backward(name, batch, *work), trainer._slots[name].grads.clone()))
+        trainer.open(OpenSlot(name, msgspec.structs.replace(SPEC, tokens_per_microbatch=budget)))
+        work = ForwardBackward(batch, targets_for(batch), PolicyLoss(), 10.0, name)
+        ends.append((trainer.forward_backward(work), trainer._slots[name].grads.clone()))
     (small, few), (large, many) = ends
     assert (small.halved_to, large.halved_to, large.loss) == (0, most, small.loss)
     assert torch.equal(few, many) and few.any()

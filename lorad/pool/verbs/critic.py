@@ -1,14 +1,12 @@
 """`values` and `value_backward`: what a run asks of its critic."""
 
 from lorad.pool.state import Pool
-from lorad.pool.verbs.train import check
 from lorad.protocol import calls
 from lorad.protocol.batch import LossStats
 
 
 async def values(pool: Pool, call: calls.Call, args: calls.Values) -> calls.ValuesResult:
     tenant = pool.tenant(call)
-    check(args.batch, pool.vocab_size)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             return calls.ValuesResult(await pool.trainer.values(tenant.critic, args.batch))
@@ -16,7 +14,6 @@ async def values(pool: Pool, call: calls.Call, args: calls.Values) -> calls.Valu
 
 async def value_backward(pool: Pool, call: calls.Call, args: calls.ValueBackward) -> LossStats:
     tenant = pool.tenant(call)
-    check(args.batch, pool.vocab_size)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             with pool.work.measured(tenant.critic, args.batch):

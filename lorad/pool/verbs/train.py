@@ -3,25 +3,24 @@
 import asyncio
 from pathlib import Path
 
+from msgspec.structs import replace
 from safetensors import SafetensorError
 
 from lorad.errors import StorageError
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.protocol import calls
-from lorad.protocol.batch import Batch, Gradients
+from lorad.protocol.batch import Gradients
 from lorad.protocol.calls import CRITIC
-from lorad.trainers.base import GradientWork, Policy, Trainer, ids_of
+from lorad.trainers.base import Policy, Trainer
 
 
 async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> Gradients:
     slot = pool.tenant(call).run
-    check(args.batch, pool.vocab_size)
-    work = GradientWork(slot, args.batch, args.targets, args.loss, args.normaliser)
     with pool.parties.on_slot(slot):
         async with pool.phases.training(call.run):
             with pool.work.measured(slot, args.batch):
-                stats = await pool.joint.forward_backward(work)
+                stats = await pool.joint.forward_backward(replace(args, slot=slot))
     pool.meter.trained(int(args.batch.targets.size))
     pool.ledger.add(trained=int(args.batch.targets.size))
     return stats
@@ -50,7 +49,6 @@ async def discard_grads(pool: Pool, call: calls.Call, _: calls.Nothing) -> calls
 
 async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.LogprobsResult:
     tenant = pool.tenant(call)
-    check(args.batch, pool.vocab_size)
     trainer, policy = _asked(pool, tenant, args.of)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
@@ -69,16 +67,6 @@ def _asked(pool: Pool, tenant: Tenant, of: calls.LogprobsOf) -> tuple[Trainer, P
             return pool.holder_of_reference(tenant.spec), Policy(tenant.reference)
         case "teacher":
             return pool.teacher, Policy(tenant.reference if tenant.spec.reference else None)
-
-
-def check(batch: Batch, vocab_size: int) -> None:
-    """Raise ValueError for what would end the pool on a GPU,
-    where an index out of range kills the process.
-    """
-    batch.check()
-    for name, tokens in ids_of(batch).items():
-        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-            raise ValueError(f"{name} hold token ids outside 0..{vocab_size - 1}")
 
 
 async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from lorad.models.base import Base
 from lorad.models.decoder import at_once
-from lorad.protocol.batch import LossStats, ValueLoss, ValueTargets
+from lorad.protocol.batch import LossStats
+from lorad.protocol.calls import ValueBackward
 from lorad.rl.value_loss import value_losses, value_stats
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Microbatch, Piece, pack
@@ -23,22 +24,20 @@ def values(base: Base, slot: Slot, piece: Piece) -> np.ndarray:
     return found
 
 
-def backward(
-    base: Base, slot: Slot, piece: Piece, targets: ValueTargets, loss: ValueLoss, normaliser: float
-) -> LossStats:
-    """Adds the gradient of sum(token losses) / normaliser to the slot; the statistics of the piece."""
+def backward(base: Base, slot: Slot, piece: Piece, work: ValueBackward) -> LossStats:
+    """Add the gradient of sum(token losses) / normaliser to the slot. Return the statistics of the piece."""
     rows: Microbatch = pack(base, [piece])
     lora = SlotLora([slot], rows.rows, train=True)
     run = recomputing(lora) if slot.recomputes(rows.ids.numel()) else at_once
     head = [weights.detach().requires_grad_() for weights in _head(slot)]
     found = _values(predicting_states(base, rows, lora, run), *head)
-    losses, clipped = value_losses(found, targets, piece.targets, loss)
-    torch.autograd.backward(losses.sum() / normaliser)
+    losses, clipped = value_losses(found, work.targets, piece.targets, work.loss)
+    torch.autograd.backward(losses.sum() / work.normaliser)
     grads = slot.views(slot.grads)
     for name, part in zip(slot.head, head, strict=True):
         assert part.grad is not None
         grads[name].add_(part.grad)
-    return value_stats(losses, clipped, normaliser)
+    return value_stats(losses, clipped, work.normaliser)
 
 
 def _head(slot: Slot) -> list[Tensor]:

@@ -18,6 +18,7 @@ from lorad.models.base import Base
 from lorad.models.decoder import Ends, First, Last, LayerForward, at_once, hidden, logits
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import Gradients, PolicyLoss
+from lorad.protocol.calls import ForwardBackward
 from lorad.rl.loss import (
     TokenLogprobs,
     TokenLosses,
@@ -29,7 +30,6 @@ from lorad.rl.loss import (
     token_losses,
     token_targets,
 )
-from lorad.trainers.base import GradientWork
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Microbatch
 from lorad.trainers.head_rows import rows_at_once
@@ -56,7 +56,7 @@ def score(
 
 
 def forward_backward(
-    base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[GradientWork], checkpointing: bool
+    base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[ForwardBackward], checkpointing: bool
 ) -> list[Gradients]:
     """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Returns for each its
     statistics, and the log-probabilities of its tokens where its loss asks for them.
@@ -100,7 +100,7 @@ def forward_backward(
     return [_counted(each, rows, w, inside) for each, w, inside in zip(given, work, rows.rows, strict=True)]
 
 
-def _counted(found: Gradients, rows: Microbatch, work: GradientWork, inside: slice) -> Gradients:
+def _counted(found: Gradients, rows: Microbatch, work: ForwardBackward, inside: slice) -> Gradients:
     """Add what the replay of routes did with the rows of a piece."""
     if rows.replay is None or work.batch.routes is None:
         return found
@@ -117,7 +117,7 @@ class _Wanted(NamedTuple):
 
 @torch.no_grad()
 def _targets(
-    base: Base, rows: Microbatch, work: Sequence[GradientWork], logprobs: Tensor | None
+    base: Base, rows: Microbatch, work: Sequence[ForwardBackward], logprobs: Tensor | None
 ) -> list[_Wanted]:
     """Return the targets of each piece. logprobs: [M], those of the policy; without them what losses of whole
     samples need is missing.
@@ -159,7 +159,7 @@ class _Found(NamedTuple):
     likely: TokenLogprobs
 
 
-def _gradients(parts: Sequence[_Found], work: GradientWork, wanted: _Wanted) -> Gradients:
+def _gradients(parts: Sequence[_Found], work: ForwardBackward, wanted: _Wanted) -> Gradients:
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lorad.adapters.adapter import Adapter
-from lorad.errors import Conflict, NotFound
+from lorad.errors import Conflict
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
@@ -30,26 +30,23 @@ from lorad.protocol.batch import (
     ValueLoss,
     ValueTargets,
 )
+from lorad.protocol.calls import ForwardBackward, StepResult, ValueBackward
 from lorad.trainers.base import (
-    GradientWork,
     Policy,
     SlotInfo,
     SlotSpec,
-    StepResult,
     Trainer,
     TrainerCapabilities,
     check_batch,
     check_values,
     check_work,
-    refuse_critic,
-    refuse_frozen,
-    require_critic,
 )
 from lorad.trainers.builtin import critic, passes, routes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 from lorad.trainers.device_memory import give_back
+from lorad.trainers.slots import Slots
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ class BuiltinTrainer(Trainer):
 
     def __init__(self, base: Base, compute: Compute, model: str = "") -> None:
         self._base, self._compute, self._model = base, compute, model
-        self._slots: dict[str, Slot] = {}
+        self._slots = Slots[Slot]()
         self._may_halve = base.device.type == "cuda"  # a CPU without memory ends the process
 
     def capabilities(self) -> TrainerCapabilities:
@@ -107,16 +104,14 @@ class BuiltinTrainer(Trainer):
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> Gradients:
-        return (await self._forward_backward([GradientWork(slot, batch, targets, loss, normaliser)]))[0]
+        return (await self._forward_backward([ForwardBackward(batch, targets, loss, normaliser, slot)]))[0]
 
-    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[Gradients]:
+    async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         return await self._forward_backward(work)
 
-    async def _forward_backward(self, work: Sequence[GradientWork]) -> list[Gradients]:
+    async def _forward_backward(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
-        slots = [self._trained(item.slot) for item in work]
-        for item, slot in zip(work, slots, strict=True):
-            refuse_critic(item.slot, slot.spec)
+        slots = [self._slots.policy(item.slot) for item in work]
         if not self._may_halve:
             return await self._passes(slots, work)
         before = await self._compute.run(lambda: [slot.gradients() for slot in slots])
@@ -138,7 +133,7 @@ class BuiltinTrainer(Trainer):
             slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
         give_back(self._base.device)
 
-    async def _passes(self, slots: Sequence[Slot], work: Sequence[GradientWork]) -> list[Gradients]:
+    async def _passes(self, slots: Sequence[Slot], work: Sequence[ForwardBackward]) -> list[Gradients]:
         budgets = [slot.tokens_per_microbatch for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout, whole=item.loss.has_pairs)
@@ -161,15 +156,15 @@ class BuiltinTrainer(Trainer):
     async def optim_step(
         self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> StepResult:
-        step = self._trained(slot).optim_step
+        step = self._slots.trained(slot).optim_step
         norm, applied = await self._compute.run(step, lr, max_grad_norm, optimizer)
         return StepResult(grad_norm=norm, applied=applied)
 
     async def discard_grads(self, slot: str) -> None:
-        await self._compute.run(self._trained(slot).grads.zero_)
+        await self._compute.run(self._slots.trained(slot).grads.zero_)
 
     async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        held = None if policy.slot is None else self._slot(policy.slot)
+        held = None if policy.slot is None else self._slots[policy.slot]
         check_batch(batch, self.capabilities(), temperature)
         size = batch.targets.size
         result = Predictions(np.empty(size, np.float32), np.empty(size, np.bool_))
@@ -188,7 +183,7 @@ class BuiltinTrainer(Trainer):
         return routes.unmet(self._base, met)
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        held = self._critic(slot)
+        held = self._slots.critic(slot)
         check_batch(batch, self.capabilities(), 1.0)
         result = np.empty(batch.targets.size, np.float32)
         pieces = list(plan(batch, held.tokens_per_microbatch, share=True))
@@ -200,23 +195,21 @@ class BuiltinTrainer(Trainer):
     async def value_backward(
         self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
     ) -> LossStats:
-        held = self._critic(slot)
-        refuse_frozen(slot, held.spec)
-        check_values(batch, targets, loss, normaliser, self.capabilities())
+        held = self._slots.critic(slot, trained=True)
+        work = ValueBackward(batch, targets, loss, normaliser)
+        check_values(work, self.capabilities())
         pieces = plan(batch, held.tokens_per_microbatch, share=not held.spec.adapter.dropout)
-        quanta = (
-            partial(critic.backward, self._base, held, piece, targets, loss, normaliser) for piece in pieces
-        )
+        quanta = (partial(critic.backward, self._base, held, piece, work) for piece in pieces)
         return sum(await self._compute.each(quanta), LossStats())
 
     async def export(self, slot: str) -> Adapter:
-        return await self._compute.run(self._slot(slot).snapshot)
+        return await self._compute.run(self._slots[slot].snapshot)
 
     async def save(self, slot: str, directory: Path) -> list[str]:
-        return await self._compute.run(save_slot, self._trained(slot), directory, self._model)
+        return await self._compute.run(save_slot, self._slots.trained(slot), directory, self._model)
 
     async def load(self, slot: str, directory: Path) -> None:
-        await self._compute.run(load_slot, self._trained(slot), directory)
+        await self._compute.run(load_slot, self._slots.trained(slot), directory)
 
     async def offload(self) -> None:
         raise Conflict("the builtin trainer cannot offload: its base is shared with the engine")
@@ -228,28 +221,10 @@ class BuiltinTrainer(Trainer):
         raise Conflict("the builtin trainer cannot offload: its base is always loaded")
 
     async def close(self, slot: str) -> None:
-        self._slot(slot)
-        del self._slots[slot]
-
-    def _slot(self, name: str) -> Slot:
-        if name not in self._slots:
-            raise NotFound(
-                f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}"
-            )
-        return self._slots[name]
-
-    def _critic(self, name: str) -> Slot:
-        slot = self._slot(name)
-        require_critic(name, slot.spec)
-        return slot
-
-    def _trained(self, name: str) -> Slot:
-        slot = self._slot(name)
-        refuse_frozen(name, slot.spec)
-        return slot
+        self._slots.close(slot)
 
     def _gradients(
-        self, slots: Sequence[Slot], work: Sequence[GradientWork], joined: dict[int, Piece]
+        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, Piece]
     ) -> dict[int, tuple[Piece, Gradients]]:
         """Accumulate the gradients of one micro-batch. joined: slot index -> the piece of that slot in it."""
         mine = [slots[index] for index in joined]

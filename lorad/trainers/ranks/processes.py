@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -21,9 +21,10 @@ from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.models.turns import TurnLock
 from lorad.protocol import frames
+from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks import hang
-from lorad.trainers.ranks.calls import Answer, Call, Meeting, Ready, Request
+from lorad.trainers.ranks.calls import Answer, Meeting, Ready, Request, answer_to
 from lorad.trainers.ranks.config import Places, RanksConfig, refusal_file
 from lorad.trainers.ranks.spread import Spread
 
@@ -99,22 +100,22 @@ class Processes:
         """Return why the trainer is not alive; "" while it is."""
         return "" if self.is_alive else self._lost(self._how or "was never started").message
 
-    async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
-        """Return the result of a call. Calls are made one at a time, in turns of those whose they are.
+    async def ask(self, verb: TrainerVerb[T], done: Callable[[], object]) -> T:
+        """Have the ranks do a verb. Verbs are done one at a time, in turns of those whose they are.
 
-        A caller that is cancelled while its call waits takes it back; one that is under way runs to its end,
+        A caller that is cancelled while its verb waits takes it back; one that is under way runs to its end,
         and `done` is called when it succeeded all the same. Raises what the trainer refused it with, or
         PoolLost.
         """
-        parts = frames.encode(Request(call))  # type: ignore[arg-type]
+        parts = frames.encode(Request(verb))  # type: ignore[arg-type]
         await self._turn.acquire()
-        HEART.work(type(call).__name__)
-        exchange = asyncio.create_task(self._exchange(parts, call.answer))
+        HEART.work(type(verb).__name__)
+        exchange = asyncio.create_task(self._exchange(parts, answer_to(verb)))
         exchange.add_done_callback(partial(self._over, done))
         answer = await asyncio.shield(exchange)
         if answer.refusal is not None:
             raise answer.refusal.error()
-        return answer.result
+        return cast(T, answer.result)
 
     async def end(self) -> None:
         """End the launcher and all ranks."""
@@ -178,7 +179,7 @@ class Processes:
             with contextlib.suppress(OSError):
                 self._peer.shutdown(socket.SHUT_RDWR)
 
-    async def _exchange(self, parts: list[bytes | memoryview], kind: type[Answer[Any]]) -> Answer[Any]:
+    async def _exchange(self, parts: list[bytes | memoryview], kind: type[Answer[T]]) -> Answer[T]:
         if self._peer is None or not self.is_alive:
             raise await self._loss()
         try:

@@ -3,43 +3,33 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter
 from lorad.children.host import Host
 from lorad.errors import SpecError
-from lorad.protocol.batch import (
-    Batch,
-    Gradients,
-    LossStats,
-    Optimizer,
-    PolicyLoss,
-    PolicyTargets,
-    Predictions,
-    ValueLoss,
-    ValueTargets,
-)
+from lorad.protocol.batch import Batch
+from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.pool_setup import Quantize, RanksSetup
 from lorad.trainers.base import (
-    GradientWork,
-    Policy,
-    SlotInfo,
+    CloseSlot,
+    LoadSlot,
+    OpenSlot,
+    SaveSlot,
     SlotSpec,
-    StepResult,
     Trainer,
     TrainerCapabilities,
     TrainerHealth,
-    check_batch,
-    check_values,
-    check_work,
+    UnmetExperts,
 )
-from lorad.trainers.ranks import calls
+from lorad.trainers.ranks.calls import Ready
 from lorad.trainers.ranks.config import Places, RanksConfig
 from lorad.trainers.ranks.processes import Processes
 from lorad.trainers.ranks.spread import Spread
@@ -106,7 +96,7 @@ class RemoteTrainer(Trainer):
             raise
         return cls(processes, ready, spread)
 
-    def __init__(self, processes: Processes, ready: calls.Ready, spread: Spread | None) -> None:
+    def __init__(self, processes: Processes, ready: Ready, spread: Spread | None) -> None:
         self._processes, self._ready, self._spread = processes, ready, spread
         self._slots: dict[str, None] = {}
         self._with_files: set[asyncio.Task[Any]] = set()
@@ -123,90 +113,55 @@ class RemoteTrainer(Trainer):
     def slots(self) -> tuple[str, ...]:
         return tuple(self._slots)
 
-    async def base_checksum(self) -> str:
-        found: str = await self._processes.ask(calls.BaseChecksum())
-        return found
+    async def do(self, verb: TrainerVerb[T]) -> T:
+        has_files = isinstance(verb, OpenSlot | SaveSlot | LoadSlot)
+        if self._spread is None or not has_files:
+            return await self._asked(verb)
+        # on other machines the files stay until the ranks are done, also when the caller is cancelled
+        task = asyncio.create_task(self._asked(verb))
+        self._with_files.add(task)
+        task.add_done_callback(self._with_files.discard)
+        return await asyncio.shield(task)
 
-    async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        info: SlotInfo = await self._to_its_end(self._opened(slot, spec))
-        return info
+    async def _asked(self, verb: TrainerVerb[T]) -> T:
+        async with self._reachable(verb) as reachable:
+            return await self._processes.ask(reachable, partial(self._note, verb))
 
-    async def _opened(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        async with self._readable(spec.source) as source:
-            info: SlotInfo = await self._processes.ask(
-                calls.Open.of(slot, spec, source), lambda: self._slots.setdefault(slot)
-            )
-        return info
+    @asynccontextmanager
+    async def _reachable(self, verb: Any) -> AsyncIterator[Any]:
+        """Yield the verb with the paths by which the ranks find its files."""
+        match verb:
+            case OpenSlot(spec=SlotSpec(source=Path() as source)):
+                async with self._readable(source) as path:
+                    yield replace(verb, spec=replace(verb.spec, source=path))
+            case LoadSlot():
+                async with self._readable(verb.directory) as path:
+                    yield replace(verb, directory=path)
+            case SaveSlot():
+                writable = nullcontext(verb.directory.absolute())
+                async with self._spread.fetched(verb.directory) if self._spread else writable as path:
+                    yield replace(verb, directory=path)
+            case _:
+                yield verb
 
-    async def forward_backward(
-        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> Gradients:
-        check_work([GradientWork(slot, batch, targets, loss, normaliser)], self.slots(), self.capabilities())
-        call = calls.ForwardBackward(slot, batch, targets, loss, normaliser)
-        found: Gradients = await self._processes.ask(call)
-        return found
+    def _readable(self, directory: Path) -> AbstractAsyncContextManager[Path]:
+        return self._spread.put(directory) if self._spread else nullcontext(directory.absolute())
 
-    async def optim_step(
-        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
-    ) -> StepResult:
-        result: StepResult = await self._processes.ask(calls.OptimStep(slot, lr, max_grad_norm, optimizer))
-        return result
-
-    async def discard_grads(self, slot: str) -> None:
-        await self._processes.ask(calls.DiscardGrads(slot))
-
-    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        check_batch(batch, self.capabilities(), temperature)
-        found: Predictions = await self._processes.ask(calls.Predict(policy, batch, temperature))
-        return found
+    def _note(self, verb: TrainerVerb[Any]) -> None:
+        """Note which slots are open once a verb is done, also when its caller was cancelled."""
+        if isinstance(verb, OpenSlot):
+            self._slots[verb.slot] = None
+        elif isinstance(verb, CloseSlot):
+            del self._slots[verb.slot]
 
     async def unmet_experts(self, batch: Batch) -> list[str] | None:
-        check_batch(batch, self.capabilities(), 1.0)
-        found: list[str] | None = await self._processes.ask(calls.UnmetExperts(batch))
-        return found
-
-    async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        check_batch(batch, self.capabilities(), 1.0)
-        found: np.ndarray = await self._processes.ask(calls.Values(slot, batch))
-        return found
-
-    async def value_backward(
-        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
-    ) -> LossStats:
-        check_values(batch, targets, loss, normaliser, self.capabilities())
-        call = calls.ValueBackward(slot, batch, targets, loss, normaliser)
-        stats: LossStats = await self._processes.ask(call)
-        return stats
+        return await self.do(UnmetExperts(batch))
 
     async def export(self, slot: str) -> Adapter:
-        adapter: Adapter = await self._processes.ask(calls.Export(slot))
+        adapter = await super().export(slot)
         for tensor in adapter.tensors.values():
             tensor.flags.writeable = False
         return adapter
-
-    async def save(self, slot: str, directory: Path) -> list[str]:
-        return await self._to_its_end(self._saved(slot, directory))
-
-    async def _saved(self, slot: str, directory: Path) -> list[str]:
-        async with self._writable(directory) as path:
-            files: list[str] = await self._processes.ask(calls.Save(slot, path))
-        return files
-
-    async def load(self, slot: str, directory: Path) -> None:
-        await self._to_its_end(self._loaded(slot, directory))
-
-    async def _loaded(self, slot: str, directory: Path) -> None:
-        async with self._readable(directory) as path:
-            await self._processes.ask(calls.Load(slot, str(path)))
-
-    async def offload(self) -> None:
-        await self._processes.ask(calls.Offload())
-
-    async def onload(self) -> None:
-        await self._processes.ask(calls.Onload())
-
-    async def close(self, slot: str) -> None:
-        await self._processes.ask(calls.Close(slot), lambda: self._slots.pop(slot))
 
     async def health(self) -> TrainerHealth:
         """The memory is that of the last call."""
@@ -218,35 +173,6 @@ class RemoteTrainer(Trainer):
 
     async def shut_down(self) -> None:
         await self._processes.end()
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the outcome of a call with files. On other machines they stay until it has ended, also when
-        the caller is cancelled.
-        """
-        if self._spread is None:
-            return await work
-        task = asyncio.create_task(work)
-        self._with_files.add(task)
-        task.add_done_callback(self._with_files.discard)
-        return await asyncio.shield(task)
-
-    @asynccontextmanager
-    async def _readable(self, directory: Path | None) -> AsyncIterator[str | None]:
-        """Yield the path by which all ranks find a directory's files."""
-        if directory is None or self._spread is None:
-            yield None if directory is None else calls.text(directory)
-        else:
-            async with self._spread.put(directory) as path:
-                yield path
-
-    @asynccontextmanager
-    async def _writable(self, directory: Path) -> AsyncIterator[str]:
-        """Yield the path by which rank 0 puts files into a directory."""
-        if self._spread is None:
-            yield calls.text(directory)
-        else:
-            async with self._spread.fetched(directory) as path:
-                yield path
 
 
 def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> RanksConfig:
@@ -268,7 +194,7 @@ def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> Ranks
         ranks=setup.ranks,
         body=body,
         settings=BodySettings(
-            model=calls.text(settings.model),
+            model=str(settings.model.absolute()),
             dtype=settings.dtype,
             device="",
             args=setup.args,

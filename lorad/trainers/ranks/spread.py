@@ -102,24 +102,24 @@ class Spread:
         await asyncio.gather(*(host.write(str(name), text) for host in self._hosts))
 
     @asynccontextmanager
-    async def put(self, directory: Path) -> AsyncIterator[str]:
+    async def put(self, directory: Path) -> AsyncIterator[Path]:
         """Have the files of a directory on all machines; yields the path that ranks read them by."""
         name = f"in-{next(self._names)}"
         try:
             failed = await put_on_all(self._hosts, f"{_NAME}/{name}", directory)
             for error in filter(None, failed):
                 raise error
-            yield name
+            yield Path(name)
         finally:
             await self._remove(name, self._hosts)
 
     @asynccontextmanager
-    async def fetched(self, directory: Path) -> AsyncIterator[str]:
+    async def fetched(self, directory: Path) -> AsyncIterator[Path]:
         """Yield a path that rank 0 writes files to, which then come into `directory`."""
         name = f"out-{next(self._names)}"
         try:
             await self._hosts[0].make(f"{_NAME}/{name}")
-            yield name
+            yield Path(name)
             await self._hosts[0].fetch(f"{_NAME}/{name}", directory)
         finally:
             await self._remove(name, self._hosts[:1])

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lorad.startup import quick_imports
 
@@ -25,6 +26,7 @@ with quick_imports():
     from lorad.errors import LoradError, SpecError, to_wire
     from lorad.models.ops import prepare
     from lorad.protocol import frames
+    from lorad.protocol.calls import TrainerVerb
     from lorad.protocol.heartbeat import DUMP, HEART
     from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, Ready, Refusal, Request
     from lorad.trainers.ranks.config import RanksConfig, beat_file, meeting_file, refusal_file
@@ -101,30 +103,27 @@ def _opener(place: str) -> Callable[[BodySettings], Body]:
 
 def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None:
     """Answer calls until the pool closes the connection."""
-    while not isinstance(call := _request(calls.spread(pool.hear())).call, End):
+    while not isinstance(verb := _verb(calls.spread(pool.hear())), End):
         answer: Answer[object]
-        HEART.work(type(call).__name__)
+        name = type(verb).__name__
+        HEART.work(name)
         try:
-            answer = Answer(result=call.do(trainer))
+            answer = Answer(result=trainer.do(verb))
         except REFUSALS as error:
             answer = Answer(refusal=Refusal.of(error))
         all_alike = calls.all_agree(rank == 0 or answer.refusal is None)
         if answer.refusal is None and not all_alike:
-            raise RuntimeError(f"another rank refused {type(call).__name__}")
+            raise RuntimeError(f"another rank refused {name}")
         if answer.refusal and rank:
-            print(
-                f"rank {rank} refused {type(call).__name__}: {answer.refusal.message}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"rank {rank} refused {name}: {answer.refusal.message}", file=sys.stderr, flush=True)
         pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
         HEART.work("")
 
 
-def _request(payload: bytes) -> Request:
+def _verb(payload: bytes) -> TrainerVerb[Any]:
     prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
     # torch wants writable arrays
-    return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
+    return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request).verb
 
 
 class _Pool:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lorad.protocol.batch import LossStats
+from lorad.protocol.calls import ForwardBackward
 from lorad.rl.loss import (
     TokenLogprobs,
     TokenTargets,
@@ -17,7 +18,6 @@ from lorad.rl.loss import (
     token_losses,
     token_targets,
 )
-from lorad.trainers.base import GradientWork
 from lorad.trainers.sharded.head import RowLoss
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
@@ -28,7 +28,7 @@ class Losses:
     them, the log-probabilities of their targets: [M], 0 for those of other ranks.
     """
 
-    def __init__(self, work: GradientWork, device: torch.device) -> None:
+    def __init__(self, work: ForwardBackward, device: torch.device) -> None:
         self.work, self.device = work, device
         self.stats = LossStats()
         size = work.batch.targets.size

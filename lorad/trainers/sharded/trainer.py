@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch import Tensor
 from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.targets import MEGATRON
 from lorad.adapters.validate import expected_shapes
-from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError
+from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, SpecError
 from lorad.protocol.batch import (
     LOSSES,
     OF_PAIRS,
@@ -30,29 +29,30 @@ from lorad.protocol.batch import (
     Batch,
     Gradients,
     LossStats,
-    Optimizer,
-    PolicyLoss,
-    PolicyTargets,
     Predictions,
-    ValueLoss,
-    ValueTargets,
 )
+from lorad.protocol.calls import ForwardBackward, OptimStep, StepResult, TrainerVerb, ValueBackward, Values
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.value_loss import value_losses, value_stats
 from lorad.trainers import checkpoint
 from lorad.trainers.base import (
-    GradientWork,
-    Policy,
+    BaseChecksum,
+    CloseSlot,
+    DiscardGrads,
+    ExportSlot,
+    LoadSlot,
+    Offload,
+    Onload,
+    OpenSlot,
+    Predict,
+    SaveSlot,
     SlotInfo,
     SlotSpec,
-    StepResult,
     TrainerCapabilities,
+    UnmetExperts,
     check_batch,
     check_values,
     check_work,
-    refuse_critic,
-    refuse_frozen,
-    require_critic,
 )
 from lorad.trainers.checkpoint import MOMENTS
 from lorad.trainers.device_memory import give_back
@@ -62,6 +62,7 @@ from lorad.trainers.sharded.rows import Rows, Sample, cut, pack, plan, sequences
 from lorad.trainers.sharded.slot import HOST, Section, Slot
 from lorad.trainers.sharded.workers import Calls
 from lorad.trainers.slot_math import initial_a
+from lorad.trainers.slots import Slots
 
 T = TypeVar("T")
 _TOKENS_PER_MICROBATCH = 16384
@@ -77,7 +78,7 @@ class RankTrainer:
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
         self._body, self._calls, self._model = body, calls, model
-        self._slots: dict[str, Slot] = {}
+        self._slots = Slots[Slot]()
         self._key: MountKey | None = None
         self._mounted: Mounted | None = None
         self._present: Slot | None = None
@@ -99,7 +100,12 @@ class RankTrainer:
     def modules(self) -> dict[str, tuple[int, int]]:
         return dict(self._body.shapes)
 
-    def base_checksum(self) -> str:
+    def do(self, verb: TrainerVerb[T]) -> T:
+        """Do a verb, as every rank does at the same time; the answer of rank 0 counts."""
+        method: Callable[[TrainerVerb[T]], T] = getattr(self, str(verb.__struct_config__.tag))
+        return method(verb)
+
+    def base_checksum(self, _: BaseChecksum) -> str:
         return hashlib.sha256(" ".join(self._calls.texts(self._body.checksum())).encode()).hexdigest()
 
     def memory(self) -> tuple[int, int] | None:
@@ -114,9 +120,10 @@ class RankTrainer:
         dist.all_reduce(total, group=self._calls.group)
         return int(total[0]), int(total[1])
 
-    def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        if slot in self._slots:
-            raise Conflict(f"slot {slot} is open already", hint="Close it first, or take another name.")
+    def open(self, verb: OpenSlot) -> SlotInfo:
+        spec = verb.spec
+        if verb.slot in self._slots:
+            raise Conflict(f"slot {verb.slot} is open already", hint="Close it first, or take another name.")
         wanted = expected_shapes(spec.adapter, self._body.shapes)
         if not wanted:
             raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
@@ -139,124 +146,116 @@ class RankTrainer:
             start |= {f"{module}.{MAGNITUDE}": array for module, array in norms.items()}
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         head = [torch.Size(shape) for shape in self._head(spec).values()]
-        made = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
-        made.fill(made.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
-        self._slots[slot] = made
-        size = sum(map(math.prod, wanted.values())) + sum(p.numel() for p in made.head)
+        slot = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
+        slot.fill(slot.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
+        self._slots[verb.slot] = slot
+        size = sum(map(math.prod, wanted.values())) + sum(p.numel() for p in slot.head)
         vectors = 1 if spec.frozen else 4
-        return SlotInfo(slot=slot, parameters=size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
+        return SlotInfo(verb.slot, size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
 
-    def forward_backward(
-        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> Gradients:
-        work = GradientWork(slot, batch, targets, loss, normaliser)
+    def forward_backward(self, work: ForwardBackward) -> Gradients:
         check_work([work], self._slots, self.capabilities())
-        held = self._trained(slot)
-        refuse_critic(slot, held.spec)
-        mounted, halved_to = self._put_in(held), 0
-        losses = self._losses_or_none(held, mounted, work)
+        slot = self._slots.policy(work.slot)
+        mounted, halved_to = self._put_in(slot), 0
+        losses = self._losses_or_none(slot, mounted, work)
         if losses is None:
-            halved_to = held.tokens_per_microbatch
-            losses = self._losses(held, mounted, work)
-        held.draws += 1
+            halved_to = slot.tokens_per_microbatch
+            losses = self._losses(slot, mounted, work)
+        slot.draws += 1
         stats = over_ranks(losses.stats, self._body.dp, self._body.device)
         if losses.logprobs is None:
             return Gradients.of(stats, halved_to=halved_to)
         return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy(), halved_to)
 
-    def _losses_or_none(self, held: Slot, mounted: Mounted, work: GradientWork) -> Losses | None:
+    def _losses_or_none(self, slot: Slot, mounted: Mounted, work: ForwardBackward) -> Losses | None:
         """Return what `_losses` does; None where any rank found no memory, which leaves the gradients as they
         were and half the tokens in a micro-batch. Collective.
         """
         if not self._body.may_forget:
-            return self._losses(held, mounted, work)
-        before, found = held.grads.clone(), None
+            return self._losses(slot, mounted, work)
+        before, found = slot.grads.clone(), None
         try:
-            found = self._losses(held, mounted, work)
+            found = self._losses(slot, mounted, work)
         except torch.OutOfMemoryError as error:
             print(f"micro-batches are halved: {error}", file=sys.stderr, flush=True)
         if self._calls.all_agree(found is not None):
             return found
         self._body.forget()
-        held.grads.copy_(before)
-        held.bind(mounted.parameters)
-        held.tokens_per_microbatch = max(1, held.tokens_per_microbatch // 2)
+        slot.grads.copy_(before)
+        slot.bind(mounted.parameters)
+        slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
         give_back(self._body.device)
         return None
 
-    def _losses(self, held: Slot, mounted: Mounted, work: GradientWork) -> Losses:
+    def _losses(self, slot: Slot, mounted: Mounted, work: ForwardBackward) -> Losses:
         """Add the gradients of this rank's micro-batches to the slot's."""
         losses = Losses(work, self._body.device)
-        for number, row in enumerate(self._rows(work.batch, held.tokens_per_microbatch)):
-            if held.spec.adapter.dropout:
-                held.draw(number)
-            collect = partial(held.collect, mounted.parameters)
-            recompute = held.spec.activation_checkpointing
+        for number, row in enumerate(self._rows(work.batch, slot.tokens_per_microbatch)):
+            if slot.spec.adapter.dropout:
+                slot.draw(number)
+            collect = partial(slot.collect, mounted.parameters)
+            recompute = slot.spec.activation_checkpointing
             self._body.backward(row, losses.of(row, collect), recompute=recompute)
             losses.stats += LossStats(**dict(zip(_REPLAYED, self._body.replayed(), strict=True)))
             collect()
         return losses
 
-    def values(self, slot: str, batch: Batch) -> np.ndarray:
-        held = self._critic(slot)
-        check_batch(batch, self.capabilities(), 1.0)
-        self._put_in(held)
+    def values(self, verb: Values) -> np.ndarray:
+        slot = self._slots.critic(verb.slot)
+        check_batch(verb.batch, self.capabilities(), 1.0)
+        self._put_in(slot)
 
         def found(row: Rows) -> Tensor:
             states = self._body.states(row, adapter=True, train=False, recompute=False)
-            return held.values(states)[None]
+            return slot.values(states)[None]
 
-        (values,) = self._per_token(batch, held.tokens_per_microbatch, found, 1)
+        (values,) = self._per_token(verb.batch, slot.tokens_per_microbatch, found, 1)
         return np.asarray(values)
 
-    def value_backward(
-        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
-    ) -> LossStats:
-        held = self._critic(slot)
-        refuse_frozen(slot, held.spec)
-        check_values(batch, targets, loss, normaliser, self.capabilities())
-        mounted = self._put_in(held)
+    def value_backward(self, work: ValueBackward) -> LossStats:
+        slot = self._slots.critic(work.slot, trained=True)
+        check_values(work, self.capabilities())
+        mounted = self._put_in(slot)
         stats = LossStats()
-        for number, row in enumerate(self._rows(batch, held.tokens_per_microbatch)):
-            if held.spec.adapter.dropout:
-                held.draw(number)
-            recompute = held.spec.activation_checkpointing
+        for number, row in enumerate(self._rows(work.batch, slot.tokens_per_microbatch)):
+            if slot.spec.adapter.dropout:
+                slot.draw(number)
+            recompute = slot.spec.activation_checkpointing
             states = self._body.states(row, adapter=True, train=True, recompute=recompute)
-            found = held.values(states)
-            losses, clipped = value_losses(found, targets, row.places, loss)
-            (losses.sum() / normaliser).backward()  # of no tokens too: other ranks wait for this one
-            stats += value_stats(losses, clipped, normaliser)
-            held.collect(mounted.parameters)
-        held.draws += 1
+            found = slot.values(states)
+            losses, clipped = value_losses(found, work.targets, row.places, work.loss)
+            (losses.sum() / work.normaliser).backward()  # of no tokens too: other ranks wait for this one
+            stats += value_stats(losses, clipped, work.normaliser)
+            slot.collect(mounted.parameters)
+        slot.draws += 1
         return over_ranks(stats, self._body.dp, self._body.device)
 
-    def optim_step(
-        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
-    ) -> StepResult:
-        held = self._trained(slot)
-        mounted = self._put_in(held)
-        norm, applied = held.optim_step(lr, max_grad_norm, optimizer)
-        held.bind(mounted.parameters)
+    def optim_step(self, verb: OptimStep) -> StepResult:
+        slot = self._slots.trained(verb.slot)
+        mounted = self._put_in(slot)
+        norm, applied = slot.optim_step(verb.lr, verb.max_grad_norm, verb.optimizer)
+        slot.bind(mounted.parameters)
         return StepResult(grad_norm=norm, applied=applied)
 
-    def discard_grads(self, slot: str) -> None:
-        self._trained(slot).grads.zero_()
+    def discard_grads(self, verb: DiscardGrads) -> None:
+        self._slots.trained(verb.slot).grads.zero_()
 
-    def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        held = None if policy.slot is None else self._slot(policy.slot)
-        check_batch(batch, self.capabilities(), temperature)
-        if held is None:
-            return self._predictions(None, batch, temperature)
-        mounted = self._put_in(held)
-        with self._amplified(held, mounted, policy.amplify):
-            return self._predictions(held, batch, temperature)
+    def predictions(self, verb: Predict) -> Predictions:
+        policy = verb.policy
+        slot = None if policy.slot is None else self._slots[policy.slot]
+        check_batch(verb.batch, self.capabilities(), verb.temperature)
+        if slot is None:
+            return self._predictions(None, verb.batch, verb.temperature)
+        mounted = self._put_in(slot)
+        with self._amplified(slot, mounted, policy.amplify):
+            return self._predictions(slot, verb.batch, verb.temperature)
 
-    def _predictions(self, held: Slot | None, batch: Batch, temperature: float) -> Predictions:
+    def _predictions(self, slot: Slot | None, batch: Batch, temperature: float) -> Predictions:
         def found(row: Rows) -> Tensor:
-            likely = self._body.likely(row, temperature, adapter=held is not None)
+            likely = self._body.likely(row, temperature, adapter=slot is not None)
             return torch.stack([likely.logprobs, likely.correct.float()])
 
-        budget = held.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH
+        budget = slot.tokens_per_microbatch if slot else _TOKENS_PER_MICROBATCH
         logprobs, correct = self._per_token(batch, budget, found, 2)
         return Predictions(logprobs, correct > 0)
 
@@ -269,13 +268,13 @@ class RankTrainer:
         result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
         return result
 
-    def unmet_experts(self, batch: Batch) -> list[str] | None:
+    def unmet_experts(self, verb: UnmetExperts) -> list[str] | None:
         names = self._body.experts
         if not names:
             return None if names is None else []
-        check_batch(batch, self.capabilities(), 1.0)
+        check_batch(verb.batch, self.capabilities(), 1.0)
         met = torch.zeros(len(names), device=self._body.device)
-        for row in self._rows(batch, _TOKENS_PER_MICROBATCH):
+        for row in self._rows(verb.batch, _TOKENS_PER_MICROBATCH):
             met += self._body.met(row)
         seen = self._body.dp.add_up(met).tolist()
         return [name for name, count in zip(names, seen, strict=True) if not count]
@@ -297,26 +296,26 @@ class RankTrainer:
             slot.weights.copy_(before)
             slot.bind(mounted.parameters)
 
-    def export(self, slot: str) -> Adapter:
-        held = self._slot(slot)
-        return self._adapter(held, self._put_in(held))
+    def export(self, verb: ExportSlot) -> Adapter:
+        slot = self._slots[verb.slot]
+        return self._adapter(slot, self._put_in(slot))
 
-    def save(self, slot: str, directory: Path) -> list[str]:
-        held = self._trained(slot)
-        mounted = self._put_in(held)
-        adapter = self._adapter(held, mounted)
-        moments = {name: self._gathered(held, mounted, held.whole(getattr(held, name))) for name in MOMENTS}
+    def save(self, verb: SaveSlot) -> list[str]:
+        slot = self._slots.trained(verb.slot)
+        mounted = self._put_in(slot)
+        adapter = self._adapter(slot, mounted)
+        moments = {name: self._gathered(slot, mounted, slot.whole(getattr(slot, name))) for name in MOMENTS}
         if dist.get_rank():
             return []
-        head = _arrays(dict(zip(self._head(held.spec), held.head, strict=True)))
-        return checkpoint.write(directory, adapter, head, moments, held.step, held.rng(), self._model)
+        head = _arrays(dict(zip(self._head(slot.spec), slot.head, strict=True)))
+        return checkpoint.write(verb.directory, adapter, head, moments, slot.step, slot.rng(), self._model)
 
-    def load(self, slot: str, directory: Path) -> None:
-        held = self._trained(slot)
-        head = self._head(held.spec)
-        wanted = {**expected_shapes(held.spec.adapter, self._body.shapes), **head}
-        saved = self._together(lambda: checkpoint.read(directory, held.spec.adapter, wanted))
-        mounted = self._put_in(held)
+    def load(self, verb: LoadSlot) -> None:
+        slot = self._slots.trained(verb.slot)
+        head = self._head(slot.spec)
+        wanted = {**expected_shapes(slot.spec.adapter, self._body.shapes), **head}
+        saved = self._together(lambda: checkpoint.read(verb.directory, slot.spec.adapter, wanted))
+        mounted = self._put_in(slot)
         try:
             parts = {
                 name: [
@@ -326,43 +325,25 @@ class RankTrainer:
                 for name, tensors in ((name, getattr(saved, name)) for name in ("weights", *MOMENTS))
             }
         except AdapterRefused as error:
-            raise IntegrityError(f"{directory}: {error.message}", hint=error.hint) from error
+            raise IntegrityError(f"{verb.directory}: {error.message}", hint=error.hint) from error
         for name, part in parts.items():
-            held.fill(getattr(held, name), part)
-        held.grads.zero_()
-        held.step = saved.step
-        held.set_rng(saved)
-        held.bind(mounted.parameters)
+            slot.fill(getattr(slot, name), part)
+        slot.grads.zero_()
+        slot.step = saved.step
+        slot.set_rng(saved)
+        slot.bind(mounted.parameters)
 
-    def offload(self) -> None:
+    def offload(self, _: Offload) -> None:
         self._put_away()
         self._body.offload()
         give_back(self._body.device)
 
-    def onload(self) -> None:
+    def onload(self, _: Onload) -> None:
         self._body.onload()
 
-    def close(self, slot: str) -> None:
-        if self._slot(slot) is self._present:
+    def close(self, verb: CloseSlot) -> None:
+        if self._slots.close(verb.slot) is self._present:
             self._put_away()
-        del self._slots[slot]
-
-    def _slot(self, name: str) -> Slot:
-        if name not in self._slots:
-            raise NotFound(
-                f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}"
-            )
-        return self._slots[name]
-
-    def _trained(self, name: str) -> Slot:
-        slot = self._slot(name)
-        refuse_frozen(name, slot.spec)
-        return slot
-
-    def _critic(self, name: str) -> Slot:
-        slot = self._slot(name)
-        require_critic(name, slot.spec)
-        return slot
 
     def _head(self, spec: SlotSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a critic's head by logical name; of a policy, none."""

@@ -16,7 +16,8 @@ import torch
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
-from lorad.trainers.base import SlotSpec
+from lorad.protocol.calls import ForwardBackward
+from lorad.trainers.base import OpenSlot, SlotSpec
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import cut, pack, sequences, share
 from lorad.trainers.sharded.trainer import RankTrainer
@@ -68,7 +69,7 @@ class Passes:
         spec = SlotSpec(
             AdapterConfig(8, 16.0, modules), tokens_per_microbatch=10**6, activation_checkpointing=True
         )
-        trainer.open("a", spec)
+        trainer.open(OpenSlot("a", spec))
 
     def once(self, tokens: int) -> float:
         """Return the loss of a pass forward and backward."""
@@ -81,8 +82,8 @@ class Passes:
             states.sum().backward()
             return 0.0
         targets = PolicyTargets(np.ones(of.completions.size, np.float32))
-        found = self.trainer.forward_backward("a", of, targets, PolicyLoss(surrogate="linear"), float(tokens))
-        return found.loss
+        work = ForwardBackward(of, targets, PolicyLoss(surrogate="linear"), float(tokens), "a")
+        return self.trainer.forward_backward(work).loss
 
     def measured(self) -> Figures:
         """Reset the peak of the process after a short pass, and read it after the long one."""

@@ -17,8 +17,9 @@ from lorad.models.compute import Compute
 from lorad.models.directory import resolve
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, Gradients, Optimizer, PolicyLoss, PolicyTargets, Predictions
+from lorad.protocol.calls import StepResult
 from lorad.protocol.pool_setup import RanksSetup
-from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, TrainerCapabilities, TrainerHealth
+from lorad.trainers.base import Policy, SlotInfo, SlotSpec, TrainerCapabilities, TrainerHealth
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from lorad.trainers.ranks.remote import RanksSettings
 from tests.kit.fakes.sleeping_engines import Sleeps

@@ -36,8 +36,8 @@ from lorad.protocol.batch import (
     Prompt,
     Sampling,
 )
+from lorad.protocol.calls import StepResult
 from lorad.protocol.pool_setup import ServerSetup
-from lorad.trainers.base import StepResult
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.kit.fakes.random_adapters import Shapes
 

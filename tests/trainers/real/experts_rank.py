@@ -16,7 +16,8 @@ import torch
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.validate import expected_shapes
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
-from lorad.trainers.base import SlotSpec
+from lorad.protocol.calls import ForwardBackward, OptimStep
+from lorad.trainers.base import ExportSlot, OpenSlot, SlotSpec
 from lorad.trainers.megatron.body import open_body
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.trainer import RankTrainer
@@ -40,12 +41,13 @@ def facts(trainer: RankTrainer, kind: str) -> dict[str, Any]:
     lora_type, part = KINDS[kind]
     modules = tuple(sorted(name for name in trainer.modules() if part in name))
     config = AdapterConfig(4, 8.0, modules)
-    trainer.open(kind, SlotSpec(config, lora_type=lora_type))
+    trainer.open(OpenSlot(kind, SlotSpec(config, lora_type=lora_type)))
     for seed in range(2):
         of, targets = batch(trainer.capabilities().vocab, seed)
-        trainer.forward_backward(kind, of, targets, PolicyLoss(), float(of.completions.size))
-        norm = trainer.optim_step(kind, 1e-2, 1.0).grad_norm
-    adapter = trainer.export(kind)
+        work = ForwardBackward(of, targets, PolicyLoss(), float(of.completions.size), kind)
+        trainer.forward_backward(work)
+        norm = trainer.optim_step(OptimStep(1e-2, 1.0, slot=kind)).grad_norm
+    adapter = trainer.export(ExportSlot(kind))
     return {
         "trained": sorted(expected_shapes(config, trainer.modules())),
         "exported": sorted(adapter.tensors),

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.protocol.batch import Batch, Optimizer, PolicyLoss, PolicyTargets
+from lorad.protocol.calls import ForwardBackward, OptimStep
 from lorad.trainers import head_rows
-from lorad.trainers.base import Policy, SlotSpec
+from lorad.trainers.base import DiscardGrads, OpenSlot, Policy, Predict, SlotSpec
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import sequences, share
 from lorad.trainers.sharded.trainer import RankTrainer
@@ -76,20 +77,21 @@ class Trained:
     def __init__(self, trainer: RankTrainer, slot: str, modules: tuple[str, ...]) -> None:
         self.trainer, self.slot, self.batch = trainer, slot, batch()
         spec = SlotSpec(AdapterConfig(4, 8.0, modules), optimizer=Optimizer(), tokens_per_microbatch=10**6)
-        trainer.open(slot, spec)
+        trainer.open(OpenSlot(slot, spec))
         self.gradient(LOSSES["token"])
-        trainer.optim_step(slot, 0.02, 0.0)
+        trainer.optim_step(OptimStep(0.02, 0.0, slot=slot))
 
     def gradient(self, loss: PolicyLoss) -> tuple[Tensor, dict[str, Any]]:
-        found = self.trainer.forward_backward(self.slot, self.batch, targets(self.batch), loss, 50.0)
+        work = ForwardBackward(self.batch, targets(self.batch), loss, 50.0, self.slot)
+        found = self.trainer.forward_backward(work)
         grads = self.trainer._slots[self.slot].grads.clone()
-        self.trainer.discard_grads(self.slot)
+        self.trainer.discard_grads(DiscardGrads(self.slot))
         return grads, msgspec.structs.asdict(found)
 
     def facts(self, loss: PolicyLoss) -> dict[str, Any]:
         with Watch() as watch:
             grads, stats = self.gradient(loss)
-            said = self.trainer.predictions(Policy(self.slot), self.batch, loss.temperature)
+            said = self.trainer.predictions(Predict(Policy(self.slot), self.batch, loss.temperature))
         return {"grads": grads, "logprobs": said.logprobs, "stats": stats, "watch": watch}
 
 

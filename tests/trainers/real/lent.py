@@ -5,24 +5,12 @@ each test finds one as if nobody had used it.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from lorad.adapters.adapter import Adapter
-from lorad.protocol.batch import (
-    Batch,
-    Gradients,
-    LossStats,
-    Optimizer,
-    PolicyLoss,
-    PolicyTargets,
-    Predictions,
-    ValueLoss,
-    ValueTargets,
-)
-from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, Trainer, TrainerCapabilities
+from lorad.protocol.batch import Batch
+from lorad.protocol.calls import TrainerVerb
+from lorad.trainers.base import Trainer, TrainerCapabilities
 
 T = TypeVar("T")
 START_SECONDS = 240.0
@@ -82,53 +70,11 @@ class Lent(Trainer):
     def slots(self) -> tuple[str, ...]:
         return self.of.slots()
 
-    async def base_checksum(self) -> str:
-        return await self._there(self.of.base_checksum())
-
-    async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        return await self._there(self.of.open(slot, spec))
-
-    async def forward_backward(
-        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> Gradients:
-        return await self._there(self.of.forward_backward(slot, batch, targets, loss, normaliser))
-
-    async def optim_step(
-        self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
-    ) -> StepResult:
-        return await self._there(self.of.optim_step(slot, lr, max_grad_norm, optimizer))
-
-    async def discard_grads(self, slot: str) -> None:
-        await self._there(self.of.discard_grads(slot))
-
-    async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        return await self._there(self.of.predictions(policy, batch, temperature))
+    async def do(self, verb: TrainerVerb[T]) -> T:
+        return await self._there(self.of.do(verb))
 
     async def unmet_experts(self, batch: Batch) -> Sequence[str] | None:
         return await self._there(self.of.unmet_experts(batch))
 
-    async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        return await self._there(self.of.values(slot, batch))
-
-    async def value_backward(
-        self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
-    ) -> LossStats:
-        return await self._there(self.of.value_backward(slot, batch, targets, loss, normaliser))
-
     async def export(self, slot: str) -> Adapter:
         return await self._there(self.of.export(slot))
-
-    async def save(self, slot: str, directory: Path) -> list[str]:
-        return await self._there(self.of.save(slot, directory))
-
-    async def load(self, slot: str, directory: Path) -> None:
-        await self._there(self.of.load(slot, directory))
-
-    async def offload(self) -> None:
-        await self._there(self.of.offload())
-
-    async def onload(self) -> None:
-        await self._there(self.of.onload())
-
-    async def close(self, slot: str) -> None:
-        await self._there(self.of.close(slot))

@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from lorad.adapters.peft import read_peft
 from lorad.protocol.batch import Batch, Optimizer, PolicyLoss, PolicyTargets
-from lorad.trainers.base import GradientWork, SlotSpec
+from lorad.protocol.calls import ForwardBackward, OptimStep
+from lorad.trainers.base import ExportSlot, OpenSlot, SlotSpec
 from lorad.trainers.megatron.body import MegatronBody, open_body
 from lorad.trainers.sharded.body import BodySettings, MountKey
 from lorad.trainers.sharded.losses import Losses
@@ -45,7 +46,7 @@ class NoGpu(TorchFunctionMode):
         return found
 
 
-def work(number: int) -> GradientWork:
+def work(number: int) -> ForwardBackward:
     """The same on all ranks."""
     rng = np.random.default_rng(number)
 
@@ -56,18 +57,17 @@ def work(number: int) -> GradientWork:
     advantages = rng.normal(size=batch.completion_lengths.size).astype(np.float32)
     each = np.repeat(advantages, batch.completion_lengths)
     targets = PolicyTargets(each, np.zeros(batch.completions.size, np.float32))
-    return GradientWork("a", batch, targets, PolicyLoss(), float(batch.completions.size))
+    return ForwardBackward(batch, targets, PolicyLoss(), float(batch.completions.size), "a")
 
 
 def lorad_steps(body: MegatronBody, calls: Calls, start: Path) -> dict[str, np.ndarray]:
     trainer = RankTrainer(body, calls, "base")
     optimizer = Optimizer(betas=(0.9, 0.99), weight_decay=DECAY)
-    trainer.open("a", SlotSpec(read_peft(start).config, optimizer=optimizer, source=start))
+    trainer.open(OpenSlot("a", SlotSpec(read_peft(start).config, optimizer=optimizer, source=start)))
     for number in range(STEPS):
-        item = work(number)
-        trainer.forward_backward("a", item.batch, item.targets, item.loss, item.normaliser)
-        trainer.optim_step("a", LR, CLIP)
-    return dict(trainer.export("a").tensors)
+        trainer.forward_backward(work(number))
+        trainer.optim_step(OptimStep(LR, CLIP, slot="a"))
+    return dict(trainer.export(ExportSlot("a")).tensors)
 
 
 def megatron_steps(body: MegatronBody, start: Path) -> dict[str, np.ndarray]:

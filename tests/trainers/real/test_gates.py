@@ -15,7 +15,8 @@ from lorad.errors import AdapterRefused
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.protocol.batch import LossStats
-from lorad.trainers.base import StepResult, Trainer
+from lorad.protocol.calls import StepResult
+from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.reference import random_batch, write_random_model
 from tests.conformance.trainer_experts import write_mixture

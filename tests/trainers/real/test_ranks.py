@@ -20,9 +20,10 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.children.identity import start_time
 from lorad.children.stacks import dump, spy
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError
+from lorad.protocol import frames
 from lorad.protocol.heartbeat import HEART
-from lorad.trainers.base import Policy, SlotSpec
-from lorad.trainers.ranks.calls import Open, Refusal
+from lorad.trainers.base import OpenSlot, Policy, SlotSpec
+from lorad.trainers.ranks.calls import Refusal, Request
 from lorad.trainers.ranks.config import beat_file
 from lorad.trainers.ranks.hang import Beats, hung
 from lorad.trainers.ranks.remote import RemoteTrainer
@@ -325,7 +326,7 @@ async def test_failing_rank_is_named_with_its_error(tmp_path: Path) -> None:
 async def test_refusal_by_one_rank_ends_the_trainer(tmp_path: Path) -> None:
     trainer = await started(tmp_path)
     odd = SlotSpec(AdapterConfig(rank=2, alpha=REFUSED_ALPHA, modules=(MODULE,)))
-    with pytest.raises(PoolLost, match="another rank refused Open"):
+    with pytest.raises(PoolLost, match="another rank refused OpenSlot"):
         await trainer.open("a", odd)
     assert trainer.slots() == ()
     await trainer.shut_down()
@@ -366,5 +367,7 @@ def test_errors_and_paths_travel_unchanged() -> None:
     for error in (SpecError("what", hint="do"), ValueError("which"), OSError(28, "No space left on device")):
         told = Refusal.of(error).error()
         assert (type(told), str(told), vars(told)) == (type(error), str(error), vars(error))
-    call = Open.of("a", structs.replace(SPEC, source=Path("/some/where")), "/some/where")
-    assert (call.source, call.spec.source) == ("/some/where", None)
+    opening = OpenSlot("a", structs.replace(SPEC, source=Path("/some/where")))
+    frame = b"".join(frames.encode(Request(opening)))
+    prefix = frames.parse_prefix(frame[: frames.PREFIX.size])
+    assert frames.decode(prefix, frame[frames.PREFIX.size :], Request).verb == opening
