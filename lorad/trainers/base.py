@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -329,6 +329,19 @@ class Trainer(ABC):
 
     async def shut_down(self) -> None:  # noqa: B027 (a trainer that started nothing has nothing to do)
         """End whatever the trainer started. The last call."""
+
+
+def check_verb(verb: TrainerVerb[Any], slots: Collection[str], takes: TrainerCapabilities) -> None:
+    """Raise what the method of a verb raises for malformed arguments."""
+    match verb:
+        case ForwardBackward():
+            check_work([verb], slots, takes)
+        case ValueBackward():
+            check_values(verb, takes)
+        case Predict():
+            check_batch(verb.batch, takes, verb.temperature)
+        case Values() | UnmetExperts():
+            check_batch(verb.batch, takes, 1.0)
 
 
 def check_work(work: Sequence[ForwardBackward], slots: Collection[str], takes: TrainerCapabilities) -> None:

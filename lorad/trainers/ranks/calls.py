@@ -29,7 +29,7 @@ REFUSALS = (LoradError, ValueError, OSError, SafetensorError)
 
 
 class Refusal(Struct, frozen=True):
-    """One of REFUSALS as it travels. errno: of an OSError."""
+    """One of REFUSALS as it travels. Only an OSError has an `errno`."""
 
     kind: str
     message: str
@@ -70,7 +70,10 @@ class Ready(Struct, frozen=True):
 
 
 class Answer(Struct, Generic[T], frozen=True):
-    """memory: bytes on the devices of all ranks, now and the most since the answer before; None on a CPU."""
+    """What the ranks answer a verb with.
+
+    memory: bytes on the devices of all ranks, now and the most since the answer before; None on a CPU.
+    """
 
     result: T | None = None
     refusal: Refusal | None = None

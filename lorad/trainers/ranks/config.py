@@ -19,11 +19,13 @@ _REFUSAL = "refusal.json"
 
 
 class RanksConfig(Struct, frozen=True, kw_only=True):
-    """body: `module:function` that makes a `Body` of its settings, whose device each rank takes from
-    `devices`. name: of the base, in the configurations of adapters. socket: rank 0 connects to it. threads:
-    of each rank.
+    """What the ranks of a trainer read when they start.
 
     first, here: the ranks of this machine begin with the first, and are so many; None: all.
+    body: `module:function` that makes a `Body` of its settings, whose device each rank takes from `devices`.
+    name: what the configurations of adapters call the base.
+    threads: how many each rank has.
+    socket: rank 0 connects to it.
     meeting: `file://` and a path where nothing is yet; or `tcp://` and the IP that rank 0 binds a port of,
         which it tells the pool, and the pool all machines, in `meeting_file`.
     """
@@ -57,8 +59,8 @@ def beat_file(config: Path, rank: int) -> Path:
 
 @dataclass(frozen=True)
 class Places:
-    """work, logs: see `RemoteTrainer.start`. private: 0700, of a short name, for what belongs to the present
-    life.
+    """The directories of a trainer on one machine. For `work` and `logs` see `RemoteTrainer.start`. `private`
+    is 0700, has a short name, and holds what belongs to the present life.
     """
 
     work: Path
@@ -111,7 +113,9 @@ class Places:
         shutil.rmtree(self.private, ignore_errors=True)
 
     def environment(self, added: Mapping[str, str], devices: Sequence[str], threads: int) -> dict[str, str]:
-        """added: of the backend, which may replace all but the devices."""
+        """Return the environment of the ranks. `added` comes from the backend, which may replace all but the
+        devices.
+        """
         return environment_of(added, _visible(devices), threads, python=self.python, temporary=self.temporary)
 
 
@@ -144,5 +148,5 @@ def _visible(devices: Sequence[str]) -> list[str]:
     process sees.
     """
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    wanted = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
-    return [seen[index] if index < len(seen) else str(index) for index in wanted]
+    indexes = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
+    return [seen[index] if index < len(seen) else str(index) for index in indexes]

@@ -30,23 +30,27 @@ class Beats:
         """Return the seconds since the heartbeat of each rank."""
         for rank, path in self._files.items():
             try:
-                there = path.stat()
+                status = path.stat()
             except FileNotFoundError:  # by a logout, which takes XDG_RUNTIME_DIR with it
                 self._seen.pop(rank, None)
                 continue
-            if there.st_size and there.st_mtime_ns != self._times.get(rank):  # empty: on a disk that was full
-                self._times[rank], self._seen[rank] = there.st_mtime_ns, now
+            # it is empty on a disk that was full
+            if status.st_size and status.st_mtime_ns != self._times.get(rank):
+                self._times[rank] = status.st_mtime_ns
+                self._seen[rank] = now
         return {rank: now - seen for rank, seen in self._seen.items()}
 
     def forgive(self, now: float) -> None:
-        """Nobody looked for a while: who had no heartbeat meanwhile may have been stopped with us."""
+        """Count every rank as seen now: nobody looked for a while, and they may have been stopped with us."""
         self._seen = dict.fromkeys(self._seen, now)
 
     def got_on(self) -> bool:
-        """Return whether any rank has, since this was asked last."""
-        now = {rank: beat.progress for rank, path in self._files.items() if (beat := read_beat(path))}
-        before, self._progress = self._progress, now
-        return now != before
+        """Return whether any rank has made progress since this was asked last."""
+        before = self._progress
+        self._progress = {
+            rank: beat.progress for rank, path in self._files.items() if (beat := read_beat(path))
+        }
+        return self._progress != before
 
 
 async def hung(config: Path, ranks: int, limit: float) -> str:

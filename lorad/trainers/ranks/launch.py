@@ -28,13 +28,16 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # they are waited for, none is lost
     command = [config["python"], "-P", "-m", "lorad.trainers.ranks.worker", sys.argv[1]]
     try:
-        first, world = config["first"], config["ranks"]
-        here = world if config["here"] is None else config["here"]
-        ranks = {rank: start(command, rank, world, first, here) for rank in range(first, first + here)}
+        first = config["first"]
+        world = config["ranks"]
+        count = world if config["here"] is None else config["here"]
+        ranks = {rank: start(command, rank, world, first, count) for rank in range(first, first + count)}
     except OSError as error:
         _say(f"cannot start {config['python']}: {error.strerror}")
         return _EX_EXEC
-    codes = _first_end(ranks)
+    while not (codes := _ended(ranks)) and signal.sigwait(_HEARD) == signal.SIGCHLD:
+        pass  # the first to end are named; none, when a signal asks this process to end
+    codes = codes or _ended(ranks)
     for rank, code in codes.items():
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         _say(f"rank {rank} {how}")
@@ -42,8 +45,8 @@ def main() -> int:
     return int(any(codes.values()))
 
 
-def start(command: list[str], rank: int, world: int, first: int, here: int) -> subprocess.Popen[bytes]:
-    places = {"RANK": rank, "LOCAL_RANK": rank - first, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": here}
+def start(command: list[str], rank: int, world: int, first: int, count: int) -> subprocess.Popen[bytes]:
+    places = {"RANK": rank, "LOCAL_RANK": rank - first, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": count}
     environment = os.environ | {name: str(value) for name, value in places.items()}
     return subprocess.Popen(command, env=environment, preexec_fn=functools.partial(_end_with, os.getpid()))
 
@@ -55,13 +58,6 @@ def _end_with(launcher: int) -> None:
     if call(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != launcher:
         os._exit(_EX_EXEC)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _first_end(ranks: _Ranks) -> dict[int, int]:
-    """Return the exit codes of the ranks that ended first; empty when a signal asked this process to end."""
-    while not (codes := _ended(ranks)) and signal.sigwait(_HEARD) == signal.SIGCHLD:
-        pass
-    return codes or _ended(ranks)
 
 
 def _ended(ranks: _Ranks) -> dict[int, int]:

@@ -28,6 +28,7 @@ from lorad.trainers.base import (
     TrainerCapabilities,
     TrainerHealth,
     UnmetExperts,
+    check_verb,
 )
 from lorad.trainers.ranks.calls import Ready
 from lorad.trainers.ranks.config import Places, RanksConfig
@@ -44,10 +45,16 @@ _BODIES = {
 
 
 class RanksSettings(Struct, frozen=True, kw_only=True):
-    """What the pool decides. model: a directory; name: what adapters' configurations call it. devices: `cpu`,
-    or one `cuda:<n>` for each rank, counted among those that the pool sees. threads: of each rank. body:
-    replaces what the backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH.
-    hang: seconds without a heartbeat after which a rank is hung. quantize: see `BodySettings`.
+    """What the pool decides about its ranks.
+
+    model: a directory.
+    name: what the configurations of adapters call it.
+    devices: `cpu`, or one `cuda:<n>` for each rank, counted among those that the pool sees.
+    threads: how many each rank has.
+    body: replaces what the backend means, as `module:function`; `RanksSetup.env` may name its place in
+        PYTHONPATH.
+    hang: seconds without a heartbeat after which a rank is hung.
+    quantize: see `BodySettings`.
     """
 
     backend: str
@@ -114,6 +121,7 @@ class RemoteTrainer(Trainer):
         return tuple(self._slots)
 
     async def do(self, verb: TrainerVerb[T]) -> T:
+        check_verb(verb, self.slots(), self.capabilities())
         has_files = isinstance(verb, OpenSlot | SaveSlot | LoadSlot)
         if self._spread is None or not has_files:
             return await self._asked(verb)

@@ -43,7 +43,7 @@ class RowLoss(ABC):
 
     @abstractmethod
     def of(self, likely: TokenLogprobs, tokens: slice) -> Tensor:
-        """Return the sum of the losses of some of the targets, with a gradient. likely: of these alone."""
+        """Return the sum of the losses of some of the targets, with a gradient. `likely` has these alone."""
 
     def settle(self, logprobs: Tensor) -> None:  # noqa: B027 (most losses need nothing)
         """Take in the log-probabilities [M] of all targets."""
@@ -103,16 +103,16 @@ class Differentiating:
             self.found[:, chunk] = torch.stack([values.detach().float() for values in likely])
 
     def _logprobs(self, states: Tensor, head: Head) -> Tensor:
-        """[M]: with the dropout of the pass that follows."""
+        """Return [M], with the dropout of the pass that follows."""
         before = Scoring(self._targets, self._loss.temperature)
         with torch.random.fork_rng([states.device] if states.is_cuda else []):
             before(states, head)
         return before.found[0]
 
 
-def likely_of(found: Tensor) -> TokenLogprobs:
+def likely_of(rows: Tensor) -> TokenLogprobs:
     """Return the rows of [3, M] by their names."""
-    return TokenLogprobs(found[0], found[1], found[2] > 0)
+    return TokenLogprobs(rows[0], rows[1], rows[2] > 0)
 
 
 def _chunks(states: Tensor, head: Head) -> Iterator[slice]:

@@ -35,7 +35,7 @@ class Losses:
         self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
 
     def of(self, rows: Rows, collect: Callable[[], None] | None = None) -> RowLoss:
-        """sum(token losses) / normaliser of one micro-batch. collect: see `RowLoss`."""
+        """Return sum(token losses) / normaliser of one micro-batch. For `collect` see `RowLoss`."""
         return _PolicyLoss(self, rows, collect)
 
 
@@ -60,12 +60,12 @@ class _PolicyLoss(RowLoss):
             logprobs[cut.targets] = mine
             cut.group.add_up(logprobs)
             targets = token_targets(work.targets, cut.whole.places, self._losses.device)
-        found = sequence_ratios(logprobs, targets, work.loss, lengths.to(self._losses.device))
-        return found if targets is self._targets or cut is None else found.at(cut.targets)
+        settled = sequence_ratios(logprobs, targets, work.loss, lengths.to(self._losses.device))
+        return settled if targets is self._targets or cut is None else settled.at(cut.targets)
 
     def of(self, likely: TokenLogprobs, tokens: slice) -> Tensor:
-        found = token_losses(likely.logprobs, self._targets.at(tokens), self._work.loss, likely.entropy)
-        return found.loss.sum() / self._work.normaliser
+        losses = token_losses(likely.logprobs, self._targets.at(tokens), self._work.loss, likely.entropy)
+        return losses.loss.sum() / self._work.normaliser
 
     def collect(self) -> None:
         if self._collect is not None:
@@ -79,8 +79,8 @@ class _PolicyLoss(RowLoss):
             return
         if losses.logprobs is not None:
             losses.logprobs[torch.from_numpy(rows.places).to(losses.device)] = likely.logprobs
-        found = token_losses(likely.logprobs, settled, work.loss, likely.entropy)
-        losses.stats += loss_stats(found, likely.entropy, likely.correct, work.normaliser)
+        of_tokens = token_losses(likely.logprobs, settled, work.loss, likely.entropy)
+        losses.stats += loss_stats(of_tokens, likely.entropy, likely.correct, work.normaliser)
 
 
 def over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:
@@ -88,15 +88,15 @@ def over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossS
     if dp.size == 1:
         return mine
     names = mine.__struct_fields__
-    known = [getattr(mine, name) for name in names]
+    values = [getattr(mine, name) for name in names]
     sums = torch.tensor(
-        [math.nan if value is None else value for value in known], dtype=torch.float64, device=device
+        [math.nan if value is None else value for value in values], dtype=torch.float64, device=device
     )
     everyone = [torch.empty_like(sums) for _ in range(dp.size)]
     dist.all_gather(everyone, sums, group=dp.group)
     total = LossStats()
     for part in everyone:
-        values = dict(zip(names, part.tolist(), strict=True))
-        correct = None if math.isnan(values["correct"]) else values["correct"]
-        total += LossStats(**{**values, "tokens": int(values["tokens"]), "correct": correct})
+        stats = dict(zip(names, part.tolist(), strict=True))
+        correct = None if math.isnan(stats["correct"]) else stats["correct"]
+        total += LossStats(**{**stats, "tokens": int(stats["tokens"]), "correct": correct})
     return total

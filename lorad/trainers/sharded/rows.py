@@ -14,9 +14,13 @@ from lorad.trainers.sharded.workers import DataParallel
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a batch. tokens: int32, prompt and completion. targets: which of these. place: of its
-    first target among those of the batch. routes: of the tokens, where they are known. labels: what is
-    predicted in the place of each target; None: the targets.
+    """One sample of a batch.
+
+    tokens: int32, prompt and completion.
+    targets: which of the tokens are targets.
+    place: where its first target stands among the targets of the batch.
+    routes: where the engine sent the tokens, if that is known.
+    labels: what is predicted in the place of each target; None: the targets.
     """
 
     sample: int
@@ -65,9 +69,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which part of a row one of several ranks has. whole: the row. starts: where its sequences begin,
-    padding being one of them, and the end. targets: int64 [M], which of the row's the part predicts. tokens:
-    of the part, without padding. group: the ranks.
+    """Which part of a row one of several ranks has.
+
+    whole: the row.
+    starts: where the sequences of the row begin, padding being one of them, and where it ends.
+    targets: int64 [M], which of the row's targets the part predicts.
+    tokens: how many the part has, without padding.
+    group: the ranks.
     """
 
     whole: Rows
@@ -79,10 +87,10 @@ class Cut:
 
 def sequences(batch: Batch) -> list[Sample]:
     """Return every sample of the batch, in its order."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     place = start = 0
     if not batch.completion_lengths.size:
-        return found
+        return samples
     begin = 0  # of the prompt
     for prompt, completions in batch.groups():
         before, begin = begin, begin + len(prompt)
@@ -97,9 +105,10 @@ def sequences(batch: Batch) -> list[Sample]:
             tokens = np.concatenate([prompt, completion])
             after = place + targets.size
             labels = None if batch.labels is None else batch.labels[place:after]
-            found.append(Sample(len(found), tokens, targets, place, routes, labels))
-            place, start = after, end
-    return found
+            samples.append(Sample(len(samples), tokens, targets, place, routes, labels))
+            place = after
+            start = end
+    return samples
 
 
 def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
@@ -117,7 +126,7 @@ def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
 
 
 def plan(mine: Sequence[Sample], budget: int, *, packs: bool) -> Iterator[list[Sample]]:
-    """Micro-batches of at most `budget` tokens; a sequence is never cut."""
+    """Yield micro-batches of at most `budget` tokens; a sequence is never cut."""
     row: list[Sample] = []
     tokens = 0
     for sequence in mine:
@@ -190,7 +199,7 @@ def cut(row: Rows, group: DataParallel) -> Rows:
 
 def _routes(row: Sequence[Sample]) -> np.ndarray | None:
     """Return the routes of what is read of these samples; None where none has any."""
-    known = next((s.routes for s in row if s.routes is not None), None)
-    if known is None:
+    like = next((s.routes for s in row if s.routes is not None), None)
+    if like is None:
         return None
-    return np.concatenate([unknown_like(known, s.inputs) if s.routes is None else s.routes[:-1] for s in row])
+    return np.concatenate([unknown_like(like, s.inputs) if s.routes is None else s.routes[:-1] for s in row])

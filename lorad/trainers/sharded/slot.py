@@ -57,10 +57,13 @@ class Section(NamedTuple):
 
 
 class Slot:
-    """sections: of this rank's parameters, see `Mounted`, in their order. dp: the ranks with other samples.
-    head: of a critic's, which every rank holds whole and which come after the others. leads: see `Body`. Its
-    vectors are where `device` says, one section after another; all but the weights of a frozen one are on the
-    meta device, where they take no memory.
+    """One adapter, whose vectors are where `device` says, one section after another. All but the weights of a
+    frozen one are on the meta device, where they take no memory.
+
+    dp: the ranks with other samples.
+    sections: this rank's parameters in their order, see `Mounted`.
+    head: the shapes of a critic's head, which every rank holds whole and which come after the sections.
+    leads: see `Body`.
     """
 
     def __init__(
@@ -89,23 +92,23 @@ class Slot:
         return self.weights.device
 
     def move(self, device: torch.device) -> None:
-        """All vectors, to a device or to (pinned) host memory. Views of them are of no use any more."""
+        """Move all vectors to a device or to (pinned) host memory. Views of them are of no use any more."""
         if device == self.device:
             return
         for name in _VECTORS:
-            there = getattr(self, name)
-            if there.is_meta:
+            vector = getattr(self, name)
+            if vector.is_meta:
                 continue
-            here = torch.empty(there.shape, device=device, pin_memory=device.type == "cpu" and there.is_cuda)
-            setattr(self, name, here.copy_(there))
+            pins = device.type == "cpu" and vector.is_cuda
+            setattr(self, name, torch.empty(vector.shape, device=device, pin_memory=pins).copy_(vector))
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A vector as parameters, sharing its memory."""
-        found: list[Tensor] = []
+        views: list[Tensor] = []
         for section, mine in zip(self._sections, self._cut(flat), strict=True):
             parts = mine[: section.size].split([shape.numel() for shape in section.shapes])
-            found += [part.view(shape) for part, shape in zip(parts, section.shapes, strict=True)]
-        return found
+            views += [part.view(shape) for part, shape in zip(parts, section.shapes, strict=True)]
+        return views
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         """A vector as sections, sharing its memory."""
@@ -129,9 +132,9 @@ class Slot:
     def collect(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add gradients that did not go into the slot's own memory, in fp32."""
         for parameter, grad in zip([*parameters, *self.head], self.views(self.grads), strict=True):
-            made = parameter.grad
-            if made is not None and made.data_ptr() != grad.data_ptr():
-                grad.add_(made)
+            elsewhere = parameter.grad
+            if elsewhere is not None and elsewhere.data_ptr() != grad.data_ptr():
+                grad.add_(elsewhere)
                 parameter.grad = grad if parameter.dtype == torch.float32 else None
 
     def let_go(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -142,13 +145,14 @@ class Slot:
                 parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
 
     def values(self, states: Tensor) -> Tensor:
-        """[T], fp32: what the head makes of states [T, hidden]. The slot is bound."""
+        """Return [T] in fp32: what the head makes of states [T, hidden]. The slot is bound."""
         weight, bias = self.head
         return nn.functional.linear(states.float(), weight, bias)[:, 0]
 
     def draw(self, row: int) -> None:
         """Seed dropout for one micro-batch of the present call."""
-        torch.manual_seed(_seed(f"dropout {self.seed} {self.draws} {self.dp.rank} {row}"))
+        text = f"dropout {self.seed} {self.draws} {self.dp.rank} {row}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1)
 
     def fill(self, flat: Tensor, parts: Sequence[Tensor]) -> None:
         """Overwrite a vector, or this rank's share of one, with values shaped as the parameters."""
@@ -189,9 +193,10 @@ class Slot:
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> tuple[float, bool]:
-        """(norm before clipping, applied).
+        """Take a step, for which `optimizer` may replace the slot's settings. Return the norm before clipping
+        and whether the step was applied.
 
-        Gradients are zero afterwards either way. optimizer: of this step alone. Collective over all ranks.
+        Gradients are zero afterwards either way. Collective over all ranks.
         """
         grads = []
         for section, mine in zip(self._sections, self._cut(self.grads), strict=True):
@@ -225,7 +230,3 @@ class Slot:
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         return math.sqrt(total.item())
-
-
-def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,8 +1,8 @@
-"""`RankTrainer`: the verbs of the trainer protocol as one rank does them; all ranks do the same, in the same
-order.
+"""What one rank does for each verb of the trainer protocol; all ranks do the same, in the same order.
 
-Contracts are stated in `trainers/base.py`. What can be refused is refused before anything collective, on the
-same grounds everywhere; where ranks may disagree (files), they ask each other first.
+Contracts are stated in `trainers/base.py`. The pool has checked the arguments (`check_verb`). What is refused
+here is refused before anything collective, on the same grounds everywhere; where ranks may disagree (files),
+they ask each other first.
 """
 
 import hashlib
@@ -50,9 +50,6 @@ from lorad.trainers.base import (
     SlotSpec,
     TrainerCapabilities,
     UnmetExperts,
-    check_batch,
-    check_values,
-    check_work,
 )
 from lorad.trainers.checkpoint import MOMENTS
 from lorad.trainers.device_memory import give_back
@@ -72,8 +69,8 @@ _REPLAYED = ("replayed", "rerouted", "unrouted")
 
 
 class RankTrainer:
-    """model: what an adapter's configuration names as its base. One slot at a time is in the model; the
-    others lie in host memory, gradients and moments with them.
+    """The trainer's part on one rank. One slot at a time is in the model; the others lie in host memory,
+    gradients and moments with them. `model` is what an adapter's configuration names as its base.
     """
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
@@ -154,7 +151,6 @@ class RankTrainer:
         return SlotInfo(verb.slot, size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
 
     def forward_backward(self, work: ForwardBackward) -> Gradients:
-        check_work([work], self._slots, self.capabilities())
         slot = self._slots.policy(work.slot)
         mounted, halved_to = self._put_in(slot), 0
         losses = self._losses_or_none(slot, mounted, work)
@@ -173,13 +169,14 @@ class RankTrainer:
         """
         if not self._body.may_forget:
             return self._losses(slot, mounted, work)
-        before, found = slot.grads.clone(), None
+        before = slot.grads.clone()
+        losses = None
         try:
-            found = self._losses(slot, mounted, work)
+            losses = self._losses(slot, mounted, work)
         except torch.OutOfMemoryError as error:
             print(f"micro-batches are halved: {error}", file=sys.stderr, flush=True)
-        if self._calls.all_agree(found is not None):
-            return found
+        if self._calls.all_agree(losses is not None):
+            return losses
         self._body.forget()
         slot.grads.copy_(before)
         slot.bind(mounted.parameters)
@@ -202,19 +199,17 @@ class RankTrainer:
 
     def values(self, verb: Values) -> np.ndarray:
         slot = self._slots.critic(verb.slot)
-        check_batch(verb.batch, self.capabilities(), 1.0)
         self._put_in(slot)
 
-        def found(row: Rows) -> Tensor:
+        def of_row(row: Rows) -> Tensor:
             states = self._body.states(row, adapter=True, train=False, recompute=False)
             return slot.values(states)[None]
 
-        (values,) = self._per_token(verb.batch, slot.tokens_per_microbatch, found, 1)
+        (values,) = self._per_token(verb.batch, slot.tokens_per_microbatch, of_row, 1)
         return np.asarray(values)
 
     def value_backward(self, work: ValueBackward) -> LossStats:
         slot = self._slots.critic(work.slot, trained=True)
-        check_values(work, self.capabilities())
         mounted = self._put_in(slot)
         stats = LossStats()
         for number, row in enumerate(self._rows(work.batch, slot.tokens_per_microbatch)):
@@ -222,8 +217,7 @@ class RankTrainer:
                 slot.draw(number)
             recompute = slot.spec.activation_checkpointing
             states = self._body.states(row, adapter=True, train=True, recompute=recompute)
-            found = slot.values(states)
-            losses, clipped = value_losses(found, work.targets, row.places, work.loss)
+            losses, clipped = value_losses(slot.values(states), work.targets, row.places, work.loss)
             (losses.sum() / work.normaliser).backward()  # of no tokens too: other ranks wait for this one
             stats += value_stats(losses, clipped, work.normaliser)
             slot.collect(mounted.parameters)
@@ -243,7 +237,6 @@ class RankTrainer:
     def predictions(self, verb: Predict) -> Predictions:
         policy = verb.policy
         slot = None if policy.slot is None else self._slots[policy.slot]
-        check_batch(verb.batch, self.capabilities(), verb.temperature)
         if slot is None:
             return self._predictions(None, verb.batch, verb.temperature)
         mounted = self._put_in(slot)
@@ -251,28 +244,27 @@ class RankTrainer:
             return self._predictions(slot, verb.batch, verb.temperature)
 
     def _predictions(self, slot: Slot | None, batch: Batch, temperature: float) -> Predictions:
-        def found(row: Rows) -> Tensor:
+        def of_row(row: Rows) -> Tensor:
             likely = self._body.likely(row, temperature, adapter=slot is not None)
             return torch.stack([likely.logprobs, likely.correct.float()])
 
         budget = slot.tokens_per_microbatch if slot else _TOKENS_PER_MICROBATCH
-        logprobs, correct = self._per_token(batch, budget, found, 2)
+        logprobs, correct = self._per_token(batch, budget, of_row, 2)
         return Predictions(logprobs, correct > 0)
 
     def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor], count: int) -> np.ndarray:
-        """float32 [count, M] of the whole batch. of: from a micro-batch to [count, m] of its targets."""
-        found = torch.zeros(count, batch.targets.size, dtype=torch.float32, device=self._body.device)
+        """Return float32 [count, M] of the whole batch. `of` makes [count, m] of the targets of some rows."""
+        numbers = torch.zeros(count, batch.targets.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
             for row in self._rows(batch, budget):
-                found[:, torch.from_numpy(row.places).to(found.device)] = of(row)
-        result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
+                numbers[:, torch.from_numpy(row.places).to(numbers.device)] = of(row)
+        result: np.ndarray = self._body.dp.add_up(numbers).cpu().numpy()
         return result
 
     def unmet_experts(self, verb: UnmetExperts) -> list[str] | None:
         names = self._body.experts
         if not names:
             return None if names is None else []
-        check_batch(verb.batch, self.capabilities(), 1.0)
         met = torch.zeros(len(names), device=self._body.device)
         for row in self._rows(verb.batch, _TOKENS_PER_MICROBATCH):
             met += self._body.met(row)
@@ -313,8 +305,8 @@ class RankTrainer:
     def load(self, verb: LoadSlot) -> None:
         slot = self._slots.trained(verb.slot)
         head = self._head(slot.spec)
-        wanted = {**expected_shapes(slot.spec.adapter, self._body.shapes), **head}
-        saved = self._together(lambda: checkpoint.read(verb.directory, slot.spec.adapter, wanted))
+        shapes = {**expected_shapes(slot.spec.adapter, self._body.shapes), **head}
+        saved = self._together(lambda: checkpoint.read(verb.directory, slot.spec.adapter, shapes))
         mounted = self._put_in(slot)
         try:
             parts = {
@@ -411,38 +403,38 @@ class RankTrainer:
         """
         failure: LoradError | OSError | None = None
         try:
-            found = read()
+            result = read()
         except (LoradError, OSError) as error:
             failure = error
         if self._calls.all_agree(failure is None):
-            return found
+            return result
         raise failure or IntegrityError("another rank refused it", hint="See the log of the trainer.")
 
 
-def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, ...]], *, fuses: bool) -> dict[str, np.ndarray]:
+def _initial(spec: SlotSpec, shapes: dict[str, tuple[int, ...]], *, fuses: bool) -> dict[str, np.ndarray]:
     """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the
     first one's.
     """
     generator = torch.Generator().manual_seed(spec.seed)
-    found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for module in spec.adapter.modules:
         name = f"{module}.lora_A.weight"
-        found[name] = initial_a(spec.init, (wanted[name][0], wanted[name][1]), generator).numpy()
+        weights[name] = initial_a(spec.init, (shapes[name][0], shapes[name][1]), generator).numpy()
     if spec.lora_type == "lora" and fuses:
         for first, *others in (MEGATRON["linear_qkv"], MEGATRON["linear_fc1"]):
             for module in spec.adapter.modules:
                 path, _, leaf = module.rpartition(".")
-                if leaf in others and f"{path}.{first}.lora_A.weight" in found:
-                    found[f"{module}.lora_A.weight"] = found[f"{path}.{first}.lora_A.weight"]
-    return found
+                if leaf in others and f"{path}.{first}.lora_A.weight" in weights:
+                    weights[f"{module}.lora_A.weight"] = weights[f"{path}.{first}.lora_A.weight"]
+    return weights
 
 
 def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Frozen copies, in the order of their names."""
-    found = {
+    """Return frozen copies, in the order of their names."""
+    arrays = {
         name: np.array(tensors[name].detach().cpu().numpy(), np.float32, order="C")
         for name in sorted(tensors)
     }
-    for array in found.values():
+    for array in arrays.values():
         array.flags.writeable = False
-    return found
+    return arrays

@@ -77,9 +77,9 @@ class Calls:
     def texts(self, mine: str) -> list[str]:
         """Gather the ranks' texts, which have the same length everywhere. Collective."""
         said = torch.from_numpy(np.frombuffer(mine.encode(), np.uint8).copy())
-        found = [torch.empty_like(said) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(found, said, group=self.group)
-        return [bytes(part.numpy()).decode() for part in found]
+        parts = [torch.empty_like(said) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, said, group=self.group)
+        return [bytes(part.numpy()).decode() for part in parts]
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class DataParallel:
         """Return the greatest of the ranks' numbers."""
         if self.size == 1:
             return number
-        found = torch.tensor([number], device=device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return int(found.item())
+        greatest = torch.tensor([number], device=device)
+        dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.group)
+        return int(greatest.item())
 
     def part(self, flat: Tensor) -> Tensor:
         """This rank's equal share of a vector, as a view; its length is a multiple of `size`."""
