@@ -39,7 +39,7 @@ def keep_cluster(ctx: Context) -> None:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and pool.setup.nodes is not None]
     each(ctx, _say, up, of_pool)
     each(ctx, _help, waiting, of_pool)
-    each(ctx, _leave, [pool for pool in up if pool.leaves], of_pool)
+    each(ctx, _take_off, [pool for pool in up if pool.leaves], of_pool)
     if ctx.users.shared:
         each(ctx, _refuse_strangers, [pool for pool in up if pool.nodes], of_pool)
 
@@ -77,21 +77,22 @@ def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequen
     """
     if not ctx.config.queue.preemption or pool.setup.nodes is None:
         return []
-    priority, wanted = max(run.priority for run in tenants), pool.setup.nodes.bundles
+    priority = max(run.priority for run in tenants)
+    lacking = pool.setup.nodes.bundles
+
+    def rank(works: tuple[Pool, list[RunRow]]) -> tuple[int, float]:
+        _, theirs = works
+        return max(run.priority for run in theirs), -min(run.created_at for run in theirs)
+
     chosen: list[RunRow] = []
-    for other in sorted(others, key=lambda one: _rank(tenants_of(ctx, one))):
-        there = tenants_of(ctx, other)
-        may = all(run.priority < priority and spec_of(run).resources.preemptible for run in there)
+    for other, theirs in sorted(((other, tenants_of(ctx, other)) for other in others), key=rank):
+        may = all(run.priority < priority and spec_of(run).resources.preemptible for run in theirs)
         if may and not (other.serves or other.guests):
-            chosen += there
-            wanted -= len(other.nodes)
-        if wanted <= 0:
+            chosen += theirs
+            lacking -= len(other.nodes)
+        if lacking <= 0:
             return chosen
     return []
-
-
-def _rank(tenants: Sequence[RunRow]) -> tuple[int, float]:
-    return max(run.priority for run in tenants), -min(run.created_at for run in tenants)
 
 
 def _let_others_pass(ctx: Context, pool: Pool, tenants: Sequence[RunRow]) -> None:
@@ -112,13 +113,12 @@ def _let_others_pass(ctx: Context, pool: Pool, tenants: Sequence[RunRow]) -> Non
     ctx.loop.poke()
 
 
-def _leave(ctx: Context, pool: Pool) -> None:
-    """Take the runs off nodes that were asked to end, and then give the nodes back."""
-    _take_off(ctx, pool, pool.leaves)
+def _take_off(ctx: Context, pool: Pool, why: str = "") -> None:
+    """Have the runs of a pool stop after their step, and be queued again; without any stop the pool.
 
-
-def _take_off(ctx: Context, pool: Pool, why: str) -> None:
-    """Have the runs of a pool stop after their step, and be queued again; without any stop the pool."""
+    why: the reason; "": its nodes were asked to end.
+    """
+    why = why or pool.leaves
     tenants = tenants_of(ctx, pool)
     for run in tenants:
         if run.state != RunState.STOPPING:

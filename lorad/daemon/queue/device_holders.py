@@ -107,7 +107,10 @@ def held_in_words(device: Device, note: Holder | None) -> str:
     if note is None:
         pid = lock_notes.lock_pid(device)
         return f"{device.name} is in use by another process or user{_described(pid)}"
-    back = f", free after {_length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
+    back = ""
+    if (idle := note.idle_timeout) is not None:
+        length = duration(idle).removesuffix("00s") if idle >= 60 else f"{idle:g}s"  # 600 -> 10m
+        back = f", free after {length} idle"
     pool = f"pool {note.pool}" if note.pool else "a pool"
     return f"{device.name} held by {pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
@@ -119,8 +122,3 @@ def _described(pid: int | None) -> str:
         return f" ({process.name()}, pid {pid}, {process.username()})" if process else ""
     except psutil.Error:
         return ""
-
-
-def _length(seconds: float) -> str:
-    """Format a setting of seconds: 600 -> 10m."""
-    return duration(seconds).removesuffix("00s") if seconds >= 60 else f"{seconds:g}s"

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import takewhile
 
 import msgspec
 from msgspec.structs import replace
@@ -10,13 +12,11 @@ from lorad.client.check_shapes import Start
 from lorad.daemon.access import name_for, owner_of
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Shape
-from lorad.daemon.queue.limits import over_limit
-from lorad.daemon.queue.obstacles import Claim
-from lorad.daemon.queue.place import FAR_BACK, find_room, offers_for
-from lorad.daemon.queue.setups import asked_of
+from lorad.daemon.queue.choose import Blocked, choose
+from lorad.daemon.queue.obstacles import Claim, Hindrance
+from lorad.daemon.queue.place import FAR_BACK
 from lorad.daemon.queue.simulate import simulate
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
-from lorad.daemon.queue.tenants import never_fits
 from lorad.errors import LoradError
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -29,48 +29,38 @@ def forecast(ctx: Context, run: RunRow) -> Start:
 
     Raises SpecError, StorageError.
     """
-    now, at = take_snapshot(ctx, runs.queue(ctx.store), run), time.time()
-    names = [one.name for one in now.queued] + [one.name for one in now.far_back]
+    now = take_snapshot(ctx, runs.queue(ctx.store), run)
+    at = time.time()
+    names = [other.name for other in now.queued] + [other.name for other in now.far_back]
     ahead = names.index(run.name)
-    if waiting := over_limit(ctx, run, now.active):
-        return _waits(ctx, now, run, at, Start("waits", waiting, ahead=ahead))
-    offers = offers_for(now, run, asked_of(ctx, run))
-    setups = {devices: setup for devices, (setup, _) in offers.items()}
-    if never := never_fits(run, setups.values(), now.pools):
-        return Start("never", never)
-    if ahead >= LOOKED_AT:
+    choice = choose(ctx, now, run, _claims_before(ctx, now, run, at))
+    if isinstance(choice, Blocked) and Hindrance.NEVER in choice.by:
+        return Start("never", choice.why)
+    if ahead >= LOOKED_AT and not (isinstance(choice, Blocked) and Hindrance.LIMIT in choice.by):
         return Start("waits", FAR_BACK, ahead=ahead)
-    room = find_room(now, setups, run, _claims_before(ctx, now, run))
-    if room.devices is None:
-        stops = [owner_of(ctx, run).name(victim) for victim in room.victims]
-        return _waits(ctx, now, run, at, Start("waits", room.waiting, stops=stops, ahead=ahead))
-    devices, key = [device.name for device in room.devices], setups[room.devices].key
+    if isinstance(choice, Blocked):
+        stops = [owner_of(ctx, run).name(victim) for victim in choice.victims]
+        start = Start("waits", choice.why, stops=stops, ahead=ahead)
+        if foreseen := simulate(ctx, now, at).get(run.name):
+            start = replace(start, starts_at=foreseen.at, after=name_for(ctx, run, foreseen.after))
+        return start
+    key = choice.setup.key
     warm = next((pool.id for pool in now.pools if now.is_used(pool) and pool.setup.key == key), "")
-    is_granted = warm or not isinstance(room.devices[0], Shape)
+    is_granted = warm or not isinstance(choice.devices[0], Shape)
     why = "" if is_granted else "the cluster grants them"
-    return Start("now", why, devices=devices, pool=warm, ahead=ahead)
+    return Start("now", why, devices=[device.name for device in choice.devices], pool=warm, ahead=ahead)
 
 
-def _waits(ctx: Context, now: Snapshot, run: RunRow, at: float, start: Start) -> Start:
-    """Add when a run that would wait starts, where that can be known. at: the Unix time of the snapshot."""
-    found = simulate(ctx, now, at).get(run.name)
-    return (
-        start if found is None else replace(start, starts_at=found.at, after=name_for(ctx, run, found.after))
-    )
+def _claims_before(ctx: Context, now: Snapshot, run: RunRow, at: float) -> Sequence[Claim]:
+    """List what the queued runs before this one keep for themselves, as a pass of placing would find it.
 
-
-def _claims_before(ctx: Context, now: Snapshot, run: RunRow) -> Sequence[Claim]:
-    """List what the queued runs before this one keep for themselves, as a pass of placing would find it."""
+    A run that waits for its own files claims nothing.
+    """
     claims: list[Claim] = []
-    for one in now.queued:
-        if one.name == run.name:
-            break
-        if over_limit(ctx, one, now.active) or (one.restart_at or 0.0) > time.time():
+    for other in takewhile(lambda queued: queued.name != run.name, now.queued):
+        if (other.restart_at or 0.0) > at:
             continue
-        try:
-            offers = offers_for(now, one, now.asked_of(one))
-            room = find_room(now, {devices: setup for devices, (setup, _) in offers.items()}, one, claims)
-        except (OSError, msgspec.MsgspecError, LoradError):
-            continue  # it waits for its own files, and claims nothing
-        claims += [room.claim] if room.claim else []
+        with suppress(OSError, msgspec.MsgspecError, LoradError):
+            choice = choose(ctx, now, other, claims)
+            claims += choice.claims if isinstance(choice, Blocked) else ()
     return claims

@@ -71,8 +71,15 @@ def _over_group(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
 
 
 def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
-    _measure(ctx)
-    used = ctx.storage.by_owner.used.get(run.owner_uid)
+    """Say that a user's runs take more than they may on disk; "" when they do not.
+
+    That is measured, unless it was done in the last minute or is under way.
+    """
+    disk = ctx.storage.by_owner
+    if not disk.is_measured and time.monotonic() - disk.at >= _MEASURE_SECONDS:
+        disk.is_measured = True
+        ctx.spawn(_measured(ctx, runs.directories(ctx.store)))
+    used = disk.used.get(run.owner_uid)
     if used is None:
         return f"checking how much {run.owner}'s runs take on disk"
     if used < limit:
@@ -80,14 +87,6 @@ def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     return (
         f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
     )
-
-
-def _measure(ctx: Context) -> None:
-    """Begin to measure, unless that was done in the last minute or is under way."""
-    if ctx.storage.by_owner.is_measured or time.monotonic() - ctx.storage.by_owner.at < _MEASURE_SECONDS:
-        return
-    ctx.storage.by_owner.is_measured = True
-    ctx.spawn(_measured(ctx, runs.directories(ctx.store)))
 
 
 async def _measured(ctx: Context, directories: dict[int, list[Path]]) -> None:

@@ -3,37 +3,54 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from lorad.daemon.access import Reader
 from lorad.daemon.context import spec_of
 from lorad.daemon.gpu.devices import Shape, shape_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.neighbours import waits_for, yields
-from lorad.daemon.queue.setups import Devices
+from lorad.daemon.queue.setups import Devices, Placement
 from lorad.daemon.queue.snapshot import Snapshot, asks_cluster
 from lorad.daemon.queue.tenants import lack_of
 from lorad.protocol.listener import user_name
-from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
 from lorad.store.rows import RunRow
 
 
+class Hindrance(StrEnum):
+    """Who keeps a run or a request from having a pool."""
+
+    NEVER = "never"  # nobody: no pool can ever take it
+    LIMIT = "limit"  # a limit of its user, wherever it would go
+    QUEUE = "queue"  # a run before it in the queue
+    ASIDE = "aside"  # whoever reserved devices or wants quiet hours
+    NEIGHBOUR = "neighbour"  # a program that it yields to
+    DEVICES = "devices"  # a limit of its user's devices
+    POOLS = "pools"  # pools of this daemon, and the runs in them
+    OTHERS = "others"  # other daemons or programs
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A run that waits for devices.
+    """A run that waits for a place.
 
     alone: it needs all other runs to be gone; else it only needs more room.
-    pool: on a cluster, the key of the pool in which it waits for that; others may have other nodes.
     """
 
     run: RunRow
-    devices: Devices
+    place: Placement
     alone: bool
-    pool: str = ""
 
-    def holds_up(self, run: RunRow, setup: PoolSetup, devices: Devices) -> bool:
-        """Check whether `run`, which comes after it, may not have the devices before it."""
-        is_same = setup.key == self.pool if setup.nodes else bool({*devices} & {*self.devices})
+    def holds_up(self, run: RunRow, place: Placement) -> bool:
+        """Check whether `run`, which comes after it, may not have a place before it.
+
+        On a cluster only the same pool is held up, as others may have other nodes.
+        """
+        if place.setup.nodes:
+            is_same = place.setup.key == self.place.setup.key
+        else:
+            is_same = not {*place.devices}.isdisjoint(self.place.devices)
         return is_same and (self.alone or self.run.priority > run.priority)
 
 
@@ -41,89 +58,86 @@ class Claim:
 class Obstacle:
     """Why devices cannot be had now.
 
+    reason: what is in the way, in words.
+    by: who is in the way.
     idle: pools that need only be stopped.
-    claim: `Claim.alone`; None for no claim.
+    claim: what `Claim.alone` is for a run that waits here; None where it claims nothing.
     soon: it goes away without any further action.
     taken: devices that are held by others than this daemon's pools.
-    barred: the queue or a limit bars them, not who holds them.
     parts: parts of the reason, which other obstacles may share.
     """
 
     reason: str
+    by: Hindrance = Hindrance.POOLS
     idle: Sequence[Pool] = ()
     claim: bool | None = True
     soon: bool = False
     taken: Devices = ()
     parts: Sequence[str] = ()
-    barred: bool = False
 
 
-def obstacle(
-    now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None, claims: Sequence[Claim]
-) -> Obstacle | None:
-    """Find what keeps a pool of `setup`, with `run` in it, from having the devices now.
+def obstacle(now: Snapshot, place: Placement, run: RunRow | None, claims: Sequence[Claim]) -> Obstacle | None:
+    """Find what keeps a pool from being at a place now, with `run` in it.
 
     claims: the runs before it that wait.
     """
     return (
-        _passed(now, setup, devices, run, claims)
-        or _let_others_pass(now, setup, devices, run)
-        or _set_aside(now, devices, run)
-        or _beside_others(now, devices, run)
-        or _limited(now, setup, devices, run)
-        or _used_by_pools(now, setup, devices, run)
+        (run and _passed(now, place, run, claims))
+        or (run and _let_others_pass(now, place, run))
+        or _set_aside(now, place.devices, run)
+        or (run and _beside_others(now, place.devices, run))
+        or _limited(now, place, run)
+        or _used_by_pools(now, place, run)
     )
 
 
-def _passed(
-    now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None, claims: Sequence[Claim]
-) -> Obstacle | None:
+def _passed(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[Claim]) -> Obstacle | None:
     """Find the run before this one that must not be passed."""
-    first = next((claim for claim in claims if run is not None and claim.holds_up(run, setup, devices)), None)
+    first = next((claim for claim in claims if claim.holds_up(run, place)), None)
     if first is None:
         return None
-    names = ", ".join(device.name for device in devices)
+    names = ", ".join(device.name for device in place.devices)
     when = "the others end" if first.alone else "it fits"
-    who = now.reader_of(run, setup).name_all([first.run])
-    return Obstacle(f"{who} is next on {names}, when {when}", claim=None, barred=True)
+    who = now.reader_of(run, place.setup).name_all([first.run])
+    return Obstacle(f"{who} is next on {names}, when {when}", Hindrance.QUEUE, claim=None)
 
 
-def _let_others_pass(
-    now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None
-) -> Obstacle | None:
+def _let_others_pass(now: Snapshot, place: Placement, run: RunRow) -> Obstacle | None:
     """Find a run that has not waited for the cluster yet, where this one did so in vain."""
-    if run is None or run.name not in now.passed or not isinstance(devices[0], Shape):
+    if run.name not in now.passed or not isinstance(place.devices[0], Shape):
         return None
-    others = (one for one in now.queued if one.name not in now.passed)
-    first = next((one for one in others if asks_cluster(now.asked[one.name])), None)
+    others = (other for other in now.queued if other.name not in now.passed)
+    first = next((other for other in others if asks_cluster(now.candidates[other.name])), None)
     if first is None:
         return None
-    who = now.reader_of(run, setup).name_all([first])
-    words = f"{devices[0].name} were not granted in time; {who} is tried before it"
-    return Obstacle(words, claim=None, barred=True)
+    who = now.reader_of(run, place.setup).name_all([first])
+    words = f"{place.devices[0].name} were not granted in time; {who} is tried before it"
+    return Obstacle(words, Hindrance.QUEUE, claim=None)
 
 
 def _set_aside(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
     """Find devices that are not for runs now, or for nothing of lorad."""
-    found = [now.set_aside[device.name] for device in devices if device.name in now.set_aside]
-    reasons = [aside.says for aside in found if aside.reserved or run is not None]
-    return Obstacle("; ".join(reasons), claim=None, parts=reasons, barred=True) if reasons else None
+    asides = [now.set_aside[device.name] for device in devices if device.name in now.set_aside]
+    reasons = [aside.says for aside in asides if aside.reserved or run is not None]
+    return Obstacle("; ".join(reasons), Hindrance.ASIDE, claim=None, parts=reasons) if reasons else None
 
 
-def _beside_others(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
+def _beside_others(now: Snapshot, devices: Devices, run: RunRow) -> Obstacle | None:
     """Find who is on the devices, for a run that yields to them."""
-    if not now.neighbours or run is None or not yields(run):
+    if not now.neighbours or not yields(run):
         return None
-    names, settle = [device.name for device in devices], now.limits.foreign_settle
-    there = [waits_for(now.neighbours[name], name, settle) for name in names if name in now.neighbours]
-    return Obstacle("; ".join(there), claim=None, parts=there, barred=True) if there else None
+    settle = now.limits.foreign_settle
+    names = [device.name for device in devices if device.name in now.neighbours]
+    reasons = [waits_for(now.neighbours[name], name, settle) for name in names]
+    return Obstacle("; ".join(reasons), Hindrance.NEIGHBOUR, claim=None, parts=reasons) if reasons else None
 
 
-def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
+def _limited(now: Snapshot, place: Placement, run: RunRow | None) -> Obstacle | None:
     """Find the limit of devices of the pool's owner, whose idle pools give way.
 
     A pool that is up already takes no more than it has.
     """
+    devices, setup, _ = place
     user = run.owner if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
     limit = now.limits.limit_of(user).devices
     if limit is None:
@@ -131,27 +145,30 @@ def _limited(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | No
     theirs = [pool for pool in now.pools if pool.setup.owner == setup.owner and now.is_used(pool)]
     if any(pool.setup.key == setup.key for pool in theirs):
         return None
-    here, asked = {name for pool in theirs for name in pool.names}, {device.name for device in devices}
-    held = len(here) + sum(shape_of(pool.setup.nodes).size for pool in theirs if pool.setup.nodes)
-    wanted = devices[0].size if isinstance(devices[0], Shape) else len(devices)
-    if held + (wanted if isinstance(devices[0], Shape) else len(asked - here)) <= limit:
+    names = {name for pool in theirs for name in pool.names}
+    count = len(names) + sum(shape_of(pool.setup.nodes).size for pool in theirs if pool.setup.nodes)
+    shape = devices[0] if isinstance(devices[0], Shape) else None
+    needs = shape.size if shape else len(devices)
+    more = needs if shape else len({device.name for device in devices} - names)
+    if count + more <= limit:
         return None
     idle = [pool for pool in theirs if not (now.tenants_of(pool) or pool.serves or pool.guests)]
-    more = f", it needs {wanted}" if wanted > 1 else ""
-    reason = f"{user} has {held} of {limit} device{'' if limit == 1 else 's'}{more}"
-    return Obstacle(reason, idle=idle, claim=None, barred=True)
+    needed = f", it needs {needs}" if needs > 1 else ""
+    reason = f"{user} has {count} of {limit} device{'' if limit == 1 else 's'}{needed}"
+    return Obstacle(reason, Hindrance.DEVICES, idle=idle, claim=None)
 
 
-def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
+def _used_by_pools(now: Snapshot, place: Placement, run: RunRow | None) -> Obstacle | None:
     """Find the pools, or others, that use the devices."""
-    holders, reader = now.in_the_way(setup, devices, run), now.reader_of(run, setup)
+    holders = now.blockers(place, run)
+    reader = now.reader_of(run, place.setup)
     for pool in holders:
         where = f"{reader.name_pool(pool)} on {pool.where}"
         if pool.stop_asked is not None:
             return Obstacle(f"{where} is stopping", soon=True)
         if pool.leaves:
             return Obstacle(f"{reader.name_pool(pool)} stops: {pool.leaves}", soon=True)
-        if pool.setup.key == setup.key:
+        if pool.setup.key == place.setup.key:
             return None if run is None else _crowding(now, pool, run)
         if tenants := now.tenants_of(pool):
             return _busy(pool, tenants, run, reader)
@@ -159,7 +176,7 @@ def _used_by_pools(now: Snapshot, setup: PoolSetup, devices: Devices, run: RunRo
             return Obstacle(f"{where} {reader.served_by(pool)}; `lorad serve --stop` lets it end", claim=None)
         if pool.guests:
             return Obstacle(f"{where} answers a request", soon=True)
-    if in_use := by_others(now, devices):
+    if in_use := by_others(now, place.devices):
         return in_use
     if holders:
         names = ", ".join(f"{reader.name_pool(pool)} on {pool.where}" for pool in holders)
@@ -171,12 +188,14 @@ def by_others(now: Snapshot, devices: Devices) -> Obstacle | None:
     """Find devices that other daemons hold, or that processes outside of any pool use."""
     if taken := tuple(device for device in devices if device.name in now.taken):
         words = [now.taken[device.name].words for device in taken]
-        return Obstacle("; ".join(words), claim=None, taken=taken, parts=words)
-    found = [now.occupied[device.name] for device in devices if device.name in now.occupied]
-    if not found:
+        return Obstacle("; ".join(words), Hindrance.OTHERS, claim=None, taken=taken, parts=words)
+    occupied = [now.occupied[device.name] for device in devices if device.name in now.occupied]
+    if not occupied:
         return None
-    reasons, is_known = [reason for reason, _ in found], not any(soon for _, soon in found)
-    return Obstacle("; ".join(reasons), claim=None if is_known else True, soon=not is_known, parts=reasons)
+    reasons = [reason for reason, _ in occupied]
+    soon = any(soon for _, soon in occupied)
+    claim = True if soon else None
+    return Obstacle("; ".join(reasons), Hindrance.OTHERS, claim=claim, soon=soon, parts=reasons)
 
 
 def _busy(pool: Pool, tenants: list[RunRow], run: RunRow | None, reader: Reader) -> Obstacle:

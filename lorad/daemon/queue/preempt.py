@@ -6,18 +6,17 @@ the room takes.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from lorad.daemon.access import EVERYTHING, name_for, owner_of
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.obstacles import Obstacle, by_others
-from lorad.daemon.queue.setups import Devices
+from lorad.daemon.queue.obstacles import Hindrance, Obstacle, by_others
+from lorad.daemon.queue.setups import Placement
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.daemon.queue.tenants import capacity_of, lack_of, needs_of, promised
-from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow, RunSummary
@@ -26,41 +25,38 @@ log = logging.getLogger("lorad.daemon")
 
 
 def choose_victims(
-    now: Snapshot, run: RunRow, setups: Mapping[Devices, PoolSetup], found: Mapping[Devices, Obstacle]
-) -> tuple[Devices | None, list[RunRow]]:
-    """Choose the devices on which room is made for a run that waits, and the runs that have to stop for it.
+    now: Snapshot, run: RunRow, tried: Sequence[tuple[Placement, Obstacle]]
+) -> tuple[Placement | None, list[RunRow]]:
+    """Choose the place where room is made for a run that waits, and the runs that have to stop for it.
 
     None where nothing gives way; [] where something gives way anyway. The choice falls on few runs before
     many, then on those of low priority, then on the youngest.
+
+    tried: the places that the run may have, with what is in the way there.
     """
-    contested = [devices for devices, there in found.items() if not there.barred]
-    if soon := next((devices for devices in contested if found[devices].soon), None):
-        return soon, []
+    used = (Hindrance.POOLS, Hindrance.OTHERS)
+    contested = [(place, obstacle.soon) for place, obstacle in tried if obstacle.by in used]
+    if leaving := next((place for place, soon in contested if soon), None):
+        return leaving, []
     if not now.limits.preemption or not any(_may_stop(run, other) for other in now.active):
         return None, []
-    plans = {devices: _victims_on(now, run, setups[devices], devices) for devices in contested}
-    possible = {devices: victims for devices, victims in plans.items() if victims}
-    if not possible:
-        return None, []
+    plans = [(place, _victims_at(now, run, place)) for place, _ in contested]
 
-    def cost(devices: Devices) -> tuple[int, int, float]:
-        victims = possible[devices]
+    def cost(plan: tuple[Placement, list[RunRow]]) -> tuple[int, int, float]:
+        _, victims = plan
         return len(victims), max(victim.priority for victim in victims), -min(v.created_at for v in victims)
 
-    cheapest = min(possible, key=cost)
-    return cheapest, possible[cheapest]
+    return min((plan for plan in plans if plan[1]), key=cost, default=(None, []))
 
 
-def _victims_on(now: Snapshot, run: RunRow, setup: PoolSetup, devices: Devices) -> list[RunRow]:
-    """List the runs that have to stop so that the run can have a pool of `setup` here; [] when that would not
-    help.
-    """
+def _victims_at(now: Snapshot, run: RunRow, place: Placement) -> list[RunRow]:
+    """List the runs that have to stop so that the run can have its pool here; [] when that would not help."""
     victims: list[RunRow] = []
-    if by_others(now, devices):
+    if by_others(now, place.devices):
         return []
-    for pool in now.in_the_way(setup, devices, run):
-        if pool.setup.key == setup.key:
-            chosen = _crowd(now, run, setup, pool)
+    for pool in now.blockers(place, run):
+        if pool.setup.key == place.setup.key:
+            chosen = _crowd(now, run, place.setup.dtype, pool)
         elif pool.serves or pool.guests:
             return []
         else:
@@ -76,7 +72,7 @@ def _may_stop(run: RunRow, tenant: RunRow) -> bool:
     return leaves or (tenant.priority < run.priority and spec_of(tenant).resources.preemptible)
 
 
-def _crowd(now: Snapshot, run: RunRow, setup: PoolSetup, pool: Pool) -> list[RunRow]:
+def _crowd(now: Snapshot, run: RunRow, dtype: str, pool: Pool) -> list[RunRow]:
     """List the runs that have to leave the pool which the run is to join.
 
     [] when that would not help, and while the pool still counts some that left.
@@ -84,12 +80,19 @@ def _crowd(now: Snapshot, run: RunRow, setup: PoolSetup, pool: Pool) -> list[Run
     tenants = now.tenants_of(pool)
     if spec_of(run).resources.exclusive or any(spec_of(tenant).resources.exclusive for tenant in tenants):
         return tenants
-    there = {tenant.name for tenant in tenants}
-    if pool.status is not None and any(tenant.run not in there for tenant in pool.status.tenants):
+    names = {tenant.name for tenant in tenants}
+    if pool.status is not None and any(tenant.run not in names for tenant in pool.status.tenants):
         return []
 
     def fits(leaving: Sequence[RunRow]) -> bool:
-        return _fits_without(run, setup, pool, tenants, {victim.name for victim in leaving})
+        gone = {victim.name for victim in leaving}
+        status, capacity = pool.status, capacity_of(pool.setup.server, pool.status)
+        if status is not None:
+            freed = sum(tenant.bytes for tenant in status.tenants if tenant.run in gone)
+            capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
+            status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
+        stay = needs_of(pool, [tenant for tenant in tenants if tenant.name not in gone])
+        return lack_of(run, dtype, promised(capacity, stay, status)) is None
 
     order = sorted((t for t in tenants if _may_stop(run, t)), key=lambda t: (t.priority, -t.created_at))
     leaving: list[RunRow] = []
@@ -98,20 +101,9 @@ def _crowd(now: Snapshot, run: RunRow, setup: PoolSetup, pool: Pool) -> list[Run
     if not fits(leaving):
         return []
     for victim in reversed(leaving):
-        without = [one for one in leaving if one is not victim]
+        without = [other for other in leaving if other is not victim]
         leaving = without if fits(without) else leaving
     return leaving
-
-
-def _fits_without(run: RunRow, setup: PoolSetup, pool: Pool, tenants: list[RunRow], gone: set[str]) -> bool:
-    """Check whether the pool has room for the run when the runs `gone` have left."""
-    status, capacity = pool.status, capacity_of(pool.setup.server, pool.status)
-    if status is not None:
-        freed = sum(tenant.bytes for tenant in status.tenants if tenant.run in gone)
-        capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
-        status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
-    stay = needs_of(pool, [tenant for tenant in tenants if tenant.name not in gone])
-    return lack_of(run, setup.dtype, promised(capacity, stay, status)) is None
 
 
 def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:

@@ -88,17 +88,12 @@ def wait_for_restart(ctx: Context, run: RunRow) -> str:
         ctx.queue.not_before.pop(name, None)
         return ""
     if name not in ctx.queue.not_before:
-        ctx.queue.not_before[name] = time.monotonic() + _left(ctx, run)
+        left = max(0.0, run.restart_at - time.time())  # by a clock that may have been set meanwhile
+        ctx.queue.not_before[name] = time.monotonic() + min(delay(ctx, futile_attempts(ctx, name)), left)
     if time.monotonic() < ctx.queue.not_before[name]:
         return str(run.waiting)
     runs.set_fields(ctx.store, name, restart_at=None)
     return ""
-
-
-def _left(ctx: Context, run: RunRow) -> float:
-    """Seconds; by the clock on the wall, which may have been set meanwhile."""
-    whole = delay(ctx, futile_attempts(ctx, run.name))
-    return min(whole, max(0.0, (run.restart_at or 0.0) - time.time()))
 
 
 def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:

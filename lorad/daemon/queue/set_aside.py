@@ -33,22 +33,32 @@ def keep_set_aside(ctx: Context) -> None:
 
     Raises SpecError where config.yaml names devices that are not there.
     """
-    found = _quiet(ctx)
-    names = {device.key: device for device in ctx.gpus.devices}
+    asides = _quiet(ctx)
+    devices = {device.key: device for device in ctx.gpus.devices}
+    now = ctx.queue.clock()
     for row in pools.reservations(ctx.store):
-        device = names.get(row.device)
-        if row.until is not None and row.until <= ctx.queue.clock():
+        device = devices.get(row.device)
+        if row.until is not None and row.until <= now:
             name = device.name if device else row.device
             pools.release(ctx.store, row.device, name, by="daemon")
             ctx.loop.poke()
         elif device is not None:
             if row.began_at is None and is_free(ctx, device):
-                row = _begun(ctx, row)
-            found[device.name] = _both(_of(device, row), found.get(device.name))
-    ctx.gpus.set_aside = found
-    known = {device.name for device in ctx.gpus.devices}
-    if strange := [name for name in ctx.config.queue.quiet_devices if name not in known]:
-        hint = f"It has {', '.join(sorted(known))}. Correct config.yaml, then `lorad daemon restart`."
+                until = row.until if row.seconds is None else now + row.seconds
+                pools.begin_reservation(ctx.store, row.device, now, until)
+                row = replace(row, began_at=now, until=until)
+            about = f" ({row.why})" if row.why else ""
+            why = f"{device.name} is reserved by {row.owner}{lasts(row)}{about}"
+            says = f"{why}; `lorad devices release {device.name}` gives it back"
+            aside = SetAside(why, says, urgent=row.urgent)
+            if quiet := asides.get(device.name):
+                why = why if row.urgent else quiet.why
+                aside = SetAside(why, f"{says}; {quiet.says}", urgent=True, quiet_until=quiet.quiet_until)
+            asides[device.name] = aside
+    ctx.gpus.set_aside = asides
+    names = {device.name for device in ctx.gpus.devices}
+    if strange := [name for name in ctx.config.queue.quiet_devices if name not in names]:
+        hint = f"It has {', '.join(sorted(names))}. Correct config.yaml, then `lorad daemon restart`."
         raise SpecError(f"queue.quiet_devices: this machine has no {', '.join(strange)}", hint=hint)
 
 
@@ -58,33 +68,12 @@ def _quiet(ctx: Context) -> dict[str, SetAside]:
     until = quiet_until([parse(text) for text in queue.quiet_hours], ctx.queue.clock())
     if until is None:
         return {}
-    found = {}
+    asides = {}
     for name in (device.name for device in ctx.gpus.devices):
         if not queue.quiet_devices or name in queue.quiet_devices:
             why = f"{name} is quiet until {moment(until, ctx.queue.clock())} (queue.quiet_hours)"
-            found[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=until)
-    return found
-
-
-def _both(reserved: SetAside, quiet: SetAside | None) -> SetAside:
-    """Describe a device that is reserved, perhaps in quiet hours."""
-    if quiet is None:
-        return reserved
-    why = reserved.why if reserved.urgent else quiet.why
-    return SetAside(why, f"{reserved.says}; {quiet.says}", urgent=True, quiet_until=quiet.quiet_until)
-
-
-def _begun(ctx: Context, row: ReservationRow) -> ReservationRow:
-    now = ctx.queue.clock()
-    until = row.until if row.seconds is None else now + row.seconds
-    pools.begin_reservation(ctx.store, row.device, now, until)
-    return replace(row, began_at=now, until=until)
-
-
-def _of(device: Device, row: ReservationRow) -> SetAside:
-    about = f" ({row.why})" if row.why else ""
-    why = f"{device.name} is reserved by {row.owner}{lasts(row)}{about}"
-    return SetAside(why, f"{why}; `lorad devices release {device.name}` gives it back", urgent=row.urgent)
+            asides[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=until)
+    return asides
 
 
 def lasts(row: ReservationRow) -> str:
@@ -104,12 +93,12 @@ def is_free(ctx: Context, device: Device) -> bool:
 
 def holder_of(ctx: Context, device: Device, reader: Reader) -> str:
     """Say who keeps a reservation from beginning, as the reader may see it; "" when nobody does."""
-    here = _here(ctx).pools_on((device,))
-    if not here and not is_taken(device):
+    users = _here(ctx).pools_on((device,))
+    if not users and not is_taken(device):
         return ""
-    if starts := next((pool for pool in here if not pool.process.is_up), None):
+    if starts := next((pool for pool in users if not pool.process.is_up), None):
         return f"{reader.name_pool(starts)} starts there"
-    if pool := next((pool for pool in here if device.name in pool.names), None):
+    if pool := next((pool for pool in users if device.name in pool.names), None):
         return f"{reader.name_pool(pool)} is there: {holder_of_pool(ctx, pool, reader).why}"
     return held_in_words(device, lock_notes.holder_of(device))
 
@@ -137,8 +126,8 @@ def _give_way(ctx: Context, run: RunRow) -> None:
     pool = ctx.pools.get(run.pool or "")
     if pool is None:
         return
-    found = (ctx.gpus.set_aside.get(name) for name in pool.names)
-    why = next((aside.why for aside in found if aside is not None and aside.urgent), "")
+    asides = [ctx.gpus.set_aside[name] for name in pool.names if name in ctx.gpus.set_aside]
+    why = next((aside.why for aside in asides if aside.urgent), "")
     if why := why or must_yield(ctx, run, pool):
         log.info("run %s: gives way, %s", run.name, why)
         wish = {"wanted": "pause", "yielded": why}

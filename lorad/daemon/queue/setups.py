@@ -2,7 +2,7 @@
 be served.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -14,18 +14,28 @@ from lorad.daemon.gpu.devices import Device, Shape, shape_of
 from lorad.daemon.pool import names_of, setup_for
 from lorad.daemon.pools.threads import threads_of
 from lorad.errors import LoradError, SpecError
-from lorad.protocol.nodes import NodesSetup
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.spec.model import Spec
 from lorad.store.rows import RunRow
 
 Devices = tuple[Device, ...]
-Asked = dict[Devices, tuple[PoolSetup, Why]]
 
 
-def asked_of(ctx: Context, run: RunRow) -> Asked:
-    """Find the smallest pool that suits the run on each group of devices, and on the cluster, and why it has
-    that many threads.
+class Placement(NamedTuple):
+    """A pool that a run or a request may have.
+
+    devices: a group of this machine's, or what a cluster is asked for.
+    setup: what the pool is to be like.
+    why: the reason for its number of threads.
+    """
+
+    devices: Devices
+    setup: PoolSetup
+    why: Why
+
+
+def candidates(ctx: Context, run: RunRow) -> list[Placement]:
+    """Find the smallest pool that suits the run on each group of devices, and on the cluster.
 
     Raises SpecError, StorageError.
     """
@@ -33,14 +43,15 @@ def asked_of(ctx: Context, run: RunRow) -> Asked:
     groups = _places(ctx, spec)
     setup = _setup_on(ctx, groups[0], run.owner_uid, spec, request)
     threads = threads_of(ctx, run, spec, request.parameters, {devices[0].kind for devices in groups})
-    asked: Asked = {}
+    placements = []
     for devices in groups:
         kind = devices[0].kind
         count, why = threads[kind]
         if isinstance(devices[0], Shape) and len(groups) > 1:
             setup = _setup_on(ctx, devices, run.owner_uid, spec, request)
-        asked[devices] = replace(setup, threads=count, device=kind, devices=names_of(devices)), why
-    return asked
+        fitting = replace(setup, threads=count, device=kind, devices=names_of(devices))
+        placements.append(Placement(devices, fitting, why))
+    return placements
 
 
 def setup_of(ctx: Context, run: RunRow) -> PoolSetup:
@@ -73,40 +84,32 @@ def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: R
         facts=request.facts,
         cwd=request.cwd,
     )
-    nodes = setup.nodes and replace(setup.nodes, memory=_memory_of_each(spec, setup.nodes, request))
+    nodes = setup.nodes
+    if nodes is not None:
+        # What each GPU must have is not known of nodes for servers alone, which hold something else, nor of a
+        # run that may be on this machine, as it was measured for that.
+        needed = request.facts.memory_needed / spec.pool.memory_fraction
+        is_unknown = nodes.rollout_nodes or spec.resources.where == "any"
+        count = nodes.nodes * nodes.devices
+        nodes = replace(nodes, memory=0 if is_unknown or not count else int(needed / count))
     return replace(setup, owner=owner, nodes=nodes)
 
 
-def _memory_of_each(spec: Spec, nodes: NodesSetup, request: Request) -> int:
-    """Return the bytes that each GPU of the nodes must have; 0 where that is not known: those of nodes for
-    servers alone hold something else, and a run that may be on this machine was measured for that.
-    """
-    needed, count = request.facts.memory_needed, nodes.nodes * nodes.devices
-    if not (needed and count) or nodes.rollout_nodes or spec.resources.where == "any":
-        return 0
-    return int(needed / spec.pool.memory_fraction / count)
-
-
 def _places(ctx: Context, spec: Spec) -> list[Devices]:
-    """List where the run may go: groups of devices of this machine, and last what it asks of the cluster.
+    """List where the run may go: groups of neighbouring devices of this machine, where all ranks share a CPU,
+    and last what it asks of the cluster.
 
     Raises SpecError.
     """
     devices, cluster = ctx.gpus.devices, ctx.config.cluster
     where = places(spec, cluster, devices[0].kind, len(devices))
     check_spread(spec, cluster, where)
-    found = _groups(devices, spec) if "local" in where else []
+    groups: list[Devices] = []
+    if "local" in where:
+        count = 1 if devices[0].is_cpu else spec.gpus
+        if count > len(devices):
+            raise SpecError(f"it needs {count} GPUs, this machine has {len(devices)}")
+        groups = [tuple(devices[first : first + count]) for first in range(len(devices) - count + 1)]
     if "cluster" in where and cluster is not None:
-        found.append((shape_of(nodes_setup(spec, cluster)),))
-    return found
-
-
-def _groups(devices: Sequence[Device], spec: Spec) -> list[Devices]:
-    """List the groups of neighbouring devices that suit a run; on the CPU all ranks share one.
-
-    Raises SpecError.
-    """
-    count = 1 if devices[0].is_cpu else spec.gpus
-    if count > len(devices):
-        raise SpecError(f"it needs {count} GPUs, this machine has {len(devices)}")
-    return [tuple(devices[first : first + count]) for first in range(len(devices) - count + 1)]
+        groups.append((shape_of(nodes_setup(spec, cluster)),))
+    return groups

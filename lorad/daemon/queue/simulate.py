@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.limits import over_limit
-from lorad.daemon.queue.obstacles import Claim
-from lorad.daemon.queue.place import find_room, offers_for
+from lorad.daemon.queue.choose import Blocked, choose
+from lorad.daemon.queue.obstacles import Claim, Hindrance
 from lorad.daemon.queue.quotas import enough_from
-from lorad.daemon.queue.setups import Devices, asked_of
+from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.errors import LoradError
 from lorad.protocol.nodes import GrantStatus
@@ -134,41 +133,36 @@ def _place_all(world: _World) -> None:
     for run in list(world.waiting):
         if world.looks <= 0:
             return
-        if (run.restart_at or 0.0) > world.at or _is_over(world, run):
+        if (run.restart_at or 0.0) > world.at:
             continue
         try:
-            offers = offers_for(world.now, run, world.now.asked_of(run))
-            claims += _place(world, run, {devices: setup for devices, (setup, _) in offers.items()}, claims)
+            claims += _place(world, run, claims)
         except (KeyError, OSError, msgspec.MsgspecError, LoradError):
             continue  # it waits for its own files, and claims nothing
 
 
-def _is_over(world: _World, run: RunRow) -> bool:
-    """Check whether a limit of its user keeps a run, and note when that ends."""
-    if not over_limit(world.ctx, run, world.now.active, world.at):
-        return False
-    again = enough_from(world.ctx, run.owner, run.owner_uid, world.at)
-    if again is not None and again > world.at and again not in world.wakes:
-        world.wakes.append(again)
-    return True
+def _place(world: _World, run: RunRow, claims: Sequence[Claim]) -> Sequence[Claim]:
+    """Start a run that has room, after idle pools in its way have ended. Returns what it claims otherwise.
 
-
-def _place(
-    world: _World, run: RunRow, setups: dict[Devices, PoolSetup], claims: Sequence[Claim]
-) -> Sequence[Claim]:
-    """Start a run that has room, after idle pools in its way have ended. Returns what it claims otherwise."""
-    world.looks -= 1
-    room = find_room(world.now, setups, run, claims)
-    if room.devices is None and room.idle:
-        going = {pool.id for pool in room.idle}
-        world.now = world.now.with_runs(world.now.active, [p for p in world.now.pools if p.id not in going])
-        room = find_room(world.now, setups, run, claims)
-    if room.devices is not None:
-        _start(world, run, setups[room.devices])
+    Where its user has used up their device-hours, it is noted when they have some again.
+    """
+    choice = choose(world.ctx, world.now, run, claims, world.at)
+    if isinstance(choice, Blocked) and Hindrance.LIMIT in choice.by:
+        again = enough_from(world.ctx, run.owner, run.owner_uid, world.at)
+        if again is not None and again > world.at and again not in world.wakes:
+            world.wakes.append(again)
         return ()
-    for victim in room.victims:
+    world.looks -= 1
+    if isinstance(choice, Blocked) and choice.idle:
+        going = {pool.id for pool in choice.idle}
+        world.now = world.now.with_runs(world.now.active, [p for p in world.now.pools if p.id not in going])
+        choice = choose(world.ctx, world.now, run, claims, world.at)
+    if isinstance(choice, Placement):
+        _start(world, run, choice.setup)
+        return ()
+    for victim in choice.victims:
         _make_leave(world, victim, run)
-    return [room.claim] if room.claim else ()
+    return choice.claims
 
 
 def _make_leave(world: _World, victim: RunRow, run: RunRow) -> None:
@@ -220,8 +214,8 @@ def _advance(world: _World) -> bool:
         behind = [(-run.priority, run.created_at) > rank for run in world.waiting]
         world.waiting.insert(behind.index(True) if True in behind else len(behind), again)
         with contextlib.suppress(OSError, msgspec.MsgspecError, LoradError):
-            asked = {**world.now.asked, ending: asked_of(world.ctx, again)}
-            world.now = dataclasses.replace(world.now, asked=asked)
+            places = {**world.now.candidates, ending: candidates(world.ctx, again)}
+            world.now = dataclasses.replace(world.now, candidates=places)
     return True
 
 

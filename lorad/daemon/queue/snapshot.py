@@ -24,7 +24,7 @@ from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.pools.watch_gpus import occupied
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import held_in_words
-from lorad.daemon.queue.setups import Asked, Devices, asked_of
+from lorad.daemon.queue.setups import Devices, Placement, candidates
 from lorad.daemon.queue.shares import used_lately
 from lorad.daemon.queue.tenants import room_in
 from lorad.protocol.listener import user_name
@@ -36,6 +36,8 @@ from lorad.store.rows import QueuedRow, RunRow
 
 LOOKED_AT = 32  # runs at the head of the queue for which a pass looks for room, so that it stays short
 TURN = 8  # runs of one user that may work before those of others that wait
+
+_Candidates = list[Placement] | Exception
 
 
 class _Taken(NamedTuple):
@@ -56,7 +58,8 @@ class Snapshot:
     limits: the settings of the queue.
     queued: the runs at the head of the queue, in the order of their turns.
     far_back: those behind them.
-    asked: what pool each queued run asks for, or the error that says why that is not known.
+    candidates: the pools that each of the queued runs and the newcomer may have, or the error that says why
+        they are not known.
     widest: for each group of devices and kind of pool, the widest server that any queued run asks for.
     devices: all devices of the machine.
     taken: devices that others have locked, by name.
@@ -76,7 +79,7 @@ class Snapshot:
     limits: Queue = field(default_factory=Queue)
     queued: Sequence[RunRow] = ()
     far_back: Sequence[QueuedRow] = ()
-    asked: Mapping[str, Asked | Exception] = field(default_factory=dict)
+    candidates: Mapping[str, _Candidates] = field(default_factory=dict)
     widest: Mapping[tuple[Devices, str], PoolSetup] = field(default_factory=dict)
     devices: Devices = ()
     taken: Mapping[str, _Taken] = field(default_factory=dict)
@@ -91,12 +94,12 @@ class Snapshot:
     passed: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
 
-    def asked_of(self, run: RunRow) -> Asked:
-        """Find what pool a queued run asks for. Raises what kept that from being known."""
-        asked = self.asked[run.name]
-        if isinstance(asked, Exception):
-            raise asked
-        return asked
+    def candidates_of(self, run: RunRow) -> list[Placement]:
+        """List the pools that a queued run may have. Raises what kept them from being known."""
+        candidates = self.candidates[run.name]
+        if isinstance(candidates, Exception):
+            raise candidates
+        return candidates
 
     def reader_of(self, run: RunRow | None, setup: PoolSetup) -> Reader:
         """Find who reads why a run, or a request of a pool's owner, cannot have devices."""
@@ -110,15 +113,16 @@ class Snapshot:
         """Check whether the pool is up, or will be because runs are placed in it."""
         return pool.process.is_up or pool.id in self.tenants
 
-    def in_the_way(self, setup: PoolSetup, devices: Devices, run: RunRow | None) -> list[Pool]:
-        """List the pools in use that keep one of `setup`, with `run` in it, from being started on these
-        devices, or that it is.
+    def blockers(self, place: Placement, run: RunRow | None) -> list[Pool]:
+        """List the pools in use that must end before a pool can start at this place with `run` in it. If such
+        a pool is there already, list that.
 
-        On a cluster that is the pool that waits for nodes, as there is one at a time. Where its runs go
+        On a cluster that is the pool that waits for nodes, as only one waits at a time. Where its runs go
         first, no other pool is joined.
         """
+        setup = place.setup
         if setup.nodes is None:
-            return self.pools_on(devices)
+            return self.pools_on(place.devices)
         here = [pool for pool in self.pools if pool.setup.nodes is not None and self.is_used(pool)]
         waiting = [pool for pool in here if pool.is_waiting]
         same = [pool for pool in here if pool.setup.key == setup.key]
@@ -136,13 +140,15 @@ class Snapshot:
         """List the pools in use that have one of the devices of this machine; a CPU with other slots than
         before is theirs as a whole.
         """
-        names, known = {device.name for device in devices}, {device.name for device in self.devices}
+        names = {device.name for device in devices}
+        of_machine = {device.name for device in self.devices}
         here = []
         for pool in self.pools:
             if pool.setup.nodes is not None:
                 continue
-            is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not known & set(pool.setup.names)
-            if self.is_used(pool) and (is_stray or names & set(pool.setup.names)):
+            theirs = {*pool.setup.names}
+            is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not of_machine & theirs
+            if self.is_used(pool) and (is_stray or names & theirs):
                 here.append(pool)
         return here
 
@@ -185,16 +191,17 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
     if newcomer is not None and newcomer.name in names:
         head = [run for run in head if run.name != newcomer.name]  # it may be about to replace a run
         head.insert(names.index(newcomer.name), newcomer)
-    asked = {run.name: _asked(ctx, run) for run in head}
-    ctx.queue.on_cluster = frozenset(name for name, found in asked.items() if asks_cluster(found))
+    looked_at = head if newcomer is None or newcomer in head else [*head, newcomer]
+    by_run = {run.name: _candidates_of(ctx, run) for run in looked_at}
+    ctx.queue.on_cluster = frozenset(name for name, places in by_run.items() if asks_cluster(places))
     if ctx.queue.on_cluster <= ctx.queue.passed:
         ctx.queue.passed = frozenset()  # all had their turn: it begins again
     return replace(
         now,
         queued=head,
         far_back=queue[LOOKED_AT:],
-        asked=asked,
-        widest=_widest(asked),
+        candidates=by_run,
+        widest=_widest(by_run),
         taken={d.name: _taken(d) for d in devices if not now.pools_on((d,)) and is_taken(d)},
         occupied=occupied(ctx),
         set_aside=ctx.gpus.set_aside,
@@ -205,9 +212,9 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
     )
 
 
-def asks_cluster(asked: Asked | Exception) -> bool:
+def asks_cluster(places: _Candidates) -> bool:
     """Check whether a run may go to the cluster."""
-    return isinstance(asked, dict) and any(isinstance(devices[0], Shape) for devices in asked)
+    return isinstance(places, list) and any(isinstance(place.devices[0], Shape) for place in places)
 
 
 def _in_order(
@@ -232,18 +239,18 @@ def _in_order(
     return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
 
 
-def _asked(ctx: Context, run: RunRow) -> Asked | Exception:
+def _candidates_of(ctx: Context, run: RunRow) -> _Candidates:
     try:
-        return asked_of(ctx, run)
+        return candidates(ctx, run)
     except Exception as error:  # which is the trouble of this run alone, when its turn comes
         return error
 
 
-def _widest(asked: Mapping[str, Asked | Exception]) -> dict[tuple[Devices, str], PoolSetup]:
+def _widest(by_run: Mapping[str, _Candidates]) -> dict[tuple[Devices, str], PoolSetup]:
     """Find the widest server that any of these runs asks for, for each group of devices and kind of pool."""
     widest: dict[tuple[Devices, str], PoolSetup] = {}
-    for found in asked.values():
-        for devices, (setup, _) in found.items() if isinstance(found, dict) else ():
+    for places in by_run.values():
+        for devices, setup, _ in places if isinstance(places, list) else ():
             if setup.server is not None:
                 key = devices, setup.kind
                 widest[key] = setup.widened(widest.get(key, setup))

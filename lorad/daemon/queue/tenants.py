@@ -110,7 +110,9 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
     coming = [need for tenancy, need in needs.items() if tenancy not in opened]
     others = len(status.kept) if status else 0
-    spare = len({*status.loaded} - {*status.kept} - _versions_of(status)) if status else 0
+    at_work = {run for run, _ in opened}
+    served = {v for v in status.loaded if v.rpartition("@")[0] not in at_work} if status else set()
+    spare = len(served - {*status.kept}) if status else 0
     return replace(
         capacity,
         versions=max(
@@ -122,12 +124,6 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
             sum(need.memory for need in needs.values()),
         ),
     )
-
-
-def _versions_of(status: PoolStatus) -> set[str]:
-    """List the loaded versions that belong to runs with a slot."""
-    here = {tenant.run for tenant in status.tenants}
-    return {version for version in status.loaded if version.rpartition("@")[0] in here}
 
 
 def lacking(capacity: Capacity, need: Need) -> Lack | None:

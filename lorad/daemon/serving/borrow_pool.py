@@ -18,8 +18,9 @@ from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, s
 from lorad.daemon.process.doing import doing
 from lorad.daemon.process.processes import log_end, write_json
 from lorad.daemon.process.user_files import make_run
-from lorad.daemon.queue.place import find_room, make_way, offers_for
-from lorad.daemon.queue.setups import asked_of, setup_of
+from lorad.daemon.queue.choose import Blocked, choose_devices, fitted
+from lorad.daemon.queue.place import make_way
+from lorad.daemon.queue.setups import candidates, setup_of
 from lorad.daemon.queue.snapshot import take_snapshot
 from lorad.errors import AttestationFailed, Conflict, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
@@ -93,13 +94,12 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
             if pool.process.is_up and pool.stop_asked is None:
                 return pool
     now = take_snapshot(ctx, runs.queue(ctx.store))
-    asked = {devices: (setup.taught_by(None), why) for devices, (setup, why) in asked_of(ctx, run).items()}
-    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked).items()}
-    room = find_room(now, setups)
-    if room.devices is None:
-        make_way(ctx, now, room, "a base to serve")
-        raise Conflict(f"no device is free for {spec_of(run).model.path}: {room.waiting}", hint=_BUSY)
-    pool = find_or_make(ctx, setups[room.devices])
+    untaught = [place._replace(setup=place.setup.taught_by(None)) for place in candidates(ctx, run)]
+    choice = choose_devices(now, [fitted(now, run, place) for place in untaught])
+    if isinstance(choice, Blocked):
+        make_way(ctx, now, choice, "a base to serve")
+        raise Conflict(f"no device is free for {spec_of(run).model.path}: {choice.why}", hint=_BUSY)
+    pool = find_or_make(ctx, choice.setup)
     start_pool(ctx, pool)
     return pool
 

@@ -14,17 +14,17 @@ from lorad.box.config import Backend, Limit, Queue
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.process.processes import ProcessState
-from lorad.daemon.queue.limits import over_limit
+from lorad.daemon.queue.choose import Blocked, choose, choose_devices, fitted
 from lorad.daemon.queue.obstacles import Claim
-from lorad.daemon.queue.place import find_room, offers_for, place_runs
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.setups import Placement
 from lorad.daemon.queue.snapshot import Snapshot, _Taken, take_snapshot
-from lorad.daemon.queue.tenants import never_fits
+from lorad.errors import SpecError
 from lorad.protocol.listener import user_name
 from lorad.protocol.nodes import GrantStatus
 from lorad.protocol.preflight import SpecFacts
 from lorad.states import EndReason, Move
 from lorad.store import runs
-from lorad.store.rows import RunRow
 from tests.kit.daemon_world import open_context, submit
 from tests.kit.fakes.fake_cluster import cluster
 from tests.kit.fakes.gpu_kit import gpus
@@ -47,6 +47,7 @@ class Case:
     """What is asked for in a state of the queue, and what becomes of it.
 
     gets: `POOL on DEVICES`, where a pool that is not there yet is called `new`; else what it waits for.
+    by: who keeps it from having a pool, each a value of `Hindrance`.
     stops: runs that have to stop for it.
     gpus: how many there are; 0 for a CPU alone.
     nodes: how many nodes a cluster has beside it.
@@ -61,6 +62,7 @@ class Case:
     name: str
     asks: Spec
     gets: str
+    by: str = "pools"
     stops: Sequence[str] = ()
     gpus: int = 0
     nodes: int = 0
@@ -118,7 +120,7 @@ CASES = [
     Case("a warm pool goes first", TWO, "two-1 on cuda:1", gpus=3, idle=["one", "two"]),
     Case("neighbouring GPUs are free", WIDE, "new on cuda:1, cuda:2", gpus=3, works=[PLAIN]),
     Case("the gap is too narrow", WIDE, f"1 of 2 devices free; {BUSY}", gpus=2, works=[PLAIN]),
-    Case("it needs more than there is", WIDE, "it needs 2 GPUs, this machine has 1", gpus=1),
+    Case("it needs more than there is", WIDE, "it needs 2 GPUs, this machine has 1", by="", gpus=1),
     # pools of other bases
     Case("another base is busy", TWO, BUSY, works=[PLAIN]),
     Case("two runs are busy", TWO, "pool one-1 is busy with runs w1 and w2; starts when they end",
@@ -136,41 +138,48 @@ CASES = [
     Case("it wants to be alone", ALONE, works=[PLAIN], gets=(
          "it is to have pool one-1 for itself (resources.exclusive); run w1 is in it")),
     Case("another is alone", PLAIN, "run w1 has pool one-1 for itself; starts when it ends", works=[ALONE]),
-    Case("its rank is too high", {"lora": {"rank": 1000}}, NEVER),
+    Case("its rank is too high", {"lora": {"rank": 1000}}, NEVER, by="never"),
     # runs before it in the queue
-    Case("one waits to be alone", PLAIN, "run q1 is next on cpu, when the others end",
+    Case("one waits to be alone", PLAIN, "run q1 is next on cpu, when the others end", by="queue",
          works=[PLAIN], queued=[ALONE]),
-    Case("one waits with another base", PLAIN, "run q1 is next on cpu, when the others end",
+    Case("one waits with another base", PLAIN, "run q1 is next on cpu, when the others end", by="queue",
          works=[PLAIN], queued=[TWO]),
-    Case("an urgent one waits for room", PLAIN, "run q1 is next on cpu, when it fits",
+    Case("an urgent one waits for room", PLAIN, "run q1 is next on cpu, when it fits", by="queue",
          works=[{**LARGE, **FIRM}] * 3, queued=[{**LARGE, **HIGH}]),
     Case("an equal one waits for room", PLAIN, "one-1 on cpu", works=[LARGE] * 3, queued=[LARGE]),
     Case("it passes where it is urgent", HIGH, "one-1 on cpu", works=[PLAIN], queued=[ALONE]),
     Case("one without enough devices claims nothing", PLAIN, "one-1 on cuda:0", gpus=1, works=[PLAIN],
          queued=[WIDE]),
     # limits of its user
-    Case("it has enough runs", TWO, "me has 1 of 1 runs working", gpus=2, works=[PLAIN], queue=most(runs=1)),
-    Case("it has enough devices", TWO, f"1 of 2 devices free; {BUSY}; me has 1 of 1 device", gpus=2,
+    Case("it has enough runs", TWO, "me has 1 of 1 runs working", by="limit", gpus=2, works=[PLAIN],
+         queue=most(runs=1)),
+    Case("it has enough devices", TWO, f"1 of 2 devices free; {BUSY}; me has 1 of 1 device",
+         by="devices pools", gpus=2,
          works=[PLAIN], queue=most(devices=1)),
     Case("it asks for too many devices", WIDE, "2 of 2 devices free; me has 0 of 1 device, it needs 2",
+         by="devices",
          gpus=2, queue=most(devices=1)),
     Case("a pool that it has takes it", PLAIN, "one-1 on cuda:0", gpus=2, works=[PLAIN],
          queue=most(devices=1)),
-    Case("its idle pool is too much", TWO, gpus=2, idle=["one"], queue=most(devices=1), gets=(
+    Case("its idle pool is too much", TWO, by="devices pools", gpus=2, idle=["one"], queue=most(devices=1),
+         gets=(
          "1 of 2 devices free; waiting for idle pool one-1 on cuda:0 to end; me has 1 of 1 device")),
     # other users, daemons and programs
-    Case("a device is reserved", PLAIN, "cuda:0 is ann's", gpus=1, beside=aside(reserved=True)),
+    Case("a device is reserved", PLAIN, "cuda:0 is ann's", by="aside", gpus=1, beside=aside(reserved=True)),
     Case("a reserved device is left out", PLAIN, "new on cuda:1", gpus=2, beside=aside(reserved=True)),
-    Case("a quiet device is not for runs", PLAIN, "cuda:0 is ann's", gpus=1, beside=aside(reserved=False)),
-    Case("another daemon has it", PLAIN, "cuda:0 held by pool theirs-1", gpus=1,
+    Case("a quiet device is not for runs", PLAIN, "cuda:0 is ann's", by="aside", gpus=1,
+         beside=aside(reserved=False)),
+    Case("another daemon has it", PLAIN, "cuda:0 held by pool theirs-1", by="others", gpus=1,
          beside=other_daemon(is_idle=True)),
-    Case("another daemon has a part", WIDE, "1 of 2 devices free; cuda:0 held by pool theirs-1", gpus=2,
+    Case("another daemon has a part", WIDE, "1 of 2 devices free; cuda:0 held by pool theirs-1", by="others",
+         gpus=2,
          beside=other_daemon(is_idle=False)),
-    Case("a program computes there", PLAIN, "cuda:0 is in use by python", gpus=1, beside=OCCUPIED),
+    Case("a program computes there", PLAIN, "cuda:0 is in use by python", by="others", gpus=1,
+         beside=OCCUPIED),
     Case("a program is passed by", PLAIN, "new on cuda:1", gpus=2, beside=OCCUPIED),
-    Case("it yields to a program", YIELDS, gpus=1, beside=neighbour(), gets=(
+    Case("it yields to a program", YIELDS, by="neighbour", gpus=1, beside=neighbour(), gets=(
          "cuda:0 is in use by python of eve, to whom it yields (resources.yield_to)")),
-    Case("the program left just now", YIELDS, gpus=1, beside=neighbour(1.0), gets=(
+    Case("the program left just now", YIELDS, by="neighbour", gpus=1, beside=neighbour(1.0), gets=(
          "python of eve left cuda:0; it starts when nobody else was there for 60 s")),
     Case("others yield to no program", PLAIN, "new on cuda:0", gpus=1, beside=neighbour()),
     # runs that make room
@@ -201,9 +210,10 @@ CASES = [
          idle=["one"]),
     Case("a request may have quiet devices", PLAIN, "new on cuda:0", serves=True, gpus=1,
          beside=aside(reserved=False)),
-    Case("a request has no reserved device", PLAIN, "cuda:0 is ann's", serves=True, gpus=1,
+    Case("a request has no reserved device", PLAIN, "cuda:0 is ann's", by="aside", serves=True, gpus=1,
          beside=aside(reserved=True)),
-    Case("a request heeds its limit", TWO, serves=True, gpus=2, works=[PLAIN], queue=most(devices=1), gets=(
+    Case("a request heeds its limit", TWO, by="devices pools", serves=True, gpus=2, works=[PLAIN],
+         queue=most(devices=1), gets=(
          f"1 of 2 devices free; pool one-1 is busy with run w1; {user_name(os.getuid())} has 1 of 1 device")),
     # a cluster
     Case("the cluster is asked", over(2), "new on 2 x 8 GPUs", nodes=3),
@@ -212,7 +222,7 @@ CASES = [
     Case("the first was granted", over(2, "two"), "new on 2 x 8 GPUs", nodes=3, works=[over(2)],
          pools=GRANTED),
     Case("its base has nodes", over(2), "one-1 on 2 x 8 GPUs", nodes=3, works=[over(2)], pools=GRANTED),
-    Case("another passes it in the cluster", over(2, "two"), nodes=3, queued=[over(1, "three")],
+    Case("another passes it in the cluster", over(2, "two"), by="queue", nodes=3, queued=[over(1, "three")],
          beside={"passed": frozenset({"r"})}, gets=(
          "2 x 8 GPUs were not granted in time; run q1 is tried before it")),
     Case("an urgent one has asked", over(1), "run w2 is before it: waits for 2 x 8 GPUs of the cluster",
@@ -251,35 +261,28 @@ def played(case: Case, ctx: Context) -> Snapshot:
     return dataclasses.replace(now.with_runs(now.active, now.pools), **case.beside)
 
 
-def decided(case: Case, ctx: Context, now: Snapshot) -> tuple[str, list[str]]:
-    """Say what becomes of what a case asks for, and which runs stop for it."""
+def decided(case: Case, ctx: Context, now: Snapshot) -> Placement | Blocked:
+    """Choose for what a case asks, after the runs that were queued before it."""
     claims: list[Claim] = []
     for run in now.queued:
-        if run.name == "r" or not case.serves:
-            outcome, stops, claim = decided_for(ctx, now, run, claims, serves=case.serves)
-            if run.name == "r":
-                return outcome, stops
-            claims += [claim] if claim else []
+        if case.serves and run.name == "r":
+            return choose_devices(now, [fitted(now, run, place) for place in now.candidates_of(run)])
+        try:
+            choice = choose(ctx, now, run, claims)
+        except SpecError as error:
+            choice = Blocked(error.message, frozenset())
+        if run.name == "r":
+            return choice
+        claims += choice.claims if isinstance(choice, Blocked) else ()
     raise AssertionError("it is not in the queue")
 
 
-def decided_for(
-    ctx: Context, now: Snapshot, run: RunRow, claims: Sequence[Claim], *, serves: bool
-) -> tuple[str, list[str], Claim | None]:
-    if not serves and (waiting := over_limit(ctx, run, now.active)):
-        return waiting, [], None
-    asked = now.asked[run.name]
-    if isinstance(asked, Exception):
-        return str(asked), [], None
-    setups = {devices: setup for devices, (setup, _) in offers_for(now, run, asked).items()}
-    if not serves and (never := never_fits(run, setups.values(), now.pools)):
-        return never, [], None
-    room = find_room(now, setups) if serves else find_room(now, setups, run, claims)
-    if room.devices is None:
-        return room.waiting, [victim.name for victim in room.victims], room.claim
-    key = setups[room.devices].key
+def in_words(now: Snapshot, choice: Placement | Blocked) -> str:
+    if isinstance(choice, Blocked):
+        return choice.why
+    key = choice.setup.key
     pool = next((pool.id for pool in now.pools if pool.setup.key == key and now.is_used(pool)), "new")
-    return f"{pool} on {', '.join(device.name for device in room.devices)}", [], None
+    return f"{pool} on {', '.join(device.name for device in choice.devices)}"
 
 
 def done(ctx: Context) -> str:
@@ -301,7 +304,11 @@ def test_each_case_is_decided_as_told(
     ctx = open_context(home, backends={"sglang": Backend(python=Path("/sglang"))}, **options)
     if case.gpus:
         gpus(ctx, case.gpus, monkeypatch, tmp_path)
-    outcome, stops = decided(case, ctx, played(case, ctx))
-    assert (outcome, stops) == (case.gets, [*case.stops])
+    now = played(case, ctx)
+    choice = decided(case, ctx, now)
+    assert in_words(now, choice) == case.gets
+    if isinstance(choice, Blocked):
+        assert choice.by == {*case.by.split()}
+        assert [victim.name for victim in choice.victims] == [*case.stops]
     if not (case.serves or case.idle or case.pools or case.beside):
         assert done(ctx) == case.gets

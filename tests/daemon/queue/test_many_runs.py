@@ -21,7 +21,7 @@ from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
 from lorad.daemon.queue import snapshot
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.setups import Asked, asked_of
+from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.tenants import (
     MAX_RANK,
     MAX_VERSIONS,
@@ -260,13 +260,13 @@ def test_long_queue_for_servers_is_examined_once(home: Path, monkeypatch: pytest
     ctx, asked, machine = open_context(home), Counter[str](), read_machine()
     ctx.gpus.machine = lambda: machine
 
-    def counted(ctx: Context, run: RunRow) -> Asked:
+    def counted(ctx: Context, run: RunRow) -> list[Placement]:
         asked[run.name] += 1
-        return asked_of(ctx, run)
+        return candidates(ctx, run)
 
     submit(ctx, "busy", model="/models/other", resources={"exclusive": True})
     place_runs(ctx)
-    monkeypatch.setattr(snapshot, "asked_of", counted)
+    monkeypatch.setattr(snapshot, "candidates", counted)
     assert setups(ctx, **{f"q{number}": 16 for number in range(10)}) == []
     assert len(asked) == 10 and set(asked.values()) == {1}  # for itself, and for all of them
 

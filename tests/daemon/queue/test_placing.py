@@ -11,7 +11,7 @@ from lorad.box.machine import read_machine
 from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.setups import asked_of
+from lorad.daemon.queue.setups import candidates
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
@@ -84,10 +84,12 @@ def test_cached_setup_follows_request_config_and_devices(home: Path) -> None:
     machine = read_machine()
     ctx.gpus.machine = lambda: machine
     submit(ctx, "a", "/models/tiny", deterministic=False)
-    (devices,) = asked_of(ctx, runs.get(ctx.store, "a"))
+    (first,) = candidates(ctx, runs.get(ctx.store, "a"))
 
     def asked() -> PoolSetup:
-        return asked_of(ctx, runs.get(ctx.store, "a"))[devices][0]
+        (place,) = candidates(ctx, runs.get(ctx.store, "a"))
+        assert place.devices == first.devices
+        return place.setup
 
     assert asked().model_path == "/models/tiny"
     path = ctx.home.run("a").root / "request.json"
@@ -101,4 +103,4 @@ def test_cached_setup_follows_request_config_and_devices(home: Path) -> None:
         connection.execute("UPDATE runs SET owner_uid = 7, spec = json_set(spec, '$.pool.threads', 2)")
     assert (asked().owner, asked().threads) == (7, 2)
     ctx.gpus.devices = [Device("cpu:0", "half a CPU", 1 << 30), Device("cpu:1", "half a CPU", 1 << 30)]
-    assert devices not in asked_of(ctx, runs.get(ctx.store, "a"))
+    assert first.devices not in [place.devices for place in candidates(ctx, runs.get(ctx.store, "a"))]

@@ -11,9 +11,10 @@ from lorad.box.config import Queue
 from lorad.cli.commands.pools import device_row
 from lorad.daemon.context import Context
 from lorad.daemon.pools.life import timeout_of
-from lorad.daemon.queue.place import find_room, place_runs
+from lorad.daemon.queue.choose import Blocked, choose, choose_devices
+from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.set_aside import give_way, keep_set_aside
-from lorad.daemon.queue.setups import asked_of
+from lorad.daemon.queue.setups import Placement
 from lorad.daemon.queue.snapshot import take_snapshot
 from lorad.errors import SpecError
 from lorad.store import runs
@@ -75,9 +76,9 @@ def test_serving_starts_in_quiet_hours(home: Path, tmp_path: Path, monkeypatch: 
     submit(ctx, "a")
     looked(ctx, DURING)
     run = runs.get(ctx.store, "a")
-    setups = {devices: setup for devices, (setup, _) in asked_of(ctx, run).items()}
     now = take_snapshot(ctx, runs.queue(ctx.store))
-    assert find_room(now, setups, run).devices is None and find_room(now, setups).devices is not None
+    assert isinstance(choose(ctx, now, run), Blocked)
+    assert isinstance(choose_devices(now, now.candidates_of(run)), Placement)
 
 
 def test_idle_pools_leave_quiet_devices_soon(

@@ -11,7 +11,8 @@ from lorad.daemon.context import Context
 from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue import simulate as module
 from lorad.daemon.queue import tenants
-from lorad.daemon.queue.place import find_room, place_runs
+from lorad.daemon.queue.choose import choose
+from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.simulate import Foreseen, simulate
 from lorad.daemon.queue.snapshot import Snapshot, take_snapshot
@@ -156,13 +157,13 @@ def test_look_ahead_changes_nothing_and_repeats(home: Path) -> None:
 
 
 def test_look_ahead_has_a_bound(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[RunRow | None] = []
+    looks: list[RunRow] = []
 
-    def counted(now: Snapshot, setups: Any, run: RunRow | None, claims: Any) -> Any:
+    def counted(ctx: Context, now: Snapshot, run: RunRow, claims: Any, at: float) -> Any:
         looks.append(run)
-        return find_room(now, setups, run, claims)
+        return choose(ctx, now, run, claims, at)
 
-    monkeypatch.setattr("lorad.daemon.queue.simulate.find_room", counted)
+    monkeypatch.setattr("lorad.daemon.queue.simulate.choose", counted)
     monkeypatch.setattr(module, "MOST_LOOKS", 60)
     ctx = busy(home)
     for number in range(40):
