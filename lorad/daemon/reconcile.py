@@ -20,7 +20,7 @@ from lorad.daemon.queue.cluster import keep_cluster
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.foresee import keep_forecasts
 from lorad.daemon.queue.neighbours import watch_neighbours
-from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.place import place_requests, place_runs
 from lorad.daemon.queue.set_aside import give_way, keep_set_aside
 from lorad.daemon.runs.launch import launch
 from lorad.daemon.runs.settle import settle
@@ -180,6 +180,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
     watch_neighbours,
     give_way,
     keep_serving,
+    place_requests,
     place_runs,
     keep_cluster,
     keep_forecasts,

@@ -22,15 +22,29 @@ from lorad.loggers.table import Followed
 from lorad.notify.outbox import Outbox
 from lorad.protocol.connection import Connection
 from lorad.store.bill import Hours
-from lorad.store.rows import VersionRow
+from lorad.store.rows import RunRow, VersionRow
 
 LOOK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class PoolRequest:
+    """A request that waits for a pool of a run's base.
+
+    until: the monotonic time until which it waits for others to leave.
+    pool: the id of the pool, which the loop answers.
+    """
+
+    run: RunRow
+    until: float
+    pool: asyncio.Future[str]
 
 
 @dataclass
 class QueueState:
     """What `queue/` remembers.
 
+    requests: the requests that wait for pools, in the order in which they came.
     being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
     places: where each queued run stands, as the last pass found it.
@@ -45,6 +59,7 @@ class QueueState:
     clock: tells the Unix time.
     """
 
+    requests: list[PoolRequest] = field(default_factory=list)
     being_made: set[str] = field(default_factory=set)
     not_before: dict[str, float] = field(default_factory=dict)
     places: dict[str, Queued] = field(default_factory=dict)

@@ -81,7 +81,12 @@ def _watch(ctx: Context, pool: Pool) -> None:
         _put(ctx, pool, number, status, is_ready=is_ready)
         had = written.nodes if written is not None and status.state == "granted" else []
         for name in sorted({*had} - {node.node for node in status.nodes}):
-            _without(ctx, pool, name, status.words)
+            for row in pools.nodes(ctx.store):
+                if row.node == name:
+                    pools.put_node(ctx.store, replace(row, state="lost"))
+            pools.end_leases(ctx.store, pool.id, name)  # it had servers alone, and the pool works without it
+            how = status.words or f"{name}: another one is in its place"
+            _event(ctx, pool, "node_lost", {"node": name, "how": how})
     ctx.loop.poke()
 
 
@@ -133,29 +138,15 @@ def _put(
     )
     pools.put_grant(ctx.store, row)
     is_held = not is_over and state in ("granted", "lost")  # it may go on without the lost node
-    known = {one.node: one for one in pools.nodes(ctx.store)}
+    rows = {row.node: row for row in pools.nodes(ctx.store)}
+    elsewhere = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
     for node in status.nodes:
         base = pool.setup.model_path if is_ready else ""
         gone = is_lost(status, node)
-        now = "lost" if gone else "granted" if is_held or _has_others(ctx, pool, node) else "free"
-        pools.put_node(ctx.store, _node_row(setup, node, known.get(node.node), now, base))
+        now = "lost" if gone else "granted" if is_held or node.node in elsewhere else "free"
+        pools.put_node(ctx.store, _node_row(setup, node, rows.get(node.node), now, base))
         for device in devices_on(node) if is_held and not gone else ():
             pools.lease(ctx.store, pool.id, device, "pool", node.node)
-
-
-def _without(ctx: Context, pool: Pool, name: str, words: str) -> None:
-    """Write down that a pool lost a node that had servers alone, and works without it."""
-    for row in pools.nodes(ctx.store):
-        if row.node == name:
-            pools.put_node(ctx.store, replace(row, state="lost"))
-    pools.end_leases(ctx.store, pool.id, name)
-    _event(ctx, pool, "node_lost", {"node": name, "how": words or f"{name}: another one is in its place"})
-
-
-def _has_others(ctx: Context, pool: Pool, node: GrantedNode) -> bool:
-    """Check whether another pool has the node, too."""
-    others = (other for other in ctx.pools.values() if other is not pool)
-    return any(node.node == one.node for other in others for one in other.nodes)
 
 
 def _node_row(setup: NodesSetup, node: GrantedNode, known: NodeRow | None, state: str, base: str) -> NodeRow:

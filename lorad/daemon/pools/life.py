@@ -37,7 +37,7 @@ from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import PoolStatus
-from lorad.states import RunState
+from lorad.states import ACTIVE
 from lorad.store import pools as rows
 from lorad.store import runs
 
@@ -105,17 +105,12 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     root.mkdir(parents=True, mode=0o700)
     named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.users.pool_socket(ctx.home, pool_id)))
     if named.nodes is not None:
-        group = f"{_cluster_name(ctx)}/{pool_id}"
+        home = f"{platform.node()}:{ctx.home.root}".encode()  # others on the cluster may have the same path
+        group = f"lorad/{ctx.home.root.name}-{hashlib.sha256(home).hexdigest()[:8]}/{pool_id}"
         named = msgspec.structs.replace(named, nodes=msgspec.structs.replace(named.nodes, group=group))
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
-
-
-def _cluster_name(ctx: Context) -> str:
-    """Name this home on a cluster that other homes, perhaps of the same path, use as well."""
-    place = f"{platform.node()}:{ctx.home.root}".encode()
-    return f"lorad/{ctx.home.root.name}-{hashlib.sha256(place).hexdigest()[:8]}"
 
 
 def _unusable(ctx: Context, pool: Pool) -> str:
@@ -140,12 +135,22 @@ def _unusable(ctx: Context, pool: Pool) -> str:
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> bool:
-    """Start its process unless one is up; returns whether it was started. `why`: it has so many threads."""
+    """Start its process unless one is up; returns whether it was started.
+
+    Its setup gets the idle timeout that config.yaml has now, and its nodes in the order in which they are
+    tried.
+
+    why: the reason for its number of threads.
+    """
     look_at_process(ctx, pool)
     if pool.process.is_up:
         return False
     number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
-    setup = pool.setup = _current(ctx, pool)
+    nodes = with_likely_first(ctx, pool)
+    setup = msgspec.structs.replace(pool.setup, idle_timeout=_usual_timeout(ctx, pool), nodes=nodes)
+    if setup != pool.setup:
+        write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
+        pool.setup = setup
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.processes.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
     locks = [lock for device in ctx.gpus.devices if device.name in pool.names and (lock := lock_file(device))]
@@ -170,17 +175,6 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> bool:
     for name in pool.names:
         rows.lease(ctx.store, pool.id, name, "pool")
     return True
-
-
-def _current(ctx: Context, pool: Pool) -> PoolSetup:
-    """Give the pool's setup the idle timeout that config.yaml has now, and its nodes in the order in which
-    they are tried, also in `pool.json`.
-    """
-    usual, nodes = _usual_timeout(ctx, pool), with_likely_first(ctx, pool)
-    setup = msgspec.structs.replace(pool.setup, idle_timeout=usual, nodes=nodes)
-    if setup != pool.setup:
-        write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
-    return setup
 
 
 def look_at_process(ctx: Context, pool: Pool) -> None:
@@ -246,8 +240,13 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
 
 
 async def _asked(ctx: Context, pool: Pool) -> None:
+    """Ask the pool, and have it close the slots of drivers that died without closing them."""
     opened: list[Connection] = []
-    call = partial(_call_status, ctx, pool, _abandoned(ctx, pool), opened)
+    active = runs.in_states(ctx.store, *ACTIVE)
+    at_work = {(run.name, run.attempt) for run in active} | {(name, 1) for name in ctx.requests.trials}
+    tenants = pool.status.tenants if pool.status else []
+    evicted = [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
+    call = partial(_call_status, ctx, pool, evicted, opened)
     try:
         async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
             status = await ctx.users.polls.do(pool.setup.owner, call)
@@ -263,14 +262,6 @@ async def _asked(ctx: Context, pool: Pool) -> None:
             connection.abort()
         pool.polled_at = time.monotonic()
         pool.is_slow = pool.polled_at - pool.asked_at > ANSWER_SECONDS
-
-
-def _abandoned(ctx: Context, pool: Pool) -> list[Evict]:
-    """List slots of attempts that are over: their drivers died without closing them."""
-    tenants = pool.status.tenants if pool.status else []
-    active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
-    at_work = {(run.name, run.attempt) for run in active} | {(name, 1) for name in ctx.requests.trials}
-    return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
 
 
 def _call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
@@ -316,7 +307,7 @@ def devices_of(ctx: Context, pool: Pool) -> list[Device]:
 
 def put_away_pools(ctx: Context) -> None:
     """Stop pools that were idle for too long, and see to it that those that were asked to stop do."""
-    active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+    active = runs.in_states(ctx.store, *ACTIVE)
     busy = {pool.id for pool in ctx.pools.values() if pool.serves} | {run.pool for run in active}
 
     def put_away_pool(ctx: Context, pool: Pool) -> None:

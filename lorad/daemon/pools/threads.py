@@ -47,7 +47,11 @@ def threads_of(
     Raises StorageError when the run's file is damaged.
     """
     machine = ctx.gpus.machine()
-    fixed = None if spec.deterministic is False else _fixed_threads(ctx, run)
+    fixed = None  # else as many as the first attempt had
+    if spec.deterministic is not False:
+        pool = ctx.pools.get(run.pool or "")
+        kept = _read_kept(run)
+        fixed = kept.threads if kept else pool.setup.threads if pool else None
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
     slots = len(ctx.gpus.devices) if ctx.gpus.devices[0].is_cpu else 1
     return {kind: choose_threads(parameters, machine, kind, overrides, slots) for kind in kinds}
@@ -58,14 +62,6 @@ def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
     overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
     chosen = choose_runtime(0, ctx.gpus.machine(), setup.device, overrides)
     return replace(chosen, reasons={**chosen.reasons, "threads": why})
-
-
-def _fixed_threads(ctx: Context, run: RunRow) -> int | None:
-    """Find the threads of the run's first attempt; None before it."""
-    if kept := _read_kept(run):
-        return kept.threads
-    pool = ctx.pools.get(run.pool or "")
-    return pool.setup.threads if pool else None
 
 
 def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:

@@ -47,7 +47,7 @@ def choose(
 ) -> Placement | Blocked:
     """Choose the pool of a queued run.
 
-    claims: of the runs before it in the queue. at: Unix time; None: now.
+    claims: what runs before it in the queue wait for. at: Unix time; None: now.
 
     Raises SpecError, StorageError, OSError where its files cannot be read.
     """
@@ -93,8 +93,8 @@ def choose_devices(
 ) -> Placement | Blocked:
     """Choose devices that a pool may have now. Warm pools go before free devices.
 
-    run: the one that is to train there; None for a pool that only serves. claims: of the runs before it in
-    the queue.
+    run: the one that is to train there; None for a pool that only serves.
+    claims: what runs before it in the queue wait for.
     """
     warm = {pool.setup.key for pool in now.pools if pool.process.is_up}
     tried: list[tuple[Placement, Obstacle]] = []

@@ -70,6 +70,12 @@ def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
     tenants = tenants_of(ctx, pool)
     is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)
     since = status.get("started_at") or ctx.loop.started_at
+    idle_since = time.time() - pool.idle_seconds
+    before = ctx.gpus.notes.idle_since.get(pool.id, idle_since)
+    if abs(idle_since - before) < _IDLE_JITTER:
+        idle_since = before  # the same each time as long as nobody uses it
+    if is_unused:
+        ctx.gpus.notes.idle_since[pool.id] = idle_since
     return Holder(
         pool=pool.id if reader.sees(pool.setup.owner) else "",
         uid=pool.setup.owner,
@@ -79,7 +85,7 @@ def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
         pid=status.get("pid"),
         start_time=status.get("start_time"),
         idle_timeout=None if pool.serves else timeout_of(ctx, pool),
-        idle_since=max(since, _idle_since(ctx, pool)) if is_unused else None,
+        idle_since=max(since, idle_since) if is_unused else None,
     )
 
 
@@ -92,14 +98,6 @@ def _doing(pool: Pool, tenants: Sequence[RunRow], reader: Reader) -> str:
     if pool.serves:
         return reader.served_by(pool)
     return "answers a request" if pool.guests else "idle"
-
-
-def _idle_since(ctx: Context, pool: Pool) -> float:
-    """Unix time, the same each time as long as nobody uses it."""
-    now = time.time() - pool.idle_seconds
-    before = ctx.gpus.notes.idle_since.get(pool.id, now)
-    ctx.gpus.notes.idle_since[pool.id] = since = before if abs(now - before) < _IDLE_JITTER else now
-    return since
 
 
 def held_in_words(device: Device, note: Holder | None) -> str:

@@ -1,5 +1,5 @@
 """Decide which queued run goes where: by priority, then whose owner used the least lately; a pool takes many
-runs if it has room.
+runs if it has room. Requests that need a pool go before all runs.
 
 A run that finds no room lets others pass that do. But where a run waits for the devices to itself
 (`exclusive`, or for another base), no run behind it in the queue is placed there any more, and where one
@@ -12,19 +12,19 @@ import time
 import msgspec
 
 from lorad.daemon.access import anybody
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.life import find_or_make, stop_pool
+from lorad.daemon.pools.life import find_or_make, look_at_process, start_pool, stop_pool
 from lorad.daemon.pools.threads import keep_runtime
-from lorad.daemon.queue.choose import Blocked, choose
+from lorad.daemon.queue.choose import Blocked, choose, choose_devices, fitted
 from lorad.daemon.queue.obstacles import Claim, Hindrance
 from lorad.daemon.queue.preempt import stop_for
 from lorad.daemon.queue.restart import wait_for_restart
-from lorad.daemon.queue.setups import Placement
+from lorad.daemon.queue.setups import Placement, candidates, setup_of
 from lorad.daemon.queue.shares import places_in
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
-from lorad.errors import LoradError
+from lorad.errors import Conflict, LoradError
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -33,6 +33,52 @@ from lorad.store.rows import QueuedRow, RunRow
 
 PLACE_SECONDS = 0.02  # in one pass, once a run was placed
 FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
+_BUSY = "Ask again when that is over; `lorad wait RUN` waits for its end, `lorad pause RUN` interrupts it."
+
+
+def warm_pool(ctx: Context, run: RunRow) -> Pool | None:
+    """Find a pool that is up and can serve versions of the run. Raises SpecError, StorageError."""
+    base = setup_of(ctx, run)
+    for pool in ctx.pools.values():
+        if pool.setup.serves(base):
+            with contextlib.suppress(OSError):  # else it stays as it was seen last
+                look_at_process(ctx, pool)
+            if pool.process.is_up and pool.stop_asked is None:
+                return pool
+    return None
+
+
+def pool_for(ctx: Context, run: RunRow) -> Pool:
+    """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well.
+
+    Raises Conflict where no device is free, SpecError, StorageError.
+    """
+    if pool := warm_pool(ctx, run):
+        return pool
+    now = take_snapshot(ctx, runs.queue(ctx.store))
+    untaught = [place._replace(setup=place.setup.taught_by(None)) for place in candidates(ctx, run)]
+    choice = choose_devices(now, [fitted(now, run, place) for place in untaught])
+    if isinstance(choice, Blocked):
+        _make_way(ctx, now, choice, "a base to serve")
+        raise Conflict(f"no device is free for {spec_of(run).model.path}: {choice.why}", hint=_BUSY)
+    pool = find_or_make(ctx, choice.setup)
+    start_pool(ctx, pool)
+    return pool
+
+
+def place_requests(ctx: Context) -> None:
+    """Give each request that waits a pool of its base, or refuse it where no device is free.
+
+    It waits on while a pool is leaving, or while somebody looks at who computes on the GPUs.
+    """
+    for request in [request for request in ctx.queue.requests if not request.pool.done()]:
+        try:
+            request.pool.set_result(pool_for(ctx, request.run).id)
+        except Exception as error:  # which is the trouble of this request alone
+            changes = ctx.gpus.sights.since is not None
+            changes = changes or any(pool.is_leaving for pool in ctx.pools.values())
+            if not (isinstance(error, Conflict) and changes and time.monotonic() < request.until):
+                request.pool.set_exception(error)
 
 
 def place_runs(ctx: Context) -> None:
@@ -65,7 +111,8 @@ def place_runs(ctx: Context) -> None:
 def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Snapshot:
     """Begin an attempt of a queued run, end it if no pool can ever take it, or write down what it waits for.
 
-    Its claim is added to those of the runs before it. Returns the snapshot for the runs behind it.
+    `launch` starts the processes of an attempt. The run's claim is added to those of the runs before it.
+    Returns the snapshot for the runs behind it.
     """
     try:
         waiting = wait_for_restart(ctx, run)
@@ -73,12 +120,22 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
             choice = choose(ctx, now, run, claims)
             if isinstance(choice, Placement):
                 keep_runtime(ctx, run, choice.setup.threads, choice.why)
-                _begin_attempt(ctx, run, find_or_make(ctx, choice.setup))
+                pool = find_or_make(ctx, choice.setup)
+                step = run.resume_step
+                if step is None:
+                    kept = checkpoints(ctx.store, run.name)
+                    step = kept[-1].step if kept else None
+                waiting = starting(pool, run.name)
+                runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=step)
+                forecasts.started(ctx.store, run.name, time.time())
+                ctx.queue.not_before.pop(run.name, None)
+                ctx.queue.passed -= {run.name}
+                ctx.queue.on_cluster -= {run.name}
                 return now.with_runs_of(ctx)
             if Hindrance.NEVER in choice.by:
                 runs.move(ctx.store, run.name, Move.END, reason=EndReason.FAILED, detail=choice.why)
                 return now
-            make_way(ctx, now, choice, anybody(ctx).name_all([run]))
+            _make_way(ctx, now, choice, anybody(ctx).name_all([run]))
             claims += choice.claims
             waiting = choice.why
             if choice.victims:
@@ -93,7 +150,7 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
     return now
 
 
-def make_way(ctx: Context, now: Snapshot, blocked: Blocked, why: str) -> None:
+def _make_way(ctx: Context, now: Snapshot, blocked: Blocked, why: str) -> None:
     """Stop the idle pools that are in the way, unless a pool is leaving already, and ask other daemons for
     their devices: for those of the first group whose holders are all idle, if there is one.
     """
@@ -121,16 +178,3 @@ def starting(pool: Pool, run: str) -> str:
     return (
         f"pool {pool.id} starts {names}: {logs} {'show' if all(started.values()) else 'shows'} how far it is"
     )
-
-
-def _begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
-    """Move the run to starting in `pool`; `launch` starts its processes, as often as it takes."""
-    begins_with = run.resume_step
-    if begins_with is None:
-        begins_with = next((row.step for row in reversed(checkpoints(ctx.store, run.name))), None)
-    waiting = starting(pool, run.name)
-    runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=begins_with)
-    forecasts.started(ctx.store, run.name, time.time())
-    ctx.queue.not_before.pop(run.name, None)
-    ctx.queue.passed -= {run.name}
-    ctx.queue.on_cluster -= {run.name}

@@ -43,7 +43,7 @@ def keep_set_aside(ctx: Context) -> None:
             pools.release(ctx.store, row.device, name, by="daemon")
             ctx.loop.poke()
         elif device is not None:
-            if row.began_at is None and is_free(ctx, device):
+            if row.began_at is None and not (_here(ctx).pools_on((device,)) or is_taken(device)):
                 until = row.until if row.seconds is None else now + row.seconds
                 pools.begin_reservation(ctx.store, row.device, now, until)
                 row = replace(row, began_at=now, until=until)
@@ -84,11 +84,6 @@ def lasts(row: ReservationRow) -> str:
         length = "" if row.seconds is None else f" for {duration(row.seconds)}"
         return f"{length} from when it is free"
     return ""
-
-
-def is_free(ctx: Context, device: Device) -> bool:
-    """Check whether nothing of lorad is on a device, nor of another user's daemon."""
-    return not (_here(ctx).pools_on((device,)) or is_taken(device))
 
 
 def holder_of(ctx: Context, device: Device, reader: Reader) -> str:

@@ -14,15 +14,13 @@ from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
-from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
+from lorad.daemon.pools.life import ask_status, look_at_process
 from lorad.daemon.process.doing import doing
 from lorad.daemon.process.processes import log_end, write_json
 from lorad.daemon.process.user_files import make_run
-from lorad.daemon.queue.choose import Blocked, choose_devices, fitted
-from lorad.daemon.queue.place import make_way
-from lorad.daemon.queue.setups import candidates, setup_of
-from lorad.daemon.queue.snapshot import take_snapshot
-from lorad.errors import AttestationFailed, Conflict, PoolLost
+from lorad.daemon.queue.place import warm_pool
+from lorad.daemon.state import PoolRequest
+from lorad.errors import AttestationFailed, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
 from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
@@ -30,12 +28,10 @@ from lorad.rl.templates import has_chat_template
 from lorad.spec.data import single
 from lorad.spec.model import Spec, to_json
 from lorad.states import EndReason, RunState
-from lorad.store import runs
 from lorad.store.rows import RunRow, VersionRow
 from lorad.text import clauses
 
 _POLL_SECONDS = 0.1
-_BUSY = "Ask again when that is over; `lorad wait RUN` waits for its end, `lorad pause RUN` interrupts it."
 
 
 @contextlib.contextmanager
@@ -54,13 +50,23 @@ def staged(ctx: Context, uid: int, kind: str, spec: Spec, request: Request) -> I
 
 
 @contextlib.asynccontextmanager
-async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
-    """Hold the pool of a run's base, up and answering, within the block.
+async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
+    """Hold a pool of a run's base, up and answering, within the block: one that is warm at once, else the one
+    that the loop finds a place for.
 
     Raises Conflict (no device), PoolLost.
     """
-    doing().tell("waiting for a device")
-    pool = await admitted(ctx, run)
+    pool = warm_pool(ctx, run)
+    if pool is None:
+        doing().tell("waiting for a device")
+        until = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
+        request = PoolRequest(run, until, asyncio.get_running_loop().create_future())
+        ctx.queue.requests.append(request)
+        ctx.loop.poke()
+        try:
+            pool = ctx.pools[await request.pool]
+        finally:
+            ctx.queue.requests.remove(request)
     pool.guests += 1
     try:
         doing().tell(f"waiting for pool {pool.id}", lambda: ctx.processes.in_words(pool.attempt()))
@@ -69,39 +75,6 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
         ctx.loop.poke()
-
-
-async def admitted(ctx: Context, run: RunRow) -> Pool:
-    """Get a pool with `pool_for`, waiting until the idle pools that are in its way have stopped."""
-    deadline = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
-    while True:
-        try:
-            return pool_for(ctx, run)
-        except Conflict:
-            leaving = any(pool.is_leaving for pool in ctx.pools.values())
-            if not (leaving or ctx.gpus.sights.since is not None) or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(_POLL_SECONDS)
-
-
-def pool_for(ctx: Context, run: RunRow) -> Pool:
-    """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well."""
-    base = setup_of(ctx, run)
-    for pool in ctx.pools.values():
-        if pool.setup.serves(base):
-            with contextlib.suppress(OSError):  # else it stays as it was seen last
-                look_at_process(ctx, pool)
-            if pool.process.is_up and pool.stop_asked is None:
-                return pool
-    now = take_snapshot(ctx, runs.queue(ctx.store))
-    untaught = [place._replace(setup=place.setup.taught_by(None)) for place in candidates(ctx, run)]
-    choice = choose_devices(now, [fitted(now, run, place) for place in untaught])
-    if isinstance(choice, Blocked):
-        make_way(ctx, now, choice, "a base to serve")
-        raise Conflict(f"no device is free for {spec_of(run).model.path}: {choice.why}", hint=_BUSY)
-    pool = find_or_make(ctx, choice.setup)
-    start_pool(ctx, pool)
-    return pool
 
 
 async def _ready(ctx: Context, pool: Pool) -> None:

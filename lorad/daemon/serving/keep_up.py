@@ -7,8 +7,8 @@ from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
+from lorad.daemon.queue.place import pool_for
 from lorad.daemon.queue.setups import base_of
-from lorad.daemon.serving.borrow_pool import pool_for
 from lorad.errors import LoradError
 from lorad.states import RunState
 from lorad.store import events, runs

@@ -30,7 +30,7 @@ from lorad.daemon.pool import setup_for
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.serving.borrow_pool import admitted, guest
+from lorad.daemon.serving.borrow_pool import hold_pool
 from lorad.errors import Conflict, SpecError
 from lorad.spec.model import convert
 from lorad.store import runs
@@ -262,13 +262,14 @@ async def test_serving_refuses_a_gpu_with_strangers(
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
         run = finished(ctx)
-        async with guest(ctx, run) as pool:
+        async with hold_pool(ctx, run) as pool:
             assert pool.setup.names == ("cuda:0",)
         stop_pool(ctx, pool)
         await until(lambda: not pool.process.is_up)
         nvml.gpus["GPU-0"], ctx.gpus.sights.seen = Gpu(computing=me()), {}
         with pytest.raises(Conflict, match="cuda:0 is in use by py"):
-            await admitted(ctx, run)
+            async with hold_pool(ctx, run):
+                pass
 
 
 async def test_failing_bindings_are_reported_and_rarely_retried(

@@ -19,7 +19,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import setup_for
 from lorad.daemon.pools.threads import FILE
-from lorad.daemon.serving.borrow_pool import pool_for
+from lorad.daemon.queue.place import pool_for
 from lorad.spec.model import convert
 from lorad.states import Move
 from lorad.store import runs

@@ -13,7 +13,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, is_loaded
 from lorad.daemon.services.gateway import gateway_up
-from lorad.daemon.serving.borrow_pool import guest, is_chat, load
+from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
 from lorad.errors import LoradError, SpecError, StorageError
@@ -108,7 +108,7 @@ async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestatio
     """Verify the version's files and load it into a pool of its base."""
     await await_files(ctx, version)
     await on_behalf(ctx, run.owner_uid, check_files, version)
-    async with guest(ctx, run) as pool:
+    async with hold_pool(ctx, run) as pool:
         refuse_other_base(ctx, run, pool)
         return await load(ctx, pool, version, keep=True)
 

@@ -14,7 +14,7 @@ from lorad.daemon.process.doing import doing
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.asking import Question, Said
-from lorad.daemon.serving.borrow_pool import guest, is_chat, load_of
+from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load_of
 from lorad.errors import PoolLost, SpecError, from_wire
 from lorad.store import runs
 
@@ -39,7 +39,7 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
     run = runs.get(ctx.store, version.run)
     async with ctx.users.asks.turn(call.caller.uid):
         with in_hand(ctx, version):
-            async with guest(ctx, run) as pool:
+            async with hold_pool(ctx, run) as pool:
                 refuse_other_base(ctx, run, pool)
                 await await_bytes(ctx, version)
                 chat = spec_of(run).data if await is_chat(ctx, run) else None

@@ -32,7 +32,7 @@ from lorad.daemon.runs.import_adapter import Import
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.versions import in_hand
 from lorad.daemon.services.gateway import gateway_up
-from lorad.daemon.serving.borrow_pool import guest, is_chat, load
+from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load
 from lorad.daemon.serving.keep_up import set_serving
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation
@@ -104,7 +104,7 @@ async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
         raise SpecError(
             f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint
         )
-    async with guest(ctx, of_base[0][1]) as pool:
+    async with hold_pool(ctx, of_base[0][1]) as pool:
         set_serving(ctx, [run.name for _, run in of_base], pool)
     return await _answer(ctx, caller, pool, [row for row, _ in of_base])
 
@@ -193,7 +193,7 @@ async def _shown(
     ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack
 ) -> tuple[Pool, Attestation]:
     """The pool that has loaded and attested it, which stays up till the stack is left."""
-    pool = await stack.enter_async_context(guest(ctx, one.row()))
+    pool = await stack.enter_async_context(hold_pool(ctx, one.row()))
     with _blamed(one.name, one.source):
         return pool, await load(ctx, pool, one.version(), keep=True)
 

@@ -18,7 +18,7 @@ from lorad.daemon.runs.take_in import take_in_or_end
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.services.door import want_door_of
 from lorad.daemon.services.gateway import want_gateway_of
-from lorad.daemon.serving.borrow_pool import guest, is_chat, load, staged
+from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load, staged
 from lorad.daemon.serving.keep_up import end_serving
 from lorad.daemon.storage.prune import prune
 from lorad.errors import NotFound
@@ -37,7 +37,7 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
     version = _newest(ctx, call.caller, model)
     run = runs.get(ctx.store, version.run)
     with in_hand(ctx, version):
-        async with guest(ctx, run) as pool:
+        async with hold_pool(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
             await load(ctx, pool, version, keep=version.pinned or bool(version.aliases))
@@ -80,7 +80,7 @@ async def bring_up_base(ctx: Context, call: Call) -> Serving:
     model = facts.model_path, facts.model_dtype, facts.parameters
     request = Request(body.cwd, body.source, body.overrides, *model, facts)
     with staged(ctx, uid, "base", spec, request) as row:
-        async with guest(ctx, row) as pool:
+        async with hold_pool(ctx, row) as pool:
             return Serving(
                 model=spec.model.path,
                 run="",

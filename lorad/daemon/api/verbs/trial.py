@@ -28,11 +28,11 @@ from lorad.daemon.process.doing import Doing, begin_telling, doing
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.limits import refuse_priority
-from lorad.daemon.queue.setups import setup_of
+from lorad.daemon.queue.place import warm_pool
 from lorad.daemon.runs.create import anchored
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
-from lorad.daemon.serving.borrow_pool import guest, staged
+from lorad.daemon.serving.borrow_pool import hold_pool, staged
 from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
@@ -108,7 +108,10 @@ async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events
         model = facts.model_path, facts.model_dtype, facts.parameters
         request = Request(body.cwd, body.source, body.overrides, *model, facts)
         with staged(ctx, uid, "try", spec, request) as row:
-            await events.put(TrialEvent("phase", _pool_in_words(ctx, row)))
+            pool = warm_pool(ctx, row)
+            path = spec_of(row).model.path
+            cold = f"where a device is free a pool loads {path}, and stays warm for the next time"
+            await events.put(TrialEvent("phase", f"pool {pool.id} has {path}" if pool else cold))
             async with _guest(ctx, row) as pool:
                 doing().tell("sampling")
                 attempt = _attempt(ctx, row, spec, request, pool)
@@ -129,22 +132,12 @@ def _event_of(line: bytes) -> TrialEvent:
         raise PoolLost(f"the trial printed something else: {error}", hint="Try again.") from None
 
 
-def _pool_in_words(ctx: Context, run: RunRow) -> str:
-    """Say which pool it is: one that is warm, or a new one."""
-    base = setup_of(ctx, run)
-    path = spec_of(run).model.path
-    for pool in ctx.pools.values():
-        if pool.process.is_up and pool.stop_asked is None and pool.setup.serves(base):
-            return f"pool {pool.id} has {path}"
-    return f"where a device is free a pool loads {path}, and stays warm for the next time"
-
-
 @contextlib.asynccontextmanager
 async def _guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     """Hold a pool within the block."""
     ctx.requests.trials.add(run.name)
     try:
-        async with guest(ctx, run) as pool:
+        async with hold_pool(ctx, run) as pool:
             yield pool
     except Conflict as error:
         hint = f"{error.hint} `lorad try SPEC --rewards` needs no device."
