@@ -57,14 +57,14 @@ def _help(ctx: Context, pool: Pool) -> None:
     tenants = tenants_of(ctx, pool)
     if not tenants or pool.stop_asked is not None or pool.id not in ctx.queue.lacking:
         return
-    others = [one for one in ctx.pools.values() if one is not pool and one.nodes]
-    if any(one.is_leaving for one in others) or any(
-        run.state == RunState.STOPPING for one in others for run in tenants_of(ctx, one)
+    others = [other for other in ctx.pools.values() if other is not pool and other.nodes]
+    if any(other.is_leaving for other in others) or any(
+        run.state == RunState.STOPPING for other in others for run in tenants_of(ctx, other)
     ):
         return
-    if idle := [one for one in others if not (tenants_of(ctx, one) or one.serves or one.guests)]:
-        for one in idle:
-            stop_pool(ctx, one)
+    if idle := [o for o in others if not (tenants_of(ctx, o) or o.serves or o.guests)]:
+        for unused in idle:
+            stop_pool(ctx, unused)
     elif victims := _victims(ctx, pool, tenants, others):
         stop_for(ctx, tenants[0], victims)
     elif ctx.config.cluster is not None and waited > ctx.config.cluster.patience:

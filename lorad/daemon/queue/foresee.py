@@ -19,9 +19,9 @@ def keep_forecasts(ctx: Context) -> None:
     seen_at, _ = ctx.queue.foreseen
     queue = runs.queue(ctx.store)
     queued = {run.name for run in queue}
-    given = forecasts.open_forecasts(ctx.store)
-    if given - queued:
-        forecasts.void(ctx.store, given - queued)
+    foretold = forecasts.open_forecasts(ctx.store)
+    if foretold - queued:
+        forecasts.void(ctx.store, foretold - queued)
     if not queued:
         ctx.queue.foreseen = float("-inf"), {}
         return
@@ -29,17 +29,17 @@ def keep_forecasts(ctx: Context) -> None:
     if not is_due and ctx.queue.looked_for == queued:
         return
     at = time.time()
-    found = simulate(ctx, take_snapshot(ctx, queue), at)
-    starts = {run.name: name_for(ctx, run, found[run.name].after) for run in queue if run.name in found}
-    ctx.queue.foreseen = time.monotonic(), {name: (found[name].at, after) for name, after in starts.items()}
+    starts = simulate(ctx, take_snapshot(ctx, queue), at)
+    after = {run.name: name_for(ctx, run, starts[run.name].after) for run in queue if run.name in starts}
+    ctx.queue.foreseen = time.monotonic(), {name: (starts[name].at, words) for name, words in after.items()}
     ctx.queue.looked_for = queued
-    if fresh := sorted(queued & found.keys() - given):
+    if fresh := sorted(queued & starts.keys() - foretold):
         with ctx.store.write():
             for name in fresh:
-                forecasts.give(ctx.store, name, at=at, starts_at=found[name].at, after=found[name].after)
+                forecasts.give(ctx.store, name, at=at, starts_at=starts[name].at, after=starts[name].after)
 
 
 def forecasts_lately(ctx: Context) -> Forecasts:
     """Compare the forecasts of the last days with what happened."""
-    found = forecasts.accuracy(ctx.store, time.time() - _DAYS * 24 * 3600)
-    return Forecasts(_DAYS, found.count, found.off)
+    accuracy = forecasts.accuracy(ctx.store, time.time() - _DAYS * 24 * 3600)
+    return Forecasts(_DAYS, accuracy.count, accuracy.off)

@@ -47,9 +47,10 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
 
     active: the runs of all users that work. at: Unix time; None: now.
     """
-    limit, user = ctx.config.queue.limit_of(run.owner), run.owner
-    if held := _over_group(ctx, run, active):
-        return held
+    limit = ctx.config.queue.limit_of(run.owner)
+    user = run.owner
+    if group_is_full := _over_group(ctx, run, active):
+        return group_is_full
     working = sum(other.owner_uid == run.owner_uid for other in active)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"

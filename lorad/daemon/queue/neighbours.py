@@ -26,11 +26,11 @@ def watch_neighbours(ctx: Context) -> None:
     look(ctx)
     for device in gpus:
         _watch(ctx, device)
-    there = {name for name in ctx.gpus.neighbours if _stays(ctx, name)}
-    queued = runs.in_states(ctx.store, RunState.QUEUED) if there else []
+    shared = {name for name in ctx.gpus.neighbours if _stays(ctx, name)}
+    queued = runs.in_states(ctx.store, RunState.QUEUED) if shared else []
     left = {run.pool for run in queued if yields(run)}
     ctx.gpus.in_the_way = frozenset(
-        pool.id for pool in ctx.pools.values() if pool.id in left and there & {*pool.names}
+        pool.id for pool in ctx.pools.values() if pool.id in left and shared & {*pool.names}
     )
 
 
@@ -41,10 +41,10 @@ def _watch(ctx: Context, device: Device) -> None:
         if before is not None and before.left is None:  # perhaps still there, which moves nobody
             ctx.gpus.neighbours[device.name] = Neighbour(before.who, now)
         return
-    if found := sight.foreign():
+    if programs := sight.foreign():
         since = before.since if before is not None and before.left is None else sight.at
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        ctx.gpus.neighbours[device.name] = Neighbour(f"{found[0].in_words()}{more}", since)
+        more = f" and {len(programs) - 1} more" if len(programs) > 1 else ""
+        ctx.gpus.neighbours[device.name] = Neighbour(f"{programs[0].in_words()}{more}", since)
     elif before is not None and before.left is None:
         ctx.gpus.neighbours[device.name] = Neighbour(before.who, before.since, sight.at)
     elif before is not None and now - (before.left or 0.0) > ctx.config.queue.foreign_settle:
@@ -53,10 +53,10 @@ def _watch(ctx: Context, device: Device) -> None:
 
 def _stays(ctx: Context, device: str) -> bool:
     """Check whether somebody is on the device, and not just for a moment."""
-    there = ctx.gpus.neighbours.get(device)
-    if there is None or there.left is not None:
+    neighbour = ctx.gpus.neighbours.get(device)
+    if neighbour is None or neighbour.left is not None:
         return False
-    return time.monotonic() - there.since >= ctx.config.queue.foreign_after
+    return time.monotonic() - neighbour.since >= ctx.config.queue.foreign_after
 
 
 def yields(run: RunRow) -> bool:
@@ -71,8 +71,8 @@ def must_yield(ctx: Context, run: RunRow, pool: Pool) -> str:
     return "" if name is None else f"{name} is in use by {ctx.gpus.neighbours[name].who}"
 
 
-def waits_for(there: Neighbour, device: str, settle: float) -> str:
+def waits_for(neighbour: Neighbour, device: str, settle: float) -> str:
     """Say what a run that yields waits for on a device."""
-    if there.left is None:
-        return f"{device} is in use by {there.who}, to whom it yields (resources.yield_to)"
-    return f"{there.who} left {device}; it starts when nobody else was there for {settle:g} s"
+    if neighbour.left is None:
+        return f"{device} is in use by {neighbour.who}, to whom it yields (resources.yield_to)"
+    return f"{neighbour.who} left {device}; it starts when nobody else was there for {settle:g} s"

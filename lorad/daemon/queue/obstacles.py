@@ -205,11 +205,9 @@ def _busy(pool: Pool, tenants: list[RunRow], run: RunRow | None, reader: Reader)
         names = reader.name_all(tenants)
         return Obstacle(f"{names} {_stops(tenants)} to make room on {pool.where}", soon=leaving)
     if pool.is_waiting:
-        there = "is" if len(tenants) == 1 else "are"
-        return Obstacle(
-            f"{reader.name_all(tenants)} {there} before it: waits for {pool.where} of the cluster",
-            soon=leaving,
-        )
+        are = "is" if len(tenants) == 1 else "are"
+        names = reader.name_all(tenants)
+        return Obstacle(f"{names} {are} before it: waits for {pool.where} of the cluster", soon=leaving)
     end = "it ends" if len(tenants) == 1 else "they end"
     then = "" if run is None else f"; starts when {end}"  # a request is refused, where a run waits
     busy = f"{reader.name_pool(pool)} is busy with {reader.name_all(tenants)}"
@@ -222,13 +220,14 @@ def _stops(tenants: Sequence[RunRow]) -> str:
 
 def _crowding(now: Snapshot, pool: Pool, run: RunRow) -> Obstacle | None:
     """Find what keeps a run out of a pool of the right kind, because of the runs in it."""
-    tenants, reader = now.tenants_of(pool), now.reader_of(run, pool.setup)
-    found = _crowded(now, pool, tenants, run, reader)
+    tenants = now.tenants_of(pool)
+    reader = now.reader_of(run, pool.setup)
+    crowded = _crowded(now, pool, tenants, run, reader)
     going = [tenant for tenant in tenants if tenant.preempted == run.name]
-    if found is None or not going:
-        return found
+    if crowded is None or not going:
+        return crowded
     reason = f"{reader.name_all(going)} {_stops(going)} to make room in pool {pool.id}"
-    return replace(found, reason=reason, soon=True)
+    return replace(crowded, reason=reason, soon=True)
 
 
 def _crowded(
@@ -239,13 +238,13 @@ def _crowded(
     if alone_there is not None:
         reason = f"{reader.name_all([alone_there])} has pool {pool.id} for itself; starts when it ends"
         return Obstacle(reason, soon=leaving)
-    there = "is" if len(tenants) == 1 else "are"
+    are = "is" if len(tenants) == 1 else "are"
     if tenants and spec_of(run).resources.exclusive:
         reason = (
             f"it is to have pool {pool.id} for itself (resources.exclusive); {reader.name_all(tenants)} "
-            f"{there} in it"
+            f"{are} in it"
         )
         return Obstacle(reason, soon=all(tenant.state == RunState.STOPPING for tenant in tenants))
     lack = lack_of(run, pool.setup.dtype, now.room[pool.id])
-    count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
+    count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {are} in it"
     return Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=leaving) if lack else None

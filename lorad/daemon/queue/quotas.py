@@ -41,11 +41,11 @@ def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
     An hour of use leaves the span as a whole, when its last second does.
     """
     left = _used(hours, quota, now)
-    for hour, held in sorted(hours):
+    for hour, seconds in sorted(hours):
         if left < quota.most * HOUR:
             break
         if hour >= _first(quota, now):
-            left, now = left - held, hour + HOUR + quota.seconds
+            left, now = left - seconds, hour + HOUR + quota.seconds
     return now if left < quota.most * HOUR else None
 
 
@@ -56,7 +56,8 @@ def quotas_of(
 
     owners: names by uid. only_uid, only_user: of this one alone.
     """
-    now, found = time.time(), []
+    now = time.time()
+    quotas = []
     for uid, user in owners.items():
         quota = ctx.config.queue.limit_of(user).device_hours
         if quota is None or only_uid not in (None, uid) or only_user not in (None, user):
@@ -64,8 +65,8 @@ def quotas_of(
         hours = hours_of(ctx).get(uid, [])
         used = _used(hours, quota, now)
         again = enough_again(hours, quota, now) if used >= quota.most * HOUR else None
-        found.append(Quota(user, used / HOUR, quota.most, quota.per, again))
-    return sorted(found, key=lambda one: (-one.used / max(one.most, 1e-9), one.user))
+        quotas.append(Quota(user, used / HOUR, quota.most, quota.per, again))
+    return sorted(quotas, key=lambda quota: (-quota.used / max(quota.most, 1e-9), quota.user))
 
 
 def _first(quota: DeviceHours, now: float) -> int:

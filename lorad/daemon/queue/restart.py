@@ -43,12 +43,13 @@ def restart(
     goes_on = not run.wanted or (run.wanted == "pause" and (run.preempted or run.yielded))
     if resources.restart == "never" or reason not in MENDABLE or not goes_on:
         return
-    futile, made = futile_attempts(ctx, name), runs.restarts(ctx.store, name)
+    futile = futile_attempts(ctx, name)
+    count = runs.restarts(ctx.store, name)
     enough = ""
     if futile >= _FUTILE:
         enough = f"{futile} attempts got no further"
-    elif made >= resources.max_restarts:
-        enough = f"no more restarts after {made} (resources.max_restarts); `lorad resume {name}` continues"
+    elif count >= resources.max_restarts:
+        enough = f"no more restarts after {count} (resources.max_restarts); `lorad resume {name}` continues"
     if enough:
         runs.set_fields(ctx.store, name, detail=clauses(runs.get(ctx.store, name).detail, enough))
         return

@@ -40,14 +40,14 @@ def hours_of(ctx: Context) -> Mapping[int, Hours]:
 def places_in(ctx: Context, waiting: Sequence[RunRow | QueuedRow]) -> dict[str, Queued]:
     """Say where each of these runs stands, which wait in this order, and why those before it come first."""
     used = used_lately(ctx) if len({run.owner_uid for run in waiting}) > 1 else {}
-    found: dict[str, Queued] = {}
+    places: dict[str, Queued] = {}
     other: RunRow | QueuedRow | None = None  # the last run before it that is another user's
     for place, run in enumerate(waiting, 1):
         before = waiting[place - 2] if place > 1 else run
         if before.owner_uid != run.owner_uid:
             other = before
-        found[run.name] = Queued(place, len(waiting), _behind(ctx, run, before, other, used))
-    return found
+        places[run.name] = Queued(place, len(waiting), _behind(ctx, run, before, other, used))
+    return places
 
 
 def _behind(

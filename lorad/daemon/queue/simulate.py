@@ -26,7 +26,8 @@ from lorad.errors import LoradError
 from lorad.protocol.nodes import GrantStatus
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
-from lorad.store.foreseen.pace import Pace, pace, pace_of_alike
+from lorad.store.foreseen.pace import Pace, pace_of_alike
+from lorad.store.foreseen.pace import pace as pace_of
 from lorad.store.rows import RunRow
 
 MOST_LOOKS = 600
@@ -98,13 +99,13 @@ def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
 
 def _foresee_end(world: _World, run: RunRow) -> None:
     """Note when a run at work ends: after its last step, or after its next one where it was asked to stop."""
-    known = _pace_of(world, run)
-    if known is None:
+    pace = _pace_of(world, run)
+    if pace is None:
         return
     stops = run.state == RunState.STOPPING
     left = 1 if stops else max(0, run.steps - run.step)
-    begins = world.at + known.begin_seconds if run.state == RunState.STARTING else known.last_at or world.at
-    world.ends[run.name] = max(world.at, begins + left * known.step_seconds)
+    begins = world.at + pace.begin_seconds if run.state == RunState.STARTING else pace.last_at or world.at
+    world.ends[run.name] = max(world.at, begins + left * pace.step_seconds)
     if stops and run.preempted:
         world.again[run.name] = replace(run, step=min(run.step + 1, run.steps), state=RunState.QUEUED)
 
@@ -117,13 +118,12 @@ def _pace_of(world: _World, run: RunRow) -> Pace | None:
         return None
     if run.name not in world.paces:
         store = world.ctx.store
-        known = (
-            pace(store, run.name, run.attempt) if run.state in (RunState.RUNNING, RunState.STOPPING) else None
-        )
-        if known is None:
-            known = pace(store, run.name) or pace_of_alike(store, run.name, run.spec, run.base)
-            known = known and replace(known, last_at=0.0)
-        world.paces[run.name] = known
+        works = run.state in (RunState.RUNNING, RunState.STOPPING)
+        measured = pace_of(store, run.name, run.attempt) if works else None
+        if measured is None:
+            measured = pace_of(store, run.name) or pace_of_alike(store, run.name, run.spec, run.base)
+            measured = measured and replace(measured, last_at=0.0)
+        world.paces[run.name] = measured
     return world.paces[run.name]
 
 
@@ -167,11 +167,12 @@ def _place(world: _World, run: RunRow, claims: Sequence[Claim]) -> Sequence[Clai
 
 def _make_leave(world: _World, victim: RunRow, run: RunRow) -> None:
     """Let a run stop at its next step to make room for another one, and be queued again."""
-    known, ends = _pace_of(world, victim), world.ends.get(victim.name)
-    if known is None or ends is None or victim.name in world.again:
+    pace = _pace_of(world, victim)
+    ends = world.ends.get(victim.name)
+    if pace is None or ends is None or victim.name in world.again:
         return
-    world.ends[victim.name] = min(ends, world.at + known.step_seconds)
-    left = round((ends - world.ends[victim.name]) / max(known.step_seconds, 1e-9))
+    world.ends[victim.name] = min(ends, world.at + pace.step_seconds)
+    left = round((ends - world.ends[victim.name]) / max(pace.step_seconds, 1e-9))
     world.again[victim.name] = replace(victim, step=victim.steps - left, state=RunState.QUEUED)
     leaving = replace(victim, state=RunState.STOPPING, preempted=run.name)
     active = [leaving if one.name == victim.name else one for one in world.now.active]

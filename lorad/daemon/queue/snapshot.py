@@ -123,9 +123,9 @@ class Snapshot:
         setup = place.setup
         if setup.nodes is None:
             return self.pools_on(place.devices)
-        here = [pool for pool in self.pools if pool.setup.nodes is not None and self.is_used(pool)]
-        waiting = [pool for pool in here if pool.is_waiting]
-        same = [pool for pool in here if pool.setup.key == setup.key]
+        used = [pool for pool in self.pools if pool.setup.nodes is not None and self.is_used(pool)]
+        waiting = [pool for pool in used if pool.is_waiting]
+        same = [pool for pool in used if pool.setup.key == setup.key]
         first = [pool for pool in waiting if pool not in same and run and self._goes_first(pool, run)]
         return first or same or waiting
 
@@ -142,15 +142,15 @@ class Snapshot:
         """
         names = {device.name for device in devices}
         of_machine = {device.name for device in self.devices}
-        here = []
+        users = []
         for pool in self.pools:
             if pool.setup.nodes is not None:
                 continue
             theirs = {*pool.setup.names}
             is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not of_machine & theirs
             if self.is_used(pool) and (is_stray or names & theirs):
-                here.append(pool)
-        return here
+                users.append(pool)
+        return users
 
     def count_free(self) -> int:
         """Count the devices that nothing holds: no pool, no other daemon, no other process."""

@@ -92,10 +92,11 @@ def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capaci
 
     Servers keep room for their attestations.
     """
-    told = status.capacity if status else None
-    rank = server.max_rank if server else MAX_RANK
-    found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
-    return replace(found, max_versions=found.max_versions - _TEMPORARY) if server else found
+    capacity = status.capacity if status else None
+    if capacity is None:
+        rank = server.max_rank if server else MAX_RANK
+        capacity = Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
+    return replace(capacity, max_versions=capacity.max_versions - _TEMPORARY) if server else capacity
 
 
 def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
