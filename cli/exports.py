@@ -58,8 +58,9 @@ def _readers(directory: Path, settings: Mapping[str, Any]) -> str:
     """Say who reads an adapter on experts as it was trained; "" for other adapters, and without its base."""
     from lorad.adapters.peft import outline
     from lorad.adapters.readers import why_not
-    from lorad.backends.registry import SERVERS, dialect_class
+    from lorad.backends.registry import dialect_class
     from lorad.models.facts import read_facts
+    from lorad.spec.numbers import SERVERS
 
     if not (config := outline(directory).config).experts:
         return ""

@@ -6,8 +6,9 @@ written by hand.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import msgspec
@@ -20,6 +21,9 @@ from typer.main import get_command
 import lorad
 from lorad.box.config import Config
 from lorad.cli.app import app
+from lorad.limits.limit import BackendLimit
+from lorad.limits.of_engines import OF_ENGINES
+from lorad.limits.of_trainers import OF_TRAINERS
 from lorad.spec.algorithm import PRESETS, Algorithm
 from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
@@ -123,6 +127,30 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+# -- limits --------------------------------------------------------------------------------------------------
+def limits_of_trainers() -> str:
+    return _limits(OF_TRAINERS)
+
+
+def limits_of_engines() -> str:
+    return _limits(OF_ENGINES)
+
+
+def _limits(limits: Mapping[str, Sequence[BackendLimit]]) -> str:
+    """A row for each limit, in the words of its error, whose numbers and names are dots."""
+    rows = [
+        f"| {name or 'all'} | `{row.key.partition('.{')[0]}` | {_dotted(row.why)} | {_dotted(row.hint)} |"
+        for name, theirs in limits.items()
+        for row in theirs
+    ]
+    return "\n".join(("| of | key | why it is refused | what to do |", "|---|---|---|---|", *rows, ""))
+
+
+def _dotted(words: str) -> str:
+    parts = Formatter().parse(words)
+    return _cell("".join(text if field is None else f"{text}…" for text, field, _, _ in parts))
+
+
 # -- Python --------------------------------------------------------------------------------------------------
 def python() -> str:
     """A table of each public name and its methods, from their docstrings."""
@@ -161,6 +189,8 @@ MADE: dict[str, Callable[[], str]] = {
     "config": keys_of_config,
     "commands": commands,
     "presets": presets,
+    "limits_of_trainers": limits_of_trainers,
+    "limits_of_engines": limits_of_engines,
     "python": python,
 }
 

@@ -12,7 +12,6 @@ import numpy as np
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import experts_of
 from lorad.adapters.tensors import bfloat16_bits
-from lorad.errors import AdapterRefused
 
 _Shapes = Mapping[str, tuple[int, int]]
 
@@ -25,15 +24,10 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
 
     shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes
     adapters on only together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see
-    `bfloat16_bits`. An adapter that has this form already is returned as it is. Raises AdapterRefused for
-    DoRA, which servers do not compute.
+    `bfloat16_bits`. An adapter that has this form already is returned as it is. DoRA has no such form: see
+    `lorad/limits`.
     """
     config = adapter.config
-    if config.dora:
-        raise AdapterRefused(
-            "servers have no place for the magnitudes of DoRA",
-            hint="sample with rollout.backend: builtin, or serve what `lorad export --merge` writes",
-        )
     partners = partners_of(config.modules, shapes, joined)
     if not (config.rslora or partners or config.expert_rank) and dtype == "float32":
         return adapter
@@ -42,7 +36,13 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
     tensors = {
         name: _at_rank(tensor, rank, config.scale_of(name.rpartition(".lora_")[0]) / scale, name)
         for name, tensor in adapter.tensors.items()
-    } | _zeros(partners, shapes, rank)
+    }
+    for module in partners:
+        out, width = shapes[module]
+        pair = {"A": np.zeros((rank, width), np.float32), "B": np.zeros((out, rank), np.float32)}
+        for part, zeros in pair.items():
+            zeros.flags.writeable = False
+            tensors[f"{module}.lora_{part}.weight"] = zeros
     return Adapter(
         AdapterConfig(rank, scale * rank, modules, dropout=config.dropout),
         {name: _cast(tensor, dtype) for name, tensor in sorted(tensors.items())},
@@ -74,17 +74,6 @@ def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequen
     if touched := {experts_of(module) for module in modules} - {""}:
         partners.update(name for name in shapes if experts_of(name) in touched)
     return sorted(name for name in partners - there if name in shapes)
-
-
-def _zeros(modules: Sequence[str], shapes: _Shapes, rank: int) -> dict[str, np.ndarray]:
-    made = {}
-    for module in modules:
-        out, width = shapes[module]
-        made[f"{module}.lora_A.weight"] = np.zeros((rank, width), np.float32)
-        made[f"{module}.lora_B.weight"] = np.zeros((out, rank), np.float32)
-    for tensor in made.values():
-        tensor.flags.writeable = False
-    return made
 
 
 def _cast(tensor: np.ndarray, dtype: str) -> np.ndarray:

@@ -33,7 +33,11 @@ class _Kept(NamedTuple):
 
 def kept(facts: ModelFacts, width: int, parts: int = 1) -> _Kept:
     """width: bytes of a number. parts: ranks over which a token is cut."""
-    numbers = _through_linears(facts) // parts
+    dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
+    experts = sum(sum(shape) for shape in facts.experts.values())
+    of_experts = sum(out * into for out, into in facts.experts.values())
+    met = 1 - (facts.parameters - facts.active) / of_experts if of_experts else 0.0  # by one token
+    numbers = (dense + int(experts * met)) // parts
     states = facts.hidden_size * facts.layers // parts
     layer = numbers // max(1, facts.layers)
     return _Kept(
@@ -46,14 +50,3 @@ def kept(facts: ModelFacts, width: int, parts: int = 1) -> _Kept:
 def on_cpu(granted: float, bases: int, ranks: int = 1) -> int:
     """Return the bytes for activations of each rank. granted: to the pool. bases: bytes of all."""
     return max(0, int(granted) - bases - CPU_CACHE) // ADAPTERS // ranks
-
-
-def _through_linears(facts: ModelFacts) -> int:
-    """Return how many numbers go into and out of the linears of all layers for one token, which meets some
-    experts of a layer only.
-    """
-    dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
-    experts = sum(sum(shape) for shape in facts.experts.values())
-    held = sum(out * into for out, into in facts.experts.values())
-    met = 1 - (facts.parameters - facts.active) / held if held else 0.0
-    return dense + int(experts * met)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lorad.engines.base import Engine
 from lorad.errors import SpecError
+from lorad.limits.arguments import RANKED
 from lorad.trainers.base import Trainer
 
 ENGINES = {
@@ -17,13 +18,10 @@ _DIALECTS = {
     "sglang": "lorad.engines.sglang.dialect:SglangDialect",
     "vllm": "lorad.engines.vllm.dialect:VllmDialect",
 }
-SERVERS = frozenset(_DIALECTS)  # backends whose engine is a server in a process of its own
 TRAINERS = {
     "builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer",
-    "fsdp": "lorad.trainers.ranks.remote:RemoteTrainer",
-    "megatron": "lorad.trainers.ranks.remote:RemoteTrainer",
+    **dict.fromkeys(RANKED, "lorad.trainers.ranks.remote:RemoteTrainer"),
 }
-RANKED = frozenset({"fsdp", "megatron"})  # backends whose trainer is made of processes of its own
 
 
 def _class_behind(

@@ -2,9 +2,8 @@
 that can share them.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,63 +12,56 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import EXPERTS, HEAD, MEGATRON, experts_of, leaf, match_modules
 from lorad.backends.engine_install import install_hint
-from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.trainer_install import interpreter_of
 from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.files import expanded
+from lorad.limits.arguments import AXES, RANKED
+from lorad.limits.limit import BackendSetup
+from lorad.limits.of_engines import MLP, TARGETS
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.spec.lora import Lora
 from lorad.spec.model import Spec
+from lorad.spec.numbers import SERVERS
 
 _OF_CLIENTS = 32  # the rank of models whose client names none
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
-AXES = ("tp", "pp", "cp", "ep", "dp")
-TARGETS = {
-    "sglang": {
-        *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj"),
-        *("wq_b", "wk", "weights_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"),
-        *("embed_tokens", "lm_head", "qkvr", "wo_ud"),
-    }
-}
-"""Leaf names of the linears on which a server takes adapters, where it has a list: SGLang 0.5.23 ends with a
-line on its usage when it is given another."""
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_ROTATED = (
-    "q_proj and k_proj of the base are reordered when it is loaded, those of adapters are not",
-    _ATTENTION[:2],
-)
-_UNSERVED = {
-    ("vllm", "glm4"): ("its names for gate_up_proj are gate_proj and up_proj", ("gate_up_proj",)),
-    ("vllm", "llama4"): _ROTATED,
-    ("sglang", "llama4"): _ROTATED,
-    ("sglang", "qwen3_next"): ("it does not know the sizes of this model's linears", (*_ATTENTION, *_MLP)),
-}
-"""Why vLLM 0.32 or SGLang 0.5.23 takes no adapters on linears of a model type, by their leaf names."""
 _SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
 _Shapes = Mapping[str, tuple[int, int]]
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+")
-_FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
 _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
 
 
+def backend_setup(
+    spec: Spec, facts: ModelFacts | None = None, adapter: AdapterConfig | None = None, device: str = "cpu"
+) -> BackendSetup:
+    """Return what the limits of trainers and engines are about; the more is known, the more is checked."""
+    trainer = spec.trainer
+    dtype = facts.dtype if facts and spec.model.dtype == "auto" else spec.model.dtype
+    return BackendSetup(
+        trainer=trainer.backend,
+        engine=spec.rollout.backend,
+        rank=spec.lora.rank,
+        args=trainer.backend_args,
+        mode=spec.pool.mode,
+        quantize=spec.model.quantize,
+        device=device,
+        dtype=dtype,
+        has_critic=spec.algorithm.has_critic,
+        lora_type=spec.lora.type,
+        model=facts,
+        adapter=adapter,
+        **{axis: getattr(trainer, axis) for axis in AXES},
+    )
+
+
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:
-    """Raises SpecError when the backend has no interpreter, the rank is more than any server takes, or the
-    server takes no adapters on one of the modules.
-    """
+    """Raises SpecError when the backend has no interpreter, or the rank is more than any server takes."""
     rollout = spec.rollout
     takes = TARGETS.get(rollout.backend, {*facts.linears, *facts.of_experts})
-    if left := sorted({leaf(module) for module in facts.modules} - takes):
-        raise SpecError(
-            f"{rollout.backend} takes no adapters on {', '.join(left)}",
-            key="lora.target_modules",
-            hint=f"Leave them as they are with lora.exclude_modules: {json.dumps(left)}, or use another "
-            "rollout.backend.",
-        )
     if backend.python is None and not rollout.urls:
         raise SpecError(
             f"config.yaml names no python for {rollout.backend}",
@@ -91,18 +83,6 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         engine_args=rollout.engine_args,
         routes=facts.routes,
     )
-
-
-def refuse_unserved(spec: Spec, facts: ModelFacts, adapter: AdapterConfig) -> None:
-    """Raise SpecError for linears on which the server takes no adapters for this model type."""
-    why, leaves = _UNSERVED.get((spec.rollout.backend, facts.model_type), ("", ()))
-    if left := sorted({leaf(module) for module in adapter.modules} & {*leaves}):
-        raise SpecError(
-            f"{spec.rollout.backend} takes no adapters on {', '.join(left)} of {facts.model_type}: {why}",
-            key="lora.target_modules",
-            hint=f"Leave them as they are with lora.exclude_modules: {json.dumps(left)}, or use another "
-            "rollout.backend.",
-        )
 
 
 def max_rank(spec: Spec) -> int:
@@ -127,8 +107,8 @@ def targets(
     where it is adapted: servers set memory aside for adapters on every expert else.
     """
     own, usual, inner = {leaf(module) for module in modules}, set(linears) - {HEAD}, set(of_experts)
-    if inner and not own & (inner | {*_MLP}):
-        usual -= inner | {*_MLP}
+    if inner and not own & (inner | {*MLP}):
+        usual -= inner | {*MLP}
     if any(experts_of(module) for module in modules):
         usual |= inner | {EXPERTS}
     return tuple(sorted(usual if own <= usual else own))
@@ -168,12 +148,8 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
     return RanksSetup(
         python=str(backend.python or ""),
         env=backend.env,
-        tp=trainer.tp,
-        pp=trainer.pp,
-        cp=trainer.cp,
-        dp=trainer.dp,
-        ep=trainer.ep,
         args=trainer.backend_args,
+        **{axis: getattr(trainer, axis) for axis in AXES},
     )
 
 
@@ -248,16 +224,3 @@ def lora_of(lora: Lora, adapter: AdapterConfig, shapes: _Shapes) -> Lora:
         dora=adapter.dora,
         experts=replace(lora.experts, rank=rank),
     )
-
-
-def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked
-    for or not.
-    """
-    seen: set[str] = set()
-    for module in modules:
-        parent, _, last = module.rpartition(".")
-        for first, names in _FUSED.items():
-            if last in names and f"{parent}.{first}" not in seen:
-                seen.add(f"{parent}.{first}")
-                yield tuple(f"{parent}.{name}" for name in names)

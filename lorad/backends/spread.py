@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from lorad.backends.registry import RANKED, SERVERS
 from lorad.box.cluster import Cluster
 from lorad.errors import SpecError
+from lorad.limits.arguments import RANKED
 from lorad.protocol.nodes import NodesSetup, StaticNode
 from lorad.spec.model import Spec
+from lorad.spec.numbers import SERVERS
 
 Where = Literal["local", "cluster"]
 _UNTIL_ENDED = 10 * 365 * 86400.0  # seconds: the daemon judges by `cluster.patience`, and ends the pool

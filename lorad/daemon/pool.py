@@ -10,18 +10,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.setup import ranks_setup, server_setup
 from lorad.backends.spread import nodes_setup
 from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
 from lorad.daemon.gpu.devices import Device, Shape, shape_of
 from lorad.daemon.process.processes import ProcessState, attempts_under
+from lorad.limits.arguments import RANKED
 from lorad.protocol.nodes import GrantedNode, GrantStatus
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import PoolStatus
 from lorad.spec.model import Spec
+from lorad.spec.numbers import SERVERS
 
 
 class Refusal(NamedTuple):

@@ -24,6 +24,8 @@ from lorad.backends.setup import served_experts
 from lorad.box.paths import Home, default_home
 from lorad.engines.base import Engine
 from lorad.errors import PoolLost, SpecError
+from lorad.limits.check import refuse
+from lorad.limits.limit import BackendSetup
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
@@ -80,10 +82,15 @@ async def _started(
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
     """
+    if config.engine_class is None:
+        parts = {name: getattr(config, name) for name in ("trainer", "engine", "mode", "quantize")}
+        refuse(BackendSetup(**parts))
     training, engine = await _Start(config, compute, root, grant).both()
     returns = None
     try:
-        _check_mode(config, engine)
+        if config.mode == "timesliced" and not engine.capabilities().sleep:
+            why = f"timesliced, but {config.engine} cannot sleep"
+            raise SpecError(why, key="pool.mode", hint="Use resident, or auto.")
         if grant is not None and grant.rollout and config.nodes is not None:
             returns = asyncio.create_task(_replace_lost(grant, engine, config.nodes.patience))
         yield training, engine
@@ -261,20 +268,6 @@ async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None
 
     async with taken(checked_nodes(config), config.pool, root, log_directory(root)) as grant:
         yield grant
-
-
-def _check_mode(config: PoolSetup, engine: Engine) -> None:
-    """Raise SpecError for a mode that the two sides cannot keep."""
-    apart = {config.trainer: config.ranks is not None, config.engine: config.server is not None}
-    if config.mode == "fused" and any(apart.values()):
-        name = next(name for name, is_apart in apart.items() if is_apart)
-        raise SpecError(
-            f"fused, but {name} is a process of its own", key="pool.mode", hint="Use resident or timesliced."
-        )
-    if config.mode == "timesliced" and not engine.capabilities().sleep:
-        raise SpecError(
-            f"timesliced, but {config.engine} cannot sleep", key="pool.mode", hint="Use resident, or auto."
-        )
 
 
 def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:

@@ -26,8 +26,13 @@ with quick_imports():
     from lorad.adapters.readers import refuse_interleaved
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
-    from lorad.backends.registry import SERVERS
-    from lorad.backends.setup import adapter_config, needs_base, served_experts, targets_of
+    from lorad.backends.setup import (
+        adapter_config,
+        backend_setup,
+        needs_base,
+        served_experts,
+        targets_of,
+    )
     from lorad.backends.spread import check_spread, places
     from lorad.box.cluster import Cluster
     from lorad.box.config import Backend, Config, backends_of, cluster_of
@@ -37,6 +42,7 @@ with quick_imports():
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
+    from lorad.limits.check import refuse
     from lorad.models.directory import read_config
     from lorad.models.facts import ModelFacts, check_tensors, check_whole, known_config, read_facts
     from lorad.models.families import FUSED
@@ -56,12 +62,10 @@ with quick_imports():
     from lorad.preflight.telling import begin, telling
     from lorad.preflight.trainers import (
         check_adapted,
-        check_adapter,
         check_bits,
         check_devices,
         check_dtype,
         check_names,
-        check_sizes,
         check_trainer,
     )
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
@@ -76,7 +80,7 @@ with quick_imports():
     from lorad.spec.lora import Lora
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.notify import Notify
-    from lorad.spec.numbers import Loggers
+    from lorad.spec.numbers import SERVERS, Loggers
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
@@ -183,11 +187,11 @@ def _checked(
     warnings += check_dtype(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
-    check_sizes(spec, model)
+    refuse(backend_setup(spec, model))
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     warnings += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)
-    check_adapter(spec, model, adapter, device)
+    refuse(backend_setup(spec, model, adapter, device))
     warnings += check_names(spec, model, adapter, directory, box, device) if is_here else []
     check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)

@@ -4,14 +4,15 @@ from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from lorad.backends import registry
+from lorad.backends.setup import backend_setup
 from lorad.box.config import Config
 from lorad.errors import SpecError
-from lorad.preflight.quantize import check_quantize
-from lorad.preflight.trainers import check_trainer_keys
+from lorad.limits.check import refuse
 from lorad.protocol.pool_setup import UNIX
 from lorad.spec.model import Spec
+from lorad.spec.numbers import SERVERS
 
-_SERVER_NAMES = " or ".join(sorted(registry.SERVERS))
+_SERVER_NAMES = " or ".join(SERVERS)
 _KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 
 
@@ -23,9 +24,8 @@ def check_backends(spec: Spec, config: Config) -> None:
     """
     _check_name("trainer.backend", spec.trainer.backend, registry.TRAINERS, config, "trainer")
     _check_name("rollout.backend", spec.rollout.backend, registry.ENGINES, config, "engine")
-    check_trainer_keys(spec)
-    check_quantize(spec)
-    if spec.rollout.backend in registry.SERVERS:
+    refuse(backend_setup(spec))
+    if spec.rollout.backend in SERVERS:
         _check_server_keys(spec)
     else:
         _check_other_keys(spec)
@@ -69,29 +69,11 @@ def _check_other_keys(spec: Spec) -> None:
             key="rollout.engine_args",
             hint="Leave them out, or name the rollout.backend that they are for.",
         )
-    if spec.trainer.backend in registry.RANKED and spec.pool.mode == "timesliced":
-        raise SpecError(
-            f"timesliced is for an engine that can sleep, the {backend} engine cannot",
-            key="pool.mode",
-            hint=f"Leave it out (auto is resident), or set rollout.backend to {_SERVER_NAMES}.",
-        )
-    if spec.trainer.backend not in registry.RANKED and spec.pool.mode in ("resident", "timesliced", "split"):
-        raise SpecError(
-            f"{spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
-            key="pool.mode",
-            hint=f"Leave it out (auto), or set rollout.backend to {_SERVER_NAMES}.",
-        )
 
 
 def _check_server_keys(spec: Spec) -> None:
     """Keys of servers that lorad starts, and of those that the user runs, are not mixed."""
-    rollout, backend = spec.rollout, spec.rollout.backend
-    if spec.pool.mode == "fused":
-        raise SpecError(
-            f"fused is one process for trainer and engine, but {backend} is a server of its own",
-            key="pool.mode",
-            hint="Leave it out (auto), or set it to resident or timesliced.",
-        )
+    rollout = spec.rollout
     if rollout.urls and spec.pool.mode == "timesliced":
         raise SpecError(
             "timesliced would put to sleep a server that you run, with everybody else's requests",

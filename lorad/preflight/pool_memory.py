@@ -11,14 +11,15 @@ from typing import NamedTuple
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import HEAD, experts_of, leaf
 from lorad.backends.activations import CPU_CACHE, LEAST, MOST, MOST_SQUARED, kept, on_cpu
-from lorad.backends.registry import RANKED, SERVERS
 from lorad.backends.setup import context_length, max_rank, served_experts
 from lorad.box.machine import NO_LIMIT, read_machine
+from lorad.limits.arguments import RANKED
 from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
 from lorad.rl.data import Dataset
 from lorad.spec.model import Spec
+from lorad.spec.numbers import SERVERS
 
 _MB = 1 << 20
 _PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "sglang": 1630, "vllm": 2510}

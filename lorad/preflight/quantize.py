@@ -1,35 +1,10 @@
 """Whether a base can be rounded to the grid of `model.quantize`, looked at before anything starts."""
 
 from lorad.adapters.targets import HEAD
-from lorad.backends.registry import RANKED, SERVERS
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts, refuse_unfilled
 from lorad.models.families import FUSED
 from lorad.spec.model import Spec
-
-
-def check_quantize(spec: Spec) -> None:
-    """Raise SpecError where trainer or engine would not compute with the rounded numbers: servers and
-    megatron read the checkpoint themselves.
-    """
-    form = spec.model.quantize
-    engine, trainer = spec.rollout.backend, spec.trainer.backend
-    if form is None:
-        return
-    if engine in SERVERS:
-        raise SpecError(
-            f"{form}, but {engine} reads the checkpoint itself and would sample from other weights than the "
-            "trainer trains on",
-            key="model.quantize",
-            hint="Use rollout.backend: builtin, or leave it out.",
-        )
-    if trainer in RANKED and trainer != "fsdp":
-        raise SpecError(
-            f"{form}, but {trainer} reads the checkpoint itself and would train on other weights than the "
-            "engine samples from",
-            key="model.quantize",
-            hint="Use trainer.backend: builtin or fsdp, or leave it out.",
-        )
 
 
 def check_blocks(spec: Spec, facts: ModelFacts) -> None:

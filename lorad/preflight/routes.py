@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from lorad.backends import registry
 from lorad.errors import SpecError
+from lorad.limits.arguments import REPLAYS
 from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
-from lorad.trainers.arguments import REPLAYS
+from lorad.spec.numbers import SERVERS
 
 _RECORDS = {"sglang"}  # servers
 
@@ -48,7 +48,7 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
         return _Lack("the model is no mixture of experts, there is nothing to record", "Name another model.")
     if spec.algorithm.kind != "rl":
         return _Lack(f"{spec.algorithm.name} trains on no samples of the engine", "Set it to off.")
-    if engine in registry.SERVERS and (why := _server_lacks(spec, facts)):
+    if engine in SERVERS and (why := _server_lacks(spec, facts)):
         return _Lack(why, "Use rollout.backend: builtin.")
     if trainer in REPLAYS and facts.model_type not in REPLAYS[trainer]:
         known = ", ".join(REPLAYS[trainer])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.adapters.targets import HEAD, leaf
 from lorad.backends import registry
 from lorad.backends.engine_install import TRIED, installed_version, is_older
 from lorad.backends.setup import longest, server_setup
@@ -46,8 +45,6 @@ def check_server(
     Raises SpecError.
     """
     name = spec.rollout.backend
-    if HEAD in {leaf(module) for module in facts.modules}:
-        raise SpecError(f"{name} takes no adapter on {HEAD}", key="lora.target_modules", hint="Exclude it.")
     setup = server_setup(spec, config.backends.get(name, Backend()), facts, cwd)
     dialect = registry.dialect_class(name)()
     settings = settings_of(

@@ -412,12 +412,6 @@ def _of_critics(spec: Spec) -> Iterator[SpecError]:
             key="algorithm.baseline",
             hint="Leave it out, or choose algorithm ppo.",
         )
-    if spec.trainer.pp > 1:
-        yield SpecError(
-            "a critic reads the last hidden states, which only the last stage of a pipeline has",
-            key="trainer.pp",
-            hint="Set it to 1 and raise trainer.tp, or choose an algorithm without a critic.",
-        )
     if warmup >= spec.trainer.steps:
         yield SpecError(
             f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy",

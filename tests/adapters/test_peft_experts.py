@@ -17,10 +17,11 @@ from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_fused
 from lorad.adapters.readers import refuse_fused, refuse_interleaved, why_not
 from lorad.adapters.targets import experts_of, match_modules
 from lorad.adapters.validate import validate
-from lorad.backends.registry import SERVERS, dialect_class
+from lorad.backends.registry import dialect_class
 from lorad.errors import AdapterRefused, SpecError
 from lorad.models.facts import read_facts
 from lorad.models.families import FUSED
+from lorad.spec.numbers import SERVERS
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.expert_weights import merge
 from tests.conformance.reference import reference_logprobs, reference_model

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.served import served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
-from lorad.backends.registry import SERVERS, dialect_class
+from lorad.backends.registry import dialect_class
 from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
+from lorad.spec.numbers import SERVERS
 from tests.conformance.expert_adapters import BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.kit.fakes.random_adapters import partial, random_adapter
 

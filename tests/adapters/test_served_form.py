@@ -12,14 +12,14 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.adapters.served import served
 from lorad.adapters.targets import match_modules
-from lorad.backends.registry import SERVERS, dialect_class
+from lorad.backends.registry import dialect_class
 from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.errors import AdapterRefused
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.models.loading import load_base
+from lorad.spec.numbers import SERVERS
 from tests.conformance.engine_suite import CANARY
 from tests.conformance.reference import reference_logprobs, reference_model
 from tests.kit.fakes.random_adapters import partial, random_adapter
@@ -54,12 +54,6 @@ def leaves_by_part(adapter: Adapter) -> list[set[str]]:
         parent, _, last = module.rpartition(".")
         found.setdefault(parent, set()).add(last)
     return list(found.values())
-
-
-def test_servers_are_given_no_dora() -> None:
-    with pytest.raises(AdapterRefused, match="magnitudes of DoRA") as refused:
-        served(random_adapter(SHAPES, 1, dora=True), SHAPES, (), "float32")
-    assert "--merge" in refused.value.hint
 
 
 @pytest.mark.parametrize("kind", sorted(SERVERS))

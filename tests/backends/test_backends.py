@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from lorad.adapters.adapter import AdapterConfig
 from lorad.backends.registry import ENGINES, engine_class, trainer_class
-from lorad.backends.setup import server_setup
+from lorad.backends.setup import backend_setup, server_setup
 from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
+from lorad.limits.check import refuse
 from lorad.preflight.backends import check_backends
 from lorad.protocol.preflight import BaseFacts
 from lorad.spec.model import convert
@@ -74,5 +76,5 @@ def test_servers_are_asked_for_what_they_take(backend: str, tmp_path: Path) -> N
         assert "in_proj_qkv" in server_setup(spec, python, own, tmp_path).targets
         return
     with pytest.raises(SpecError, match="sglang takes no adapters on in_proj_qkv") as refused:
-        server_setup(spec, python, own, tmp_path)
+        refuse(backend_setup(spec, adapter=AdapterConfig(8, 16.0, tuple(own.modules))))
     assert refused.value.key == "lora.target_modules"

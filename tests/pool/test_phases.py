@@ -144,7 +144,8 @@ def test_runs_in_a_timesliced_pool_learn_as_alone(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="builtin cannot sleep"), running_pool(tmp_path, mode="timesliced"):
+    unable = {"engine_class": "lorad.engines.builtin.engine:BuiltinEngine", "mode": "timesliced"}
+    with pytest.raises(SpecError, match="builtin cannot sleep"), running_pool(tmp_path, **unable):
         pass
 
 

@@ -14,7 +14,7 @@ import pytest
 from lorad.adapters.adapter import AdapterConfig
 from lorad.backends import engine_install as install_module
 from lorad.backends.engine_install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
-from lorad.backends.registry import SERVERS, dialect_class
+from lorad.backends.registry import dialect_class
 from lorad.box.paths import checkout
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
@@ -23,6 +23,7 @@ from lorad.preflight.__main__ import preflight
 from lorad.preflight.pool_memory import Numbers, Step, pool_memory
 from lorad.protocol.pool_setup import SERVER_SLOTS
 from lorad.spec.model import convert
+from lorad.spec.numbers import SERVERS
 from tests.kit.world import REPOSITORY
 from tests.models.test_families import make_model
 

@@ -15,24 +15,31 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.backends import trainer_install as install_module
-from lorad.backends.registry import SERVERS
-from lorad.backends.setup import adapter_config, max_rank, modules_of, needs_base, served_experts, targets_of
+from lorad.backends.setup import (
+    adapter_config,
+    backend_setup,
+    max_rank,
+    modules_of,
+    needs_base,
+    served_experts,
+    targets_of,
+)
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
+from lorad.limits.check import refuse
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
 from lorad.preflight.trainers import (
     check_adapted,
-    check_adapter,
     check_bits,
     check_devices,
     check_names,
-    check_sizes,
 )
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
+from lorad.spec.numbers import SERVERS
 from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
 from tests.kit.world import REPOSITORY
 
@@ -124,6 +131,10 @@ def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
         (
             {"trainer": {"backend": "megatron", "backend_args": {"sequence_parallel": True}}},
             "trainer.backend_args: sequence_parallel is for lorad to set",
+        ),
+        (
+            {"trainer": {"backend": "megatron", "pp": 2}, "algorithm": "ppo"},
+            "trainer.pp: a critic reads the last hidden states",
         ),
         ({"resources": {"devices": 2}}, "resources.devices: 2, but this machine has no GPU"),
     ],
@@ -296,10 +307,10 @@ def test_experts_that_megatron_cannot_train_are_refused(
     facts = dataclasses.replace(facts, dtype="bfloat16")
     adapter = AdapterConfig(8, 16.0, modules_of(spec, facts), dropout=spec.lora.dropout)
     if says is None:
-        check_adapter(spec, facts, adapter, device)
+        refuse(backend_setup(spec, facts, adapter, device))
         return
     with pytest.raises(SpecError) as refused:
-        check_adapter(spec, facts, adapter, device)
+        refuse(backend_setup(spec, facts, adapter, device))
     assert str(refused.value).startswith(says) and refused.value.hint
 
 
@@ -324,10 +335,10 @@ def test_dora_is_refused_where_nobody_computes_it(more: dict[str, Any], model: s
     lora = {"target_modules": "q_proj", **more.get("lora", {}), "dora": True}
     spec, facts = convert({**more, "lora": lora}), read_facts(resolve(f"builtin:{model}"))
     if says is None:
-        check_adapter(spec, facts, adapter_config(spec, facts), "cpu")
+        refuse(backend_setup(spec, facts, adapter_config(spec, facts)))
         return
     with pytest.raises(SpecError) as refused:
-        check_adapter(spec, facts, adapter_config(spec, facts), "cpu")
+        refuse(backend_setup(spec, facts, adapter_config(spec, facts)))
     assert str(refused.value).startswith(says) and "leave lora.dora out" in refused.value.hint
 
 
@@ -338,13 +349,13 @@ def test_families_whose_experts_a_trainer_lacks_are_refused(backend: str) -> Non
         convert({"trainer": {"backend": backend}, "lora": lora})
         for lora in ({}, {"exclude_modules": ["*.experts.*"]})
     )
-    check_adapter(few, facts, AdapterConfig(8, 16.0, modules_of(few, facts)), "cpu")
+    refuse(backend_setup(few, facts, AdapterConfig(8, 16.0, modules_of(few, facts))))
     adapter = AdapterConfig(8, 16.0, modules_of(every, facts))
     if backend == "builtin":
-        check_adapter(every, facts, adapter, "cpu")
+        refuse(backend_setup(every, facts, adapter))
         return
     with pytest.raises(SpecError, match=f"the {backend} trainer adapts no experts of gpt_oss"):
-        check_adapter(every, facts, adapter, "cpu")
+        refuse(backend_setup(every, facts, adapter))
 
 
 def ranks_of(lora: dict[str, Any], **more: Any) -> tuple[int, int]:
@@ -486,9 +497,9 @@ def test_sizes_that_megatron_cannot_cut_are_refused(
 def test_experts_are_shared_evenly(tmp_path: Path) -> None:
     make_moe(tmp_path)
     facts = read_facts(tmp_path)
-    check_sizes(convert({"trainer": {"backend": "megatron", "dp": 2, "ep": 2}}), facts)
+    refuse(backend_setup(convert({"trainer": {"backend": "megatron", "dp": 2, "ep": 2}}), facts))
     with pytest.raises(SpecError, match=r"trainer\.ep: 3 ranks cannot share 4 experts"):
-        check_sizes(convert({"trainer": {"backend": "megatron", "dp": 3, "ep": 3}}), facts)
+        refuse(backend_setup(convert({"trainer": {"backend": "megatron", "dp": 3, "ep": 3}}), facts))
 
 
 @pytest.mark.parametrize("targets", ["q_proj", "linear_qkv, gate_proj", "*.layers.0.*.q_proj"])

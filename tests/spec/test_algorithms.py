@@ -176,12 +176,6 @@ def test_preferences_refuse_what_spoils_them(text: str, key: str) -> None:
     assert refused.value.key == key and refused.value.hint
 
 
-def test_a_critic_needs_the_last_stage() -> None:
-    with pytest.raises(SpecError) as refused:
-        refuse_contradictions(load_spec("{algorithm: {name: ppo}, trainer: {backend: megatron, pp: 2}}"))
-    assert refused.value.key == "trainer.pp" and refused.value.hint
-
-
 def test_a_critic_allows_groups_of_one() -> None:
     refuse_contradictions(spec("{name: ppo, group_size: 1}"))
     with pytest.raises(SpecError, match="group of one"):

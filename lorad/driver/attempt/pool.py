@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lorad.backends.setup import AXES, adapter_config
+from lorad.backends.setup import adapter_config
 from lorad.box.paths import RunDir
 from lorad.driver.attempt.main import StopFlag
 from lorad.errors import PoolLost
 from lorad.files import expanded
+from lorad.limits.arguments import AXES
 from lorad.models.facts import ModelFacts
 from lorad.protocol.batch import Optimizer
 from lorad.protocol.calls import Open

@@ -17,6 +17,9 @@ from lorad.engines.remote.server import Server
 from lorad.engines.remote.transport import Transport
 from lorad.engines.versions import Held, Versions, receive
 from lorad.errors import AdapterRefused, EngineGone
+from lorad.limits.check import refuse_adapter
+from lorad.limits.limit import BackendSetup
+from lorad.models.facts import read_facts
 
 Shapes = Mapping[str, tuple[int, int]]
 
@@ -40,6 +43,7 @@ class Holdings:
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
+        self._setup = BackendSetup(engine=fleet.dialect.name, model=read_facts(settings.model))
         self._copies = Copies(lambda: fleet.hosts)
         self.versions = Versions(settings.max_versions, _HeldRemote(BASE, ""))
         self.changing = asyncio.Lock()
@@ -126,6 +130,7 @@ class Holdings:
     def _received(self, source: AdapterSource) -> Adapter:
         """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
+        refuse_adapter(self._setup, adapter.config)
         form = served(adapter, self._shapes, self._fleet.dialect.joined, self._settings.dtype)
         targets = {*self._settings.targets}
         for module in form.config.modules:

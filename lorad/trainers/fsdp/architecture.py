@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
 from lorad.errors import SpecError
-from lorad.trainers.arguments import ATTENTION
+from lorad.limits.arguments import ATTENTION
 from lorad.trainers.sharded.rows import Rows, Sample, pack
 
 log = logging.getLogger("lorad.fsdp")

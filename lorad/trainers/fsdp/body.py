@@ -16,9 +16,11 @@ from torch.distributed.fsdp import fully_shard
 
 from lorad.adapters.targets import HEAD
 from lorad.errors import SpecError
+from lorad.limits.arguments import ATTENTION
+from lorad.limits.check import refuse
+from lorad.limits.limit import BackendSetup
 from lorad.models.experts import replayed
 from lorad.routes import RouteShape
-from lorad.trainers.arguments import ATTENTION
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
 from lorad.trainers.fsdp.architecture import Recompute, computes_alike, keeps_apart, probe
@@ -39,28 +41,11 @@ def open_body(settings: BodySettings) -> Body:
 
     settings.args: `attn_implementation`, by transformers' names; without it FlashAttention where that works,
         else sdpa.
-    Raises SpecError for other arguments, other kinds of parallelism, and a model that cannot be loaded.
+    Raises SpecError for what is beyond the limits of fsdp, and for a model that cannot be loaded.
     """
-    split = {kind: getattr(settings, kind) for kind in ("tp", "pp", "ep") if getattr(settings, kind) != 1}
-    if split:
-        told = ", ".join(f"{kind}={size}" for kind, size in split.items())
-        raise SpecError(
-            f"fsdp has data-parallel and context-parallel ranks alone, not {told}",
-            key="trainer",
-            hint="use dp or cp, or backend=megatron",
-        )
-    unknown = sorted(set(settings.args) - {ATTENTION})
-    attention = settings.args.get(ATTENTION)
-    if unknown or not isinstance(attention, str | None):
-        what = ", ".join(unknown) or f"{ATTENTION}={attention!r}"
-        raise SpecError(f"{what}", key="trainer.backend_args", hint=f"fsdp takes {ATTENTION}: a name")
-    if attention and settings.cp > 1:
-        raise SpecError(
-            f"{ATTENTION}={attention} attends to the tokens of one rank",
-            key="trainer.backend_args",
-            hint="leave it out, or use trainer.cp: 1",
-        )
-    return _FsdpBody(settings, attention)
+    setup = settings.backend_setup("fsdp")
+    refuse(setup)
+    return _FsdpBody(settings, setup)
 
 
 class _FsdpBody(Body):
@@ -71,14 +56,15 @@ class _FsdpBody(Body):
     """
 
     lockstep = True
-    has_dora = True
 
-    def __init__(self, settings: BodySettings, attention: str | None) -> None:
+    def __init__(self, settings: BodySettings, setup: BackendSetup) -> None:
+        self.setup = setup
         directory = Path(settings.model)
         self.device = torch.device(settings.device)
         self.dtype = getattr(torch, settings.dtype)
         self._world: Any = dist.group.WORLD
         self.dp = DataParallel(dist.get_rank(), dist.get_world_size(), self._world)
+        attention = setup.args.get(ATTENTION)
         wanted = [attention] if attention else architecture.attentions(self.dtype, self.device)
         wanted = ["sdpa"] if settings.cp > 1 else wanted
         self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, wanted)
@@ -124,13 +110,6 @@ class _FsdpBody(Body):
 
     def _neighbours(self, size: int) -> DataParallel:
         """Return the ranks that share rows with this one. Collective."""
-        heads = self._text.num_attention_heads, self._text.num_key_value_heads
-        if any(count % size for count in heads):
-            raise SpecError(
-                f"{size} ranks cannot share {heads[0]} heads and {heads[1]} key-value heads",
-                key="trainer.cp",
-                hint="It must divide both; use trainer.dp for more ranks.",
-            )
         groups = [dist.new_group(range(n, n + size)) for n in range(0, self.dp.size, size)]
         return DataParallel(self.dp.rank % size, size, groups[self.dp.rank // size])
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.limits.arguments import ADAPTS, REPLAYS
 from lorad.models.experts import Replay
 from lorad.models.lora import EVEN_RANK
 from lorad.models.products.forms import ends_of, grouped
 from lorad.routes import RouteShape
-from lorad.trainers.arguments import ADAPTS, REPLAYS
 
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
 _LINEARS = ("gate_proj", "up_proj", "down_proj")

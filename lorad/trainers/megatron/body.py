@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lorad.errors import AdapterRefused
+from lorad.limits.check import refuse
+from lorad.limits.limit import BackendSetup
 from lorad.models.base import add_to
 from lorad.rl.loss import TokenLogprobs
 from lorad.routes import RouteShape
@@ -32,19 +34,22 @@ _LAYOUTS = 16
 def open_body(settings: BodySettings) -> Body:
     """Build the model; call it after `workers.join`.
 
-    Raises SpecError for what lorad or Megatron does not take.
+    Raises SpecError for what is beyond the limits of megatron, or what Megatron does not take.
     """
-    return MegatronBody(build(settings), settings)
+    setup = settings.backend_setup("megatron")
+    refuse(setup)
+    return MegatronBody(build(settings), settings, setup)
 
 
 class MegatronBody(Body):
     fuses = True
 
-    def __init__(self, base: Base, settings: BodySettings) -> None:
+    def __init__(self, base: Base, settings: BodySettings, setup: BackendSetup) -> None:
         from megatron.core import parallel_state
         from megatron.core.transformer.moe.moe_layer import MoELayer
 
         self._base, self._model = base, base.model
+        self.setup = setup
         self.device = torch.device(settings.device)
         self.dtype = DTYPES[settings.dtype]
         self.lockstep = settings.ep > 1
@@ -56,7 +61,6 @@ class MegatronBody(Body):
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
         reference = reference_of(base.config)
         self._spreads_experts = settings.ep * settings.tp > 1
-        self._copies_tokens = settings.ep > 1 and settings.tp > 1
         self.expert_dp = DataParallel(
             parallel_state.get_expert_data_parallel_rank(),
             parallel_state.get_expert_data_parallel_world_size(),
@@ -136,12 +140,7 @@ class MegatronBody(Body):
 
     def mount(self, key: MountKey) -> Mounted:
         self.unmount()
-        targets = chosen(key, self._shapes, self._tp)
-        if key.adapter.dropout and self._copies_tokens and any(target.is_of_expert for target in targets):
-            raise AdapterRefused(
-                "dropout on experts would differ between the copies of a token that tp ranks send to them",
-                hint="set lora.dropout to 0, or trainer.tp or ep to 1",
-            )
+        targets = chosen(key, self._shapes)
         self._wrap(targets, key)
         mounted = MegatronMounted(
             targets, self._wrapped, key, self._export, self._shapes, self.device, self._pipeline.whole

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lorad.limits.arguments import ADAPTS
 from lorad.models.facts import read_facts
-from lorad.trainers.arguments import ADAPTS
 
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)")
 _Shapes = Mapping[str, tuple[int, int]]

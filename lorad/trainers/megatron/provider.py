@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from lorad.errors import SpecError
-from lorad.trainers.arguments import SPLITS, own_fields
+from lorad.limits.of_trainers import own_fields
 from lorad.trainers.sharded.body import BodySettings
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,10 @@ def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
     config = bridge.hf_pretrained.config
     with taken(settings.model):
         provider = bridge.to_megatron_provider(load_weights=not is_empty)
-    _check_heads(config, settings.tp)
-    _check_layers(config, settings)
-    packed = _has_packed_attention(settings)
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    # Transformer Engine has no fused attention in fp32, so Megatron's own layers compute that
+    packed = bool(HAVE_TE) and settings.device.startswith("cuda") and settings.dtype != "float32"
     _set(provider, _own_fields(settings, dtype, config.vocab_size, packed=packed), settings.args)
     try:
         provider.finalize()
@@ -115,19 +116,7 @@ def taken(model: str) -> Iterator[None]:
 
 
 def _check(settings: BodySettings) -> None:
-    """Before anything is loaded."""
-    if settings.quantize:
-        raise SpecError(
-            f"{settings.quantize}: the megatron trainer rounds no base",
-            key="model.quantize",
-            hint="use trainer.backend: builtin or fsdp, or leave it out",
-        )
-    if settings.cp > 1:
-        raise SpecError(
-            f"{settings.cp}: the megatron trainer cuts no sequence over ranks",
-            key="trainer.cp",
-            hint="use tp, pp and dp, or trainer.backend: fsdp",
-        )
+    """Check before anything is loaded that there are ranks for all stages."""
     world, size = dist.get_world_size(), settings.tp * settings.pp
     if world % size:
         raise SpecError(
@@ -145,46 +134,9 @@ def _check(settings: BodySettings) -> None:
             )
 
 
-def _check_layers(config: Any, settings: BodySettings) -> None:
-    """An uneven split is for Megatron to judge."""
-    layers, stages = config.num_hidden_layers, settings.pp
-    if layers % stages and not SPLITS & settings.args.keys():
-        raise SpecError(
-            f"{stages} stages cannot share {layers} layers evenly",
-            key="trainer.pp",
-            hint="pp must divide num_hidden_layers, or trainer.backend_args say "
-            "num_layers_in_first_pipeline_stage",
-        )
-
-
-def _check_heads(config: Any, tp: int) -> None:
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % tp:
-        raise SpecError(
-            f"{tp} ranks cannot share {heads} key-value heads",
-            key="trainer.tp",
-            hint="tp must divide num_key_value_heads",
-        )
-
-
-def _has_packed_attention(settings: BodySettings) -> bool:
-    """Transformer Engine has no fused attention in fp32, so Megatron's own layers compute that."""
-    from megatron.core.extensions.transformer_engine import HAVE_TE
-
-    return bool(HAVE_TE) and settings.device.startswith("cuda") and settings.dtype != "float32"
-
-
 def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packed: bool) -> dict[str, object]:
     """Collect the fields that lorad decides, and those that Megatron's own layers need."""
-    found = own_fields(
-        tp=settings.tp,
-        pp=settings.pp,
-        ep=settings.ep,
-        dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        pads=vocab % settings.tp > 0,
-        on_cpu=settings.device == "cpu",
-    )
+    found = own_fields(settings, dtype, pads=vocab % settings.tp > 0)
     if not packed:
         from megatron.bridge.models.gpt_provider import local_layer_spec
 
@@ -202,8 +154,6 @@ def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None
                 hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this "
                 "model",
             )
-        if name in own and name not in _NO_FUSION:
-            raise SpecError(f"{name} is for lorad to set", key="trainer.backend_args", hint="leave it out")
     for name, value in (own | args).items():
         if name in known:
             setattr(provider, name, value)

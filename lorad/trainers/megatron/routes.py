@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from lorad.limits.arguments import REPLAYS
 from lorad.models.experts import Replay, replayed
 from lorad.routes import RouteShape, unknown_like
-from lorad.trainers.arguments import REPLAYS
 from lorad.trainers.megatron.pipeline import Pipeline
 from lorad.trainers.megatron.provider import Base
 from lorad.trainers.sharded.rows import Rows

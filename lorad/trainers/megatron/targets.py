@@ -108,37 +108,23 @@ def trainable_shapes(
     return {name: shape for (name, shape), is_there in zip(found.items(), there, strict=True) if is_there}
 
 
-def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> list[Target]:
+def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[Target]:
     """Return the modules to wrap, in the order of the names.
 
-    Raises AdapterRefused for what is not there, or cannot be cut or fused.
+    Raises AdapterRefused for what is not there.
     """
-    _check_rank(key.adapter.rank, tp)
     _check_known(key.adapter.modules, shapes)
     by_path: dict[str, dict[str, str]] = {}
     for name in key.adapter.modules:
         path, member = _place(name) or ("", "")
         by_path.setdefault(path, {})[member] = name
-    targets = [Target(path, members) for path, members in by_path.items()]
-    if key.lora_type == "lora":
-        for target in targets:
-            _check_whole(target)
-    return targets
+    return [Target(path, members) for path, members in by_path.items()]
 
 
 def members(target: Target) -> list[str]:
     """Return every member of a fused module, asked for or not; of another module, one without a name."""
     suffix = re.sub(re.escape(_EXPERTS) + r"\d+\.", "", target.path.split(".", 3)[-1])
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]
-
-
-def _check_rank(rank: int, tp: int) -> None:
-    if rank % tp:
-        upper = rank + tp - rank % tp
-        raise AdapterRefused(
-            f"lora.rank: {rank} cannot be cut over {tp} tensor-parallel ranks",
-            hint=f"use rank {upper}" + (f" or {upper - tp}" if upper > tp else ""),
-        )
 
 
 def _check_known(modules: Iterable[str], shapes: Mapping[str, tuple[int, int]]) -> None:
@@ -157,14 +143,3 @@ def _check_known(modules: Iterable[str], shapes: Mapping[str, tuple[int, int]]) 
         f"{unknown[0]} is an expert that gets no adapter on Megatron here",
         hint=f"those of Qwen3-MoE get one with trainer.backend_args: {{moe_grouped_gemm: false}}; {offered}",
     )
-
-
-def _check_whole(target: Target) -> None:
-    every = members(target)
-    if len(target.members) < len(every):
-        ends = {member: path.rpartition(".")[2] for path, (_, member) in _IN_LAYER.items()}
-        first = next(iter(target.members.values()))
-        raise AdapterRefused(
-            f"{first}: with lora.type: lora, {', '.join(ends[member] for member in every)} share one A",
-            hint="target all of them, or use lora.type: canonical_lora",
-        )

@@ -6,14 +6,18 @@ package. Every rank makes the same calls in the same order: most of them talk to
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from msgspec import Struct
+import torch.distributed as dist
+from msgspec import Struct, structs
 from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.limits.limit import BackendSetup
+from lorad.models.facts import read_facts
 from lorad.protocol.pool_setup import Quantize
 from lorad.rl.loss import TokenLogprobs
 from lorad.routes import RouteShape
@@ -39,6 +43,14 @@ class BodySettings(Struct, frozen=True, kw_only=True):
     ep: int = 1
     args: dict[str, object] = {}
     quantize: Quantize | None = None
+
+    def backend_setup(self, trainer: str) -> BackendSetup:
+        """Return what the limits of a trainer are about, as its ranks are started; call it in a rank."""
+        return BackendSetup(
+            trainer=trainer,
+            dp=max(1, dist.get_world_size() // (self.tp * self.pp * self.cp)),
+            **{**structs.asdict(self), "model": read_facts(Path(self.model))},
+        )
 
 
 class MountKey(Struct, frozen=True):
@@ -90,6 +102,8 @@ class Mounted(ABC):
 class Body(ABC):
     """Made once in each rank, after `torch.distributed` is ready (see `workers.join`)."""
 
+    setup: BackendSetup
+    """What it is asked to be, by which limits are checked."""
     dp: DataParallel
     expert_dp: DataParallel = DataParallel()
     """The ranks that hold the same experts, where that is not `dp`: see `Mounted.of_experts`."""
@@ -107,8 +121,6 @@ class Body(ABC):
     """Whether this rank counts, in sums over all ranks, what all model-parallel ranks hold alike."""
     has_states: bool = True
     """Whether `states` works, which critics need."""
-    has_dora: bool = False
-    """Whether `row_norms` works, and adapters may have magnitudes."""
     packs: bool = True
     """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its
     own.

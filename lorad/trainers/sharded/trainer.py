@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -21,7 +22,8 @@ from torch import Tensor
 from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.targets import MEGATRON
 from lorad.adapters.validate import expected_shapes
-from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, SpecError
+from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError
+from lorad.limits.check import refuse, refuse_adapter
 from lorad.protocol.batch import (
     LOSSES,
     OF_PAIRS,
@@ -121,15 +123,11 @@ class RankTrainer:
         spec = verb.spec
         if verb.slot in self._slots:
             raise Conflict(f"slot {verb.slot} is open already", hint="Close it first, or take another name.")
+        refuse(msgspec.structs.replace(self._body.setup, has_critic=spec.critic))
+        refuse_adapter(self._body.setup, spec.adapter, spec.lora_type)
         wanted = expected_shapes(spec.adapter, self._body.shapes)
         if not wanted:
             raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
-        if spec.adapter.dora and not self._body.has_dora:
-            raise AdapterRefused(
-                "this trainer does not train DoRA", hint="use trainer.backend: builtin or fsdp"
-            )
-        if spec.critic and not self._body.has_states:
-            raise SpecError("a critic works on one stage only", key="trainer.pp", hint="Use trainer.pp: 1.")
         source = spec.source
         start = self._together(
             lambda: (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.backends.setup import TARGETS
+from lorad.limits.of_engines import TARGETS
 from tests.engines.real.places import ENVIRONMENT, SECRET, python_of
 from tests.kit.world import World, world
 

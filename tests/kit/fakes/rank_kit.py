@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.errors import AdapterRefused, SpecError
+from lorad.limits.limit import BackendSetup
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
@@ -40,6 +41,7 @@ def open_body(settings: BodySettings) -> Body:
 
 
 class TinyBody(Body):
+    setup = BackendSetup(trainer="tiny")
     lockstep = False
     may_forget = True
 

@@ -169,5 +169,5 @@ def test_one_rank_reads_and_reports_fused_weights(everyone: list[Facts]) -> None
 
 
 def test_other_parallelism_and_unknown_arguments_are_refused(everyone: list[Facts]) -> None:
-    assert "tp=2" in everyone[0]["tp"] and "SpecError" in everyone[0]["tp"]
+    assert "trainer.tp" in everyone[0]["tp"] and "SpecError" in everyone[0]["tp"]
     assert "colour" in everyone[0]["args"]

@@ -1,0 +1,1 @@
+"""What trainers and engines cannot do: a row for each limit, read before a run starts and where it starts."""
