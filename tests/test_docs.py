@@ -89,8 +89,10 @@ def test_every_made_part_is_in_a_page() -> None:
         ("docs/algorithms.md", "presets"),
         ("docs/cli.md", "commands"),
         ("docs/configuration.md", "config"),
+        ("docs/engines.md", "limits_of_engines"),
         ("docs/python.md", "python"),
         ("docs/spec.md", "spec"),
+        ("docs/trainers.md", "limits_of_trainers"),
     ]
 
 

@@ -30,6 +30,7 @@ _UNSERVED = {
 }
 """Why vLLM 0.32 or SGLang 0.5.23 takes no adapters on linears of a model type, by their leaf names."""
 _APART = {*RANKED, *SERVERS}
+RECORDS = {"sglang"}  # servers that say the routes of tokens
 _SERVER_NAMES = " or ".join(SERVERS)
 
 
