@@ -266,7 +266,7 @@ slowloris siege fuzz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
 
 snapshots: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/tui/test_snapshots.py tests/cli/test_tables.py tests/daemon/api/test_answers.py --snapshot-update $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/tui/test_snapshots.py tests/cli/test_tables.py tests/daemon/api/test_answers.py tests/daemon/api/test_schemas.py --snapshot-update $(ARGS)
 
 pictures: $(VENV)/.ready-dev
 	@$(BIN)/lorad models get smollm2
