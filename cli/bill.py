@@ -10,8 +10,8 @@ import msgspec
 
 from lorad.cli import table
 from lorad.client.bill_words import bill_words
-from lorad.client.box_shapes import Bill, BillLine, Quota
 from lorad.errors import SpecError
+from lorad.records.bill import Bill, BillLine, Quota
 from lorad.text import moment, seconds_of
 
 _COLUMNS = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from lorad.box.models import MODELS
 from lorad.client.client import Client
-from lorad.client.shapes import Run
+from lorad.records.runs import Run
 from lorad.spec.numbers import BUILTIN_MODELS
 
 _SECONDS = 0.15  # that the daemon has: nobody waits for a completion

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from lorad.cli import output, table
-from lorad.client.check_shapes import Check, Start
 from lorad.client.words import adapter_in_words, kept_in_words, targets_in_words, when_in_words
 from lorad.protocol.preflight import DataLook, Lengths
+from lorad.records.checks import Check, Start
 
 _LINES = 12  # of a prompt
 _FIELDS_WIDTH = 400  # characters of a line of it

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from lorad.cli import output, table
 from lorad.client.client import Client
-from lorad.client.shapes import Beginning, RunDetails
 from lorad.client.words import evals_in_words, phase, steps_in_words
+from lorad.records.runs import Beginning, RunDetails
 
 _CURVES = ("reward", "loss")  # where one of the runs has them
 _POINTS = 10  # steps that are shown

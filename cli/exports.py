@@ -13,9 +13,10 @@ from lorad.adapters.directory import TEMPORARY, amend
 from lorad.bounds import JSON_BYTES
 from lorad.cli import output
 from lorad.client.client import Client
-from lorad.client.shapes import Exported, RunDetails
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.files import read_file
+from lorad.records.runs import RunDetails
+from lorad.records.versions import Exported
 
 if TYPE_CHECKING:
     from lorad.models.merged_files import Merged

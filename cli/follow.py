@@ -17,7 +17,6 @@ from lorad.cli.many import OVER
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Sample, Step
 from lorad.client.words import (
     evals_in_words,
     failures,
@@ -28,6 +27,9 @@ from lorad.client.words import (
     steps_in_words,
 )
 from lorad.errors import DaemonUnreachable, LoradError
+from lorad.records.measured import Evaluation, Metrics, Step
+from lorad.records.runs import Run, RunDetails
+from lorad.records.samples import Sample
 from lorad.text import clauses, one_line
 
 _PERIOD = 0.25  # seconds between looks

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from lorad.cli import output
 from lorad.cli.table import Column
 from lorad.client.columns import COLUMNS, cell, groups_of, has_losses, leader, together, with_figures
-from lorad.client.shapes import Run
 from lorad.client.words import phase
+from lorad.records.runs import Run
 from lorad.text import number
 
 USUAL = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")

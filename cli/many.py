@@ -12,9 +12,9 @@ from lorad.cli import output
 from lorad.client.client import Client
 from lorad.client.columns import cell
 from lorad.client.selected import refuse_everything, selected
-from lorad.client.shapes import Run
 from lorad.client.words import phase
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError, to_wire
+from lorad.records.runs import Run
 from lorad.selection import Selection
 
 OVER = ("ended", "paused")

@@ -12,8 +12,8 @@ import msgspec
 
 from lorad.cli.streams import takes_all
 from lorad.cli.table import print_table, shortened
-from lorad.client.shapes import Served, Swapped
 from lorad.client.words import why
+from lorad.records.versions import ServedModel, Swapped
 from lorad.text import age, duration, number, one_line, printable, size
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _other_version(version: str) -> None:
     note(f"The daemon is {daemon}, this command is version {__version__}: {restart} `lorad daemon restart`.")
 
 
-def tell_address(served: Served | Swapped, model: str) -> None:
+def tell_address(served: ServedModel | Swapped, model: str) -> None:
     """Print where a model answers, a command to try it, and lines of Python for the client of OpenAI.
 
     The key itself is not printed: what is pasted reads its file.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lorad import svg
 from lorad.cli import output, table
-from lorad.client.shapes import LOWER_IS_BETTER, Sweep, SweepRun
+from lorad.records.sweeps import LOWER_IS_BETTER, Sweep, SweepRun
 
 _ROWS, _NARROWEST = 13, 40  # cells of the picture
 _FEW = 6  # values of an axis that all get a label

@@ -13,9 +13,9 @@ from msgspec import structs
 from lorad.cli import output, parallel, table
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.shapes import LOWER_IS_BETTER, Rung, Sweep, SweepRun
 from lorad.client.words import phase, trained_nothing
 from lorad.errors import DaemonUnreachable
+from lorad.records.sweeps import LOWER_IS_BETTER, Rung, Sweep, SweepRun
 
 _PERIOD = 0.5  # seconds between looks
 _OVER = ("ended", "paused")

@@ -12,9 +12,11 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from lorad.box.config import AlarmLimits
-from lorad.client.box_shapes import Device, Pool, Status
-from lorad.client.shapes import Run, Signals
 from lorad.client.words import idleness, trained_nothing
+from lorad.records.daemon import Status
+from lorad.records.devices import Device
+from lorad.records.pools import Pool
+from lorad.records.runs import Run, Signals
 
 _Level = Literal["bad", "look"]
 

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import AlarmLimits, load
-from lorad.client.box_shapes import Device, DeviceProcess, Disk, Engine, Pool, Status, Trainer
-from lorad.client.shapes import Run
 from lorad.errors import SpecError
+from lorad.records.daemon import Disk, Status
+from lorad.records.devices import Device, DeviceProcess
+from lorad.records.pools import Pool, PoolEngine, PoolTrainer
+from lorad.records.runs import Run
 
 Json = dict[str, Any]
 NOW = 1_000_000.0
@@ -144,7 +146,7 @@ def test_bad_end_is_an_alarm_for_some_time(reason: str, ago: float, kind: str | 
 
 @pytest.mark.parametrize("part", ["engine", "trainer"])
 def test_pool_without_engine_or_trainer_is_an_alarm(part: str) -> None:
-    pool = Pool("tiny-1", engine=Engine("vllm", alive=True), trainer=Trainer("fsdp"))
+    pool = Pool("tiny-1", engine=PoolEngine("vllm", alive=True), trainer=PoolTrainer("fsdp"))
     assert alarms((), LIMITS, NOW, pools=[pool]) == []
     gone = {"name": "x", "alive": False, "detail": "exit 1"}
     lost = msgspec.convert(msgspec.to_builtins(pool) | {part: gone}, Pool)

@@ -12,11 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.client.box_shapes import Pool
 from lorad.client.client import Client
-from lorad.client.shapes import Run, Swapped
 from lorad.client.words import phase
 from lorad.files import expanded
+from lorad.records.pools import Pool
+from lorad.records.runs import Run
+from lorad.records.versions import Swapped
 from lorad.tui import consequences
 
 _Values = Mapping[str, str]  # what was typed, by field; "" where nothing was

@@ -8,8 +8,8 @@ from rich.text import Text
 from textual.widget import Widget
 
 from lorad.client.bill_words import bill_words
-from lorad.client.box_shapes import Bill, BillLine
 from lorad.client.client import Client
+from lorad.records.bill import Bill, BillLine
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import cell

@@ -7,7 +7,8 @@ Each function asks the daemon, so it runs on a thread.
 from collections.abc import Mapping
 
 from lorad.client.client import Client
-from lorad.client.shapes import Checkpoint, Run
+from lorad.records.runs import Run
+from lorad.records.versions import Checkpoint
 from lorad.states import RunState
 from lorad.text import size
 

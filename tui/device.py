@@ -7,8 +7,9 @@ from msgspec import Struct
 from rich.text import Text
 from textual.widget import Widget
 
-from lorad.client.box_shapes import Device, DeviceSample, Pool
 from lorad.client.client import Client
+from lorad.records.devices import Device, DeviceSample
+from lorad.records.pools import Pool
 from lorad.text import one_line, size
 from lorad.tui import keys
 from lorad.tui.dashboard.one_liners import busy, holder, used

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from lorad.client.shapes import Event
 from lorad.protocol.evals import Expected
+from lorad.records.runs import Event
 from lorad.text import moment, number, one_line, size
 
 _Data = dict[str, Any]  # each kind of event has its own, and kinds come and go with the daemon's version

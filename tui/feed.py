@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from lorad.client.box_shapes import Status
 from lorad.client.client import Client
-from lorad.client.shapes import Event
 from lorad.errors import DaemonUnreachable, LoradError
+from lorad.records.daemon import Status
+from lorad.records.runs import Event
 
 _PERIOD = 0.5  # seconds between two readings
 TICK = 2.0  # seconds between two looks at what has no events

@@ -6,8 +6,8 @@ from msgspec import Struct
 from rich.text import Text
 from textual.widget import Widget
 
-from lorad.client.box_shapes import Node, Pool
 from lorad.client.client import Client
+from lorad.records.pools import ClusterNode, Pool
 from lorad.text import age, one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.one_liners import base, counted
@@ -33,7 +33,7 @@ _STYLES = {"lost": "red", "free": "green"}
 
 
 class _Seen(Struct, frozen=True):
-    nodes: list[Node]
+    nodes: list[ClusterNode]
     pools: list[Pool]
 
 
@@ -89,7 +89,7 @@ class NodesScreen(Base):
         self.app.pop_screen()
 
 
-def _cells(node: Node) -> Cells:
+def _cells(node: ClusterNode) -> Cells:
     row = {
         "node": node.node,
         "devices": str(node.count) if node.count else "cpu" if node.devices else "",
@@ -104,7 +104,7 @@ def _cells(node: Node) -> Cells:
     }
 
 
-def _values(node: Node) -> Values:
+def _values(node: ClusterNode) -> Values:
     return {
         "node": node.node,
         "state": node.state,

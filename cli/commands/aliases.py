@@ -8,8 +8,8 @@ from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Silent
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.shapes import ServedAlias
 from lorad.errors import SpecError
+from lorad.records.versions import ServedAlias
 
 _ALIASES = (
     "alias",

@@ -10,10 +10,10 @@ import typer
 from lorad.cli import many, output
 from lorad.cli.options import AsJson, Wait, Yes
 from lorad.cli.selecting import chooses_runs
-from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.client.words import phase
 from lorad.errors import Conflict
+from lorad.records.runs import Run
 from lorad.selection import Selection, seconds_in
 
 _ENDABLE = ("queued", "starting", "running", "stopping", "paused")
@@ -101,7 +101,7 @@ def wait(
     connection = Connection(client, start=True)
     begun = time.monotonic()
 
-    def waited(name: str) -> shapes.Run:
+    def waited(name: str) -> Run:
         left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))
         return wait_for(connection, name, until=wanted, timeout=left)
 
@@ -111,7 +111,7 @@ def wait(
     many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
 
 
-def _verb(name: str, does: Callable[[str], shapes.Run], stopping: str, states: Sequence[str]) -> many.Verb:
+def _verb(name: str, does: Callable[[str], Run], stopping: str, states: Sequence[str]) -> many.Verb:
     """Make a verb that ends runs. stopping: what a run does until it is over. states: those that it fits."""
 
     def says(run: Any) -> str:
@@ -135,7 +135,7 @@ def _end_one(client: Client, verb: many.Verb, name: str, *, wait: bool, as_json:
     from lorad.cli.follow import watched  # slow, and rarely needed
 
     run = verb.does(name)
-    if wait and isinstance(run, shapes.Run) and run.state not in many.OVER:
+    if wait and isinstance(run, Run) and run.state not in many.OVER:
         if not as_json:
             output.note(verb.says(run))
         over = watched(client, name, as_json=as_json, does="stops all the same")

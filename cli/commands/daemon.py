@@ -15,12 +15,12 @@ from lorad.box.paths import Home
 from lorad.cli import output
 from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.options import AsJson
-from lorad.client.box_shapes import StayingPool
 from lorad.client.client import Client
 from lorad.client.launch import connected
 from lorad.client.launch import start as launch
 from lorad.client.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
+from lorad.records.daemon import StayingPool
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 

@@ -19,13 +19,15 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
 from lorad.cli.streams import takes_all
 from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
-from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
 from lorad.client.columns import COLUMNS, has_losses, with_figures
 from lorad.client.launch import connected
-from lorad.client.shapes import Run
 from lorad.client.words import set_aside
 from lorad.errors import SpecError
+from lorad.records.daemon import Status
+from lorad.records.devices import Device
+from lorad.records.pools import Pool
+from lorad.records.runs import Run
 from lorad.tui.widgets.sparkline import sparkline
 
 _SPARK = 12  # steps whose rewards are drawn

@@ -26,9 +26,9 @@ from lorad.cli.doctor.ray_jobs import ray_job_check
 from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable, report, size
-from lorad.client.box_shapes import Orphan, Repaired
 from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed, SpecError
+from lorad.records.daemon import Orphan, Repaired
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
 _MINIMUM_FREE = 2 << 30

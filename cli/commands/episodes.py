@@ -19,14 +19,14 @@ from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.evaluate import Grading, graded
 from lorad.client.overrides import from_here
-from lorad.client.shapes import Sample, TrialEvent
 from lorad.client.spec_file import read_spec
 from lorad.envs.child import Answer
-from lorad.envs.episode import LIMITS
 from lorad.envs.host import Heard, Host
 from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict, SpecError
+from lorad.records.episodes import LIMITS
+from lorad.records.samples import Sample, TrialEvent
 from lorad.spec.env import EnvSpec
 from lorad.spec.text import load_spec, load_task
 from lorad.text import question

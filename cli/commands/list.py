@@ -15,7 +15,7 @@ from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
 from lorad.client.columns import FILLED, costs_of, devices_of, filled, groups_of, keys_of
-from lorad.client.shapes import Run
+from lorad.records.runs import Run
 from lorad.selection import Selection, in_commas
 
 _SHOWN = 50  # of those that ended; whatever works or waits is shown in any case

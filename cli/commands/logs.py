@@ -11,8 +11,8 @@ from lorad.box.paths import Home
 from lorad.cli import candidates, output
 from lorad.cli.options import AsJson
 from lorad.client.client import Client
-from lorad.client.shapes import LogPart
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
+from lorad.records.runs import LogPart
 
 _WITHOUT_RUN = ("daemon", "gateway")
 _SHOWN = 1 << 16  # bytes that are shown where no number of lines is given

@@ -17,9 +17,9 @@ from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
 from lorad.client.client import Client
 from lorad.client.selected import selected
-from lorad.client.shapes import Run
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.files import expanded, write_whole
+from lorad.records.runs import Run
 from lorad.selection import Selection
 from lorad.tui.curves.plot import LETTERS, Look, extent, names, plot, smoothing
 from lorad.tui.curves.series import FACTS, Track

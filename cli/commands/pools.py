@@ -11,10 +11,11 @@ import typer
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson
 from lorad.client import launch, words
-from lorad.client.box_shapes import Device, Engine, Lease, Node, Pool
 from lorad.client.client import Client
-from lorad.client.requests import ReserveRequest
 from lorad.errors import SpecError
+from lorad.records.devices import Device, Lease
+from lorad.records.pools import ClusterNode, Pool, PoolEngine
+from lorad.records.requests import ReserveRequest
 from lorad.selection import seconds_in
 
 
@@ -160,7 +161,7 @@ def versions_in(pool: Pool) -> str:
     return f"{capacity.versions}/{capacity.max_versions}" if capacity else str(len(pool.loaded))
 
 
-def engine_row(pool: Pool, engine: Engine) -> tuple[str, ...]:
+def engine_row(pool: Pool, engine: PoolEngine) -> tuple[str, ...]:
     return (
         pool.pool,
         " ".join(filter(None, (engine.name, engine.software or ""))),
@@ -344,7 +345,7 @@ def nodes(
         time.sleep(_LOOK_SECONDS)
 
 
-def _show_nodes(found: list[Node], pools: list[Pool], *, watch: bool) -> None:
+def _show_nodes(found: list[ClusterNode], pools: list[Pool], *, watch: bool) -> None:
     if watch:
         print("\x1b[H\x1b[2J", end="")
     output.print_table(_NODES, [_node_row(node) for node in found], empty=_NO_NODES)
@@ -353,7 +354,7 @@ def _show_nodes(found: list[Node], pools: list[Pool], *, watch: bool) -> None:
             output.note(f"{pool.pool} {pool.waiting}")
 
 
-def _node_row(node: Node) -> tuple[str, ...]:
+def _node_row(node: ClusterNode) -> tuple[str, ...]:
     return (
         node.node,
         node.state,

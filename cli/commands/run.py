@@ -15,13 +15,15 @@ from lorad.cli.checked import said
 from lorad.cli.follow import WORKING, follow, watched
 from lorad.cli.options import AsJson, Detach, Overrides, Quiet, Run, Spec, WaitOver, Yes
 from lorad.cli.selecting import chooses_runs
-from lorad.client import launch, shapes
+from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.overrides import from_here
-from lorad.client.requests import RunRequest
 from lorad.client.spec_file import read_spec
 from lorad.client.words import kept_in_words, phase, rate_in_words, steps_in_words, why
 from lorad.errors import DaemonUnreachable, SpecError
+from lorad.records import runs
+from lorad.records.requests import RunRequest
+from lorad.records.runs import Resumed
 from lorad.selection import Selection
 
 _SEVERAL = "; give it several times, or names with commas"
@@ -123,7 +125,7 @@ def _ask_to_replace(client: Client, request: RunRequest) -> None:
     typer.confirm("Remove it, with its versions and checkpoints?", abort=True, err=True)
 
 
-def _tell(client: Client, started: shapes.Run) -> None:
+def _tell(client: Client, started: runs.Run) -> None:
     """Say on stderr what the check of a run found worth saying."""
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
         made = client.show(started.name)
@@ -137,7 +139,7 @@ def _tell(client: Client, started: shapes.Run) -> None:
             output.note(kept_in_words(made.files))
 
 
-def _note_state(client: Client, run: shapes.Run) -> None:
+def _note_state(client: Client, run: runs.Run) -> None:
     """Say whether a new run is queued, for what it waits and when it starts; ask for a second at most."""
     with contextlib.suppress(DaemonUnreachable):
         for _ in range(10):
@@ -183,7 +185,7 @@ def resume(
     name = many.only_run(meant)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
 
-    def continued(run: str) -> shapes.Resumed:
+    def continued(run: str) -> Resumed:
         resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides))
         for warning in (*resumed.warnings, *resumed.changed_inputs):
             output.note(f"warning: {'' if name else f'{run}: '}{warning}")
@@ -226,7 +228,7 @@ def _without_overrides(meant: Selection) -> tuple[Selection, list[str]]:
 def _resume_several(
     client: Client,
     meant: Selection,
-    continued: Callable[[str], shapes.Resumed],
+    continued: Callable[[str], Resumed],
     *,
     until: Sequence[str],
     yes: bool,

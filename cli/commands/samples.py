@@ -9,8 +9,8 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.choice import HINT, ORDERS, Choice, ordered_by
 from lorad.client.client import Client
-from lorad.client.shapes import Sample
 from lorad.errors import NotFound
+from lorad.records.samples import Sample
 from lorad.text import question
 
 _SAMPLES = (

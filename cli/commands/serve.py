@@ -14,11 +14,12 @@ from lorad.cli.options import AsJson, Silent, Version
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.evaluate import evaluated
-from lorad.client.requests import AdapterRequest, Sampling
-from lorad.client.shapes import Result, StoppedServing
 from lorad.client.words import differing_settings
 from lorad.errors import NotFound, SpecError
 from lorad.files import expanded
+from lorad.records.measured import Result
+from lorad.records.requests import AdapterRequest, Sampling
+from lorad.records.versions import StoppedServing
 
 
 def serve(

@@ -11,7 +11,6 @@ from lorad.box.config import config_of
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
-from lorad.client.shapes import Attempt, Beginning, Reference, Result, RunDetails, Trainable
 from lorad.client.words import (
     adapter_in_words,
     differing_settings,
@@ -28,6 +27,8 @@ from lorad.client.words import (
     steps_in_words,
     targets_in_words,
 )
+from lorad.records.measured import Result
+from lorad.records.runs import Attempt, Beginning, KlReference, RunDetails, Trainable
 
 _RESULTS = 10  # that are shown
 
@@ -221,7 +222,7 @@ def _why(attempt: Attempt) -> str:
     return f": {output.printable(attempt.detail.partition(chr(10))[0])}"
 
 
-def _reference(found: Reference | None) -> str | None:
+def _reference(found: KlReference | None) -> str | None:
     """Say what KL is measured against, unless that is the base."""
     return f"KL is to {found.name}, sha256 {found.sha256[:12]}" if found else None
 

@@ -14,9 +14,9 @@ from lorad.cli.sweeps import follow, show, summary, write_svg
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.overrides import from_here
-from lorad.client.requests import HalvingRequest, PointsRequest
 from lorad.client.spec_file import read_spec
 from lorad.errors import SpecError
+from lorad.records.requests import HalvingRequest, PointsRequest
 
 
 def sweep(

@@ -12,9 +12,10 @@ from lorad import text
 from lorad.cli import candidates, many, output, table
 from lorad.cli.options import AsJson, Versions, Yes
 from lorad.client.client import Client
-from lorad.client.shapes import Result, Version
 from lorad.errors import NotFound, SpecError
 from lorad.files import expanded
+from lorad.records.measured import Result
+from lorad.records.versions import Version
 from lorad.selection import Selection, is_glob
 
 _VERSIONS = (

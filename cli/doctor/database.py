@@ -11,9 +11,9 @@ import msgspec
 from lorad.box.paths import Home
 from lorad.children.interpreter import Finding
 from lorad.cli.output import size
-from lorad.client.box_shapes import Census, Orphan, Repaired
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
+from lorad.records.daemon import Census, Orphan, Repaired
 
 _REPAIR = (
     "`lorad daemon stop`, then `lorad doctor --repair` rebuilds it from the journals; "

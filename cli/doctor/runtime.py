@@ -15,10 +15,9 @@ from lorad.box.paths import Home
 from lorad.box.runtime import Overrides, Why, choose_runtime
 from lorad.children.interpreter import Finding
 from lorad.cli.output import size
-from lorad.client import box_shapes as shapes
-from lorad.client.box_shapes import Pool, Runtime
 from lorad.client.client import Client
 from lorad.errors import LoradError
+from lorad.records.pools import Pool, PoolRuntime, RuntimeReason
 
 _SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
@@ -76,7 +75,7 @@ def _cpus(machine: Machine) -> str:
     return f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
 
 
-def _in_words(runtime: Runtime | None) -> str:
+def _in_words(runtime: PoolRuntime | None) -> str:
     """Describe what a pool was started with."""
     if runtime is None:
         return "not known"
@@ -88,7 +87,7 @@ def _threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number} threads"
 
 
-def _words(why: Why | shapes.Why) -> str:
+def _words(why: Why | RuntimeReason) -> str:
     return f"{'automatic' if why.source == 'load' else why.source}: {why.text}"
 
 

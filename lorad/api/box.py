@@ -14,12 +14,18 @@ from lorad.api.run import Run, run_row
 from lorad.api.sweep import Sweep
 from lorad.api.table import Table
 from lorad.box.paths import Home
-from lorad.client import box_shapes, launch, shapes
+from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.requests import HalvingRequest, Sampling
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.files import expanded
+from lorad.records.daemon import Status
+from lorad.records.devices import Device
+from lorad.records.measured import Result
+from lorad.records.pools import ClusterNode, Pool
+from lorad.records.requests import HalvingRequest, Sampling
+from lorad.records.runs import Event
+from lorad.records.versions import Completions, Exported, RemovedAlias, ServedAlias, Swapped, Version
 from lorad.selection import Selection
 
 _log = logging.getLogger("lorad")
@@ -72,7 +78,7 @@ class Lorad:
         return self._connection.client
 
     @property
-    def status(self) -> box_shapes.Status:
+    def status(self) -> Status:
         """The daemon itself: version, home, caller, gateway, disk."""
         return self.client.status()
 
@@ -167,19 +173,17 @@ class Lorad:
         sweep = Sweep(self._connection, name)
         return Sweep(self._connection, sweep.details.sweep)
 
-    def events(self, after: int = -1) -> Iterator[shapes.Event]:
+    def events(self, after: int = -1) -> Iterator[Event]:
         """Yield events of all runs with id > after, for ever, as they happen; `after=-1`: only new ones."""
         return (event for event in self.client.events(after) if event.kind != "idle")
 
     # -- versions and what serves ----------------------------------------------------------------------------
     @property
-    def aliases(self) -> Table[shapes.ServedAlias]:
+    def aliases(self) -> Table[ServedAlias]:
         """What is served under which name, and who asks for it how much."""
         return Table(self.client.aliases())
 
-    def swap(
-        self, alias: str, version: str | shapes.Version | None = None, *, rollback: bool = False
-    ) -> shapes.Swapped:
+    def swap(self, alias: str, version: str | Version | None = None, *, rollback: bool = False) -> Swapped:
         """Serve a version under an alias, once it is loaded and attested; returns when the gateway answers.
 
         version: run@number, run@best, or one of `run.versions`. rollback: the version before instead.
@@ -188,19 +192,19 @@ class Lorad:
         named = None if version is None else version_name(version)
         return self.client.swap(alias, named, rollback=rollback)
 
-    def remove_alias(self, alias: str) -> shapes.RemovedAlias:
+    def remove_alias(self, alias: str) -> RemovedAlias:
         """Serve nothing under an alias any more. Raises NotFound."""
         return self.client.remove_alias(alias)
 
-    def pin(self, version: str | shapes.Version) -> shapes.Version:
+    def pin(self, version: str | Version) -> Version:
         """Keep a version loaded, and its files safe. Raises NotFound."""
         return self.client.pin(version_name(version))
 
-    def unpin(self, version: str | shapes.Version) -> shapes.Version:
+    def unpin(self, version: str | Version) -> Version:
         """Remove a pin. Raises NotFound."""
         return self.client.unpin(version_name(version))
 
-    def export(self, version: str | shapes.Version, directory: str | os.PathLike[str]) -> shapes.Exported:
+    def export(self, version: str | Version, directory: str | os.PathLike[str]) -> Exported:
         """Copy a version, verified, into a new or empty directory that PEFT, SGLang and vLLM load.
 
         Raises NotFound, Conflict for a directory with files, and IntegrityError.
@@ -210,7 +214,7 @@ class Lorad:
 
     def generate(
         self,
-        version: str | shapes.Version,
+        version: str | Version,
         prompt: str,
         *,
         n: int = 1,
@@ -220,7 +224,7 @@ class Lorad:
         max_new_tokens: int = 64,
         seed: int = 0,
         stop: Sequence[str] = (),
-    ) -> shapes.Generated:
+    ) -> Completions:
         """Complete a prompt `n` times with a version; its pool is started if it is not warm.
 
         version: an alias, run@number, run@best, a run's name for its current version, or one of
@@ -233,7 +237,7 @@ class Lorad:
 
     def eval(
         self,
-        version: str | shapes.Version,
+        version: str | Version,
         data: str | os.PathLike[str] | None = None,
         *,
         reward: str | None = None,
@@ -250,7 +254,7 @@ class Lorad:
         suite: str | None = None,
         python: str | None = None,
         out: str | os.PathLike[str] | None = None,
-    ) -> shapes.Result:
+    ) -> Result:
         """Evaluate a version on rows, and keep the figures with it.
 
         data: a builtin task, a file of rows, or a hub dataset. reward: a builtin one or FILE.py:FUNCTION, by
@@ -280,17 +284,17 @@ class Lorad:
 
     # -- the machine -----------------------------------------------------------------------------------------
     @property
-    def pools(self) -> Table[box_shapes.Pool]:
+    def pools(self) -> Table[Pool]:
         """Base models that are kept warm."""
         return Table(self.client.pools())
 
     @property
-    def devices(self) -> Table[box_shapes.Device]:
+    def devices(self) -> Table[Device]:
         """What there is to run on, and who uses it."""
         return Table(self.client.devices())
 
     @property
-    def nodes(self) -> Table[box_shapes.Node]:
+    def nodes(self) -> Table[ClusterNode]:
         """The nodes of the cluster, and who has them."""
         return Table(self.client.nodes())
 

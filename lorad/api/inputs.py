@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lorad.client.overrides import from_here
-from lorad.client.shapes import Version
 from lorad.client.spec_file import read_spec
 from lorad.errors import SpecError
+from lorad.records.versions import Version
 
 Spec = str | os.PathLike[str] | Mapping[str, Any]
 _FILES = (".yaml", ".yml", ".json")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from lorad import svg
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.shapes import Run, RunDetails, Step
 from lorad.client.words import evals_in_words, figure_in_words, phase, share, steps_in_words, why
+from lorad.records.measured import Step
+from lorad.records.runs import Run, RunDetails
 from lorad.text import duration, number, one_line
 
 _POINTS = 400  # of a curve, about

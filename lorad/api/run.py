@@ -10,12 +10,16 @@ from lorad.api.connection import Connection, rest
 from lorad.api.inputs import overrides
 from lorad.api.table import Table
 from lorad.api.waiting import is_over, pages, wait
-from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.conditions import condition
 from lorad.client.words import share
 from lorad.errors import DaemonUnreachable
+from lorad.records import runs
+from lorad.records.measured import Evaluation, Result, Step
+from lorad.records.runs import Event, Removed, RunDetails
+from lorad.records.samples import Sample
+from lorad.records.versions import Checkpoint, Version
 from lorad.why.finding import Why
 from lorad.why.table import explain
 
@@ -42,7 +46,7 @@ class Run:
     daemon answers. In Jupyter it shows a bar and a curve.
     """
 
-    def __init__(self, connection: Connection, summary: shapes.Run) -> None:
+    def __init__(self, connection: Connection, summary: runs.Run) -> None:
         self._connection, self._summary = connection, summary
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -52,12 +56,12 @@ class Run:
         return self._summary.name
 
     @property
-    def summary(self) -> shapes.Run:
+    def summary(self) -> runs.Run:
         """The run as this handle saw it last, without asking."""
         return self._summary
 
     @property
-    def details(self) -> shapes.RunDetails:
+    def details(self) -> RunDetails:
         """Everything about the run, as `lorad show` has it."""
         self._summary = found = self._client.show(self.name)
         return found
@@ -80,12 +84,12 @@ class Run:
 
     # -- what it measured and wrote --------------------------------------------------------------------------
     @property
-    def steps(self) -> Table[shapes.Step]:
+    def steps(self) -> Table[Step]:
         """The steps of the surviving lineage, in order; as a table with a column for each metric."""
         return Table(pages(self._client, self.name), row=_step_row)
 
     @property
-    def evals(self) -> Table[shapes.Evaluation]:
+    def evals(self) -> Table[Evaluation]:
         """Its held-out evaluations, in order; as a table with `eval`, and `eval/NAME` of each further set."""
         return Table(self._client.evals(self.name), row=_eval_row)
 
@@ -96,7 +100,7 @@ class Run:
         eval: str | None = None,
         problem: int | None = None,
         limit: int = 1000,
-    ) -> Table[shapes.Sample]:
+    ) -> Table[Sample]:
         """Read what the model wrote at a step, by default the last.
 
         eval: the completions of this set of held-out problems instead, `main` for that of data.eval.
@@ -110,21 +114,21 @@ class Run:
         return explain(self._client, self.name)
 
     @property
-    def versions(self) -> Table[shapes.Version]:
+    def versions(self) -> Table[Version]:
         """Its versions, oldest first."""
         return Table(self._client.adapters(self.name))
 
     @property
-    def checkpoints(self) -> Table[shapes.Checkpoint]:
+    def checkpoints(self) -> Table[Checkpoint]:
         """What it can be resumed from."""
         return Table(self._client.checkpoints(self.name))
 
     @property
-    def results(self) -> Table[shapes.Result]:
+    def results(self) -> Table[Result]:
         """What its versions came to when somebody evaluated them."""
         return Table(self._client.results(self.name))
 
-    def events(self, after: int = 0) -> Iterator[shapes.Event]:
+    def events(self, after: int = 0) -> Iterator[Event]:
         """Yield its events with id > after as they happen, until the run is over; `after=-1`: only new ones.
 
         A daemon that dies meanwhile is started again where `connect` may, and no event is lost.
@@ -171,9 +175,9 @@ class Run:
     def wait(
         self,
         *,
-        until: str | Callable[[shapes.RunDetails], bool] | None = None,
+        until: str | Callable[[RunDetails], bool] | None = None,
         timeout: float | None = None,
-    ) -> shapes.RunDetails:
+    ) -> RunDetails:
         """Wait until the run is over, that is ended or paused.
 
         until: return earlier, as soon as a step or an evaluation is so: `eval>0.9`, `step>=20`, `loss<0.1`;
@@ -240,7 +244,7 @@ class Run:
         where the name is, or was, another run's."""
         return self._is(self._client.rename(self.name, name))
 
-    def remove(self) -> shapes.Removed:
+    def remove(self) -> Removed:
         """Delete the run with its versions, checkpoints, samples and logs. Raises Conflict while it is at
         work."""
         return self._client.remove(self.name)
@@ -263,7 +267,7 @@ class Run:
     def _client(self) -> Client:
         return self._connection.client
 
-    def _is(self, summary: shapes.Run) -> "Run":
+    def _is(self, summary: runs.Run) -> "Run":
         self._summary = summary
         return self
 
@@ -278,16 +282,16 @@ def run_row(run: Run) -> dict[str, Any]:
     """Make a row of a run: what a list of runs has of it."""
     plain: Mapping[str, Any] = structs.asdict(run.summary)
     left_out = ("rates", "signals", "recent")
-    return {key: plain[key] for key in shapes.Run.__struct_fields__ if key not in left_out}
+    return {key: plain[key] for key in runs.Run.__struct_fields__ if key not in left_out}
 
 
-def _step_row(step: shapes.Step) -> dict[str, Any]:
+def _step_row(step: Step) -> dict[str, Any]:
     row = {key: getattr(step, key) for key in _ABOUT}
     first = {key: step.metrics[key] for key in _FIRST if key in step.metrics}
     return row | first | dict(step.metrics)
 
 
-def _eval_row(found: shapes.Evaluation) -> dict[str, Any]:
+def _eval_row(found: Evaluation) -> dict[str, Any]:
     row = {key: getattr(found, key) for key in (*_ABOUT, "problems", "failed")}
     more = {key: getattr(found, key) for key in ("perplexity", "token_accuracy")}
     return row | dict(found.figures) | {key: value for key, value in more.items() if value is not None}

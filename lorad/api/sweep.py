@@ -7,8 +7,8 @@ from lorad.api.connection import Connection, rest
 from lorad.api.run import Run, run_row
 from lorad.api.table import Table
 from lorad.api.waiting import has_failed, is_over
-from lorad.client import shapes
 from lorad.errors import DaemonUnreachable, RunFailed, TimedOut
+from lorad.records import sweeps
 
 _PERIOD = 0.5  # seconds between looks
 
@@ -25,7 +25,7 @@ class Sweep:
         return self._name
 
     @property
-    def details(self) -> shapes.Sweep:
+    def details(self) -> sweeps.Sweep:
         """The sweep as it is: its grid, its runs with their values, and the rungs of its halving.
 
         Raises NotFound for none of that name.
@@ -40,7 +40,7 @@ class Sweep:
         made = [Run(self._connection, run) for run in self.details.runs]
         return Table(made, row=lambda run: _row(run, values.get(run.name, {})))
 
-    def wait(self, *, timeout: float | None = None) -> shapes.Sweep:
+    def wait(self, *, timeout: float | None = None) -> sweeps.Sweep:
         """Wait until all of its runs are over.
 
         timeout: seconds. Raises TimedOut, and RunFailed of the first run when no run ended well.
@@ -64,7 +64,7 @@ class Sweep:
         return f"<Sweep {self._name}>"
 
 
-def _refuse_failed(sweep: shapes.Sweep) -> shapes.Sweep:
+def _refuse_failed(sweep: sweeps.Sweep) -> sweeps.Sweep:
     """Raises RunFailed when no run ended well."""
     if sweep.runs and all(has_failed(run) for run in sweep.runs):
         run = sweep.runs[0]

@@ -14,8 +14,8 @@ from lorad.api.run import Run
 from lorad.api.sweep import Sweep
 from lorad.api.table import Table, mapped
 from lorad.api.threads import in_thread, over_threads
-from lorad.client import shapes
 from lorad.client.client import Client
+from lorad.records import runs
 
 _P = ParamSpec("_P")
 R = TypeVar("R")
@@ -116,7 +116,7 @@ class AsyncRun(_Twin[Run]):
         return self.sync.name
 
     @property
-    def summary(self) -> shapes.Run:
+    def summary(self) -> runs.Run:
         """The run as this handle saw it last, without asking."""
         return self.sync.summary
 

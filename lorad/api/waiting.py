@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from lorad.api.connection import Connection, rest
 from lorad.client.client import Client
 from lorad.client.conditions import Condition
-from lorad.client.shapes import Run, RunDetails, Step
 from lorad.client.words import steps_in_words
 from lorad.errors import DaemonUnreachable, NotReached, RunFailed, TimedOut
+from lorad.records.measured import Step
+from lorad.records.runs import Run, RunDetails
 from lorad.states import EndReason, RunState
 
 Until = Condition | Callable[[RunDetails], bool] | None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from lorad.api.connection import rest
 from lorad.api.picture import line
 from lorad.api.waiting import is_over
-from lorad.client.shapes import RunDetails
+from lorad.records.runs import RunDetails
 
 _CLEARED = "\r\x1b[2K"
 

@@ -1,7 +1,7 @@
 """Writes the figures of the bill as people read them; the CLI and the dashboard show the same."""
 
-from lorad.client.box_shapes import BillLine
 from lorad.client.columns import amount
+from lorad.records.bill import BillLine
 from lorad.text import duration, size
 
 _NOBODY = "(nobody)"

@@ -1,5 +1,4 @@
-"""The daemon's API, one method per request. The bodies of requests are the Structs of `requests.py`,
-the answers those of `shapes.py` and `box_shapes.py`.
+"""The daemon's API, one method per request of `lorad.records.routes`, which has their bodies and answers.
 
 Every method raises DaemonUnreachable when no daemon answers, and otherwise the error that the daemon sent
 (see `lorad.errors`). An answer that does not fit its Struct, as one of another version's daemon, is a
@@ -7,20 +6,45 @@ LoradError.
 """
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_origin
+from urllib.parse import urlencode
 
 import msgspec
+from msgspec import Struct
 
 from lorad.box.paths import Home, default_home
-from lorad.client import box_shapes, check_shapes, mark_shapes, requests, shapes
 from lorad.client.choice import Choice
 from lorad.client.transport import RESTART, Transport
-from lorad.errors import DaemonUnreachable, LoradError, NotFound, from_wire
+from lorad.errors import DaemonUnreachable, LoradError, from_wire
+from lorad.records import requests
+from lorad.records.bill import Bill
+from lorad.records.checks import Check
+from lorad.records.daemon import Census, Collected, Orphan, Shutdown, Status, Verification
+from lorad.records.devices import Device
+from lorad.records.measured import Evaluation, Result, Step
+from lorad.records.pools import ClusterNode, Pool
+from lorad.records.routes import Api, Route
+from lorad.records.runs import Event, Forked, LogPart, Removed, Resumed, Run, RunDetails, RunGroup
+from lorad.records.samples import Sample, TrialEvent
+from lorad.records.sweeps import StartedSweep, Sweep
+from lorad.records.versions import (
+    AliasMove,
+    Checkpoint,
+    Completions,
+    Exported,
+    LoadedModel,
+    RemovedAlias,
+    ServedAlias,
+    ServedModel,
+    StoppedServing,
+    Swapped,
+    Version,
+)
 from lorad.selection import Selection
 
 T = TypeVar("T")
+_Query = Mapping[str, str | int | None]  # without the words that are None
 
 
 class Client:
@@ -46,32 +70,35 @@ class Client:
         """Make the same client with another timeout, in seconds."""
         return Client(self.home, transport=self._http.patient(timeout))
 
-    # -- the daemon ------------------------------------------------------------------------------------------
-    def status(self) -> box_shapes.Status:
-        return _as(box_shapes.Status, self._http.get("/v1/status"))
+    def _ask(self, route: Route[T], content: Struct | _Query | None = None, /, **names: str) -> T:
+        """Send a request with `names` in its path. content: its body, or the words of its query."""
+        answer = self._http.one(*_written(route, content, names))
+        return _as(route.answer, answer["items"] if get_origin(route.answer) is builtins.list else answer)
 
-    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> box_shapes.Shutdown:
+    # -- the daemon ------------------------------------------------------------------------------------------
+    def status(self) -> Status:
+        return self._ask(Api.show_status)
+
+    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Shutdown:
         """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well.
 
         A pool with a run at work does not end."""
-        return _as(
-            box_shapes.Shutdown, self._http.post("/v1/shutdown", requests.ShutdownRequest(gateway, pools))
-        )
+        return self._ask(Api.shutdown, requests.ShutdownRequest(gateway, pools))
 
-    def database(self) -> box_shapes.Census:
+    def database(self) -> Census:
         """Check the whole database, and its rows against the disk."""
-        return _as(box_shapes.Census, self._http.get("/v1/database"))
+        return self._ask(Api.check_database)
 
-    def orphans(self) -> builtins.list[box_shapes.Orphan]:
-        return _as(builtins.list[box_shapes.Orphan], self._http.list_of("/v1/orphans"))
+    def orphans(self) -> builtins.list[Orphan]:
+        return self._ask(Api.list_orphans)
 
-    def pools(self) -> builtins.list[box_shapes.Pool]:
-        return _as(builtins.list[box_shapes.Pool], self._http.list_of("/v1/pools"))
+    def pools(self) -> builtins.list[Pool]:
+        return self._ask(Api.list_pools)
 
-    def stop_pool(self, pool: str, *, force: bool = False) -> box_shapes.Pool:
+    def stop_pool(self, pool: str, *, force: bool = False) -> Pool:
         """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end,
         and can be resumed."""
-        return _as(box_shapes.Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
+        return self._ask(Api.stop_pool, {"force": int(force)}, pool=pool)
 
     def bill(
         self,
@@ -80,46 +107,40 @@ class Client:
         user: str | None = None,
         since: float | None = None,
         until: float | None = None,
-    ) -> box_shapes.Bill:
+    ) -> Bill:
         """Return who used how much. by: run, user, sweep, alias, pool or day. user: of theirs alone.
 
         since, until: Unix times; use is kept by the hour. Raises SpecError.
         """
         times = {"since": since, "until": until}
-        query = {"by": by} | ({"user": user} if user else {})
-        query |= {key: str(int(at)) for key, at in times.items() if at is not None}
-        return _as(box_shapes.Bill, self._http.get(f"/v1/bill?{urlencode(query)}"))
+        hours = {key: None if at is None else int(at) for key, at in times.items()}
+        return self._ask(Api.show_bill, {"by": by, "user": user or None, **hours})
 
-    def nodes(self) -> builtins.list[box_shapes.Node]:
+    def nodes(self) -> builtins.list[ClusterNode]:
         """List the nodes of the cluster, see docs/cluster.md."""
-        return _as(builtins.list[box_shapes.Node], self._http.list_of("/v1/nodes"))
+        return self._ask(Api.list_nodes)
 
-    def devices(self, *, history: bool = False) -> builtins.list[box_shapes.Device]:
+    def devices(self, *, history: bool = False) -> builtins.list[Device]:
         """List the devices of the machine. history: with what was measured of them in the last hour."""
-        path = f"/v1/devices{'?history=1' if history else ''}"
-        return _as(builtins.list[box_shapes.Device], self._http.list_of(path))
+        return self._ask(Api.list_devices, {"history": 1 if history else None})
 
-    def reserve(self, device: str, request: requests.ReserveRequest) -> box_shapes.Device:
+    def reserve(self, device: str, request: requests.ReserveRequest) -> Device:
         """Keep a device from lorad. It begins when nothing of lorad is there any more."""
-        return _as(
-            box_shapes.Device, self._http.post(f"/v1/devices/{quote(device, safe='')}/reserve", request)
-        )
+        return self._ask(Api.reserve_device, request, device=device)
 
-    def release(self, device: str) -> box_shapes.Device:
+    def release(self, device: str) -> Device:
         """Let lorad use a device again that was reserved."""
-        return _as(box_shapes.Device, self._http.delete(f"/v1/devices/{quote(device, safe='')}/reservation"))
+        return self._ask(Api.release_device, device=device)
 
-    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[shapes.Event]:
+    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Event]:
         """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of
         kind `idle` comes every few seconds when nothing happens, so that a reader can look up."""
-        query = {"after": after} | ({"run": run} if run else {})
-        for event in self._http.stream("GET", f"/v1/events?{urlencode(query)}", None):
-            yield _as(shapes.Event, event)
+        for event in self._http.stream(*_written(Api.read_events, {"after": after, "run": run or None})):
+            yield _as(Event, event)
 
-    def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[shapes.Event]:
+    def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[Event]:
         """List the last events, of all that the caller may see or of one run: oldest first, at most 1000."""
-        query = {"last": limit} | ({"run": run} if run else {})
-        return _as(builtins.list[shapes.Event], self._http.list_of(f"/v1/events?{urlencode(query)}"))
+        return self._ask(Api.read_events, {"last": limit, "run": run or None})
 
     # -- runs ------------------------------------------------------------------------------------------------
     def run(
@@ -132,25 +153,25 @@ class Client:
         name: str | None,
         suffix: bool = False,
         replace: bool = False,
-    ) -> shapes.Run:
+    ) -> Run:
         """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths.
 
         suffix: take NAME-2 or the like where the name is in use. replace: remove the run of that name, which
         is over, once the check has passed.
         """
         request = requests.RunRequest(spec, source, cwd, [*overrides], name, suffix, replace)
-        return _as(shapes.Run, self._http.post("/v1/runs", request))
+        return self._ask(Api.run, request)
 
-    def check(self, request: requests.RunRequest) -> check_shapes.Check:
+    def check(self, request: requests.RunRequest) -> Check:
         """Check a spec as `run` does, and say what it comes to and when it would start. Nothing is queued."""
-        return _as(check_shapes.Check, self._http.post("/v1/check", request))
+        return self._ask(Api.check, request)
 
-    def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[shapes.Run]:
+    def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[Run]:
         """List runs, newest first; without `all`, the active ones and those of the last day.
 
         limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
         """
-        return _as(builtins.list[shapes.Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
+        return self._ask(Api.list_runs, {"all": int(all), "limit": limit})
 
     def select(
         self,
@@ -160,7 +181,7 @@ class Client:
         keys: Sequence[str] = (),
         sort: Sequence[str] = (),
         limit: int = 0,
-    ) -> builtins.list[shapes.Run]:
+    ) -> builtins.list[Run]:
         """List the runs that are meant, newest first where `sort` says nothing else.
 
         recent: without those that ended over a day ago. keys: dotted keys of the spec, and metrics of the
@@ -168,75 +189,69 @@ class Client:
         first. limit: how many; 0: all. Raises SpecError for a word that is neither.
         """
         request = requests.SelectRequest(selection, recent, [*keys], [*sort], limit)
-        return _as(builtins.list[shapes.Run], self._http.post("/v1/select", request)["items"])
+        return self._ask(Api.select_runs, request)
 
-    def named(self, names: Sequence[str]) -> builtins.list[shapes.Run]:
+    def named(self, names: Sequence[str]) -> builtins.list[Run]:
         """List the runs with these names, at most 100, newest first."""
-        return _as(
-            builtins.list[shapes.Run],
-            self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}"),
-        )
+        return self._ask(Api.list_runs, {"names": ",".join(names)})
 
-    def show(self, run: str) -> shapes.RunDetails:
-        return _as(shapes.RunDetails, self._http.get(_path(run)))
+    def show(self, run: str) -> RunDetails:
+        return self._ask(Api.show_run, run=run)
 
     def resume(
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
-    ) -> shapes.Resumed:
+    ) -> Resumed:
         """Queue a new attempt from the checkpoint at `step` (default: the newest whole one).
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the
             like.
         """
         request = requests.ResumeRequest(step, steps, [*overrides])
-        return _as(shapes.Resumed, self._http.post(f"{_path(run)}/resume", request))
+        return self._ask(Api.resume, request, run=run)
 
-    def pause(self, run: str) -> shapes.Run:
-        return _as(shapes.Run, self._http.post(f"{_path(run)}/pause"))
+    def pause(self, run: str) -> Run:
+        return self._ask(Api.pause, run=run)
 
-    def stop(self, run: str) -> shapes.Run:
-        return _as(shapes.Run, self._http.post(f"{_path(run)}/stop"))
+    def stop(self, run: str) -> Run:
+        return self._ask(Api.stop, run=run)
 
-    def kill(self, run: str) -> shapes.Run:
-        return _as(shapes.Run, self._http.post(f"{_path(run)}/kill"))
+    def kill(self, run: str) -> Run:
+        return self._ask(Api.kill, run=run)
 
-    def remove(self, run: str) -> shapes.Removed:
+    def remove(self, run: str) -> Removed:
         """Delete an ended or paused run with its directory."""
-        return _as(shapes.Removed, self._http.delete(_path(run)))
+        return self._ask(Api.remove, run=run)
 
     def label(
         self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), note: str | None = None
-    ) -> shapes.Run:
+    ) -> Run:
         """Add tags to a run, take some off it, and write its note (None: as it is)."""
-        request = mark_shapes.LabelRequest([*add], [*remove], note)
-        return _as(shapes.Run, self._http.post(f"{_path(run)}/labels", request))
+        request = requests.LabelRequest([*add], [*remove], note)
+        return self._ask(Api.label, request, run=run)
 
-    def edit(self, run: str, overrides: Sequence[str]) -> shapes.Run:
+    def edit(self, run: str, overrides: Sequence[str]) -> Run:
         """Change keys of a queued run: resources, and trainer.steps before its first attempt."""
-        return _as(shapes.Run, self._http.post(f"{_path(run)}/edit", mark_shapes.EditRequest([*overrides])))
+        return self._ask(Api.edit, requests.EditRequest([*overrides]), run=run)
 
-    def rename(self, run: str, name: str) -> shapes.Run:
+    def rename(self, run: str, name: str) -> Run:
         """Give a run that does not work another name."""
-        return _as(shapes.Run, self._http.post(f"{_path(run)}/rename", mark_shapes.RenameRequest(name)))
+        return self._ask(Api.rename, requests.RenameRequest(name), run=run)
 
-    def groups(self) -> builtins.list[mark_shapes.Group]:
-        return _as(builtins.list[mark_shapes.Group], self._http.list_of("/v1/groups"))
+    def groups(self) -> builtins.list[RunGroup]:
+        return self._ask(Api.list_groups)
 
-    def limit_group(self, group: str, limit: int | None) -> mark_shapes.Group:
+    def limit_group(self, group: str, limit: int | None) -> RunGroup:
         """Let so many runs of a group work at a time; None is any number."""
-        request = mark_shapes.GroupRequest(limit)
-        return _as(mark_shapes.Group, self._http.post(f"/v1/groups/{quote(group, safe='')}", request))
+        return self._ask(Api.limit_group, requests.GroupRequest(limit), group=group)
 
-    def steps(
-        self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1
-    ) -> builtins.list[shapes.Step]:
+    def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> builtins.list[Step]:
         """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most
         `limit`, and the last step of all."""
-        query = {"after": after, "limit": limit} | ({"every": every} if every > 1 else {})
-        return _as(builtins.list[shapes.Step], self._http.list_of(f"{_path(run)}/steps?{urlencode(query)}"))
+        query = {"after": after, "limit": limit, "every": every if every > 1 else None}
+        return self._ask(Api.list_steps, query, run=run)
 
-    def evals(self, run: str) -> builtins.list[shapes.Evaluation]:
-        return _as(builtins.list[shapes.Evaluation], self._http.list_of(f"{_path(run)}/evals"))
+    def evals(self, run: str) -> builtins.list[Evaluation]:
+        return self._ask(Api.list_evals, run=run)
 
     def samples(
         self,
@@ -249,7 +264,7 @@ class Client:
         prompt_id: str | None = None,
         choice: Choice | None = None,
         brief: bool = False,
-    ) -> builtins.list[shapes.Sample]:
+    ) -> builtins.list[Sample]:
         """Read the samples of one step; by default those of the last.
 
         eval: the completions of this set of problems instead, `main` for that of data.eval. problem: those of
@@ -258,113 +273,108 @@ class Client:
         log-probabilities, whose number and mean are kept. Raises SpecError, NotFound, IntegrityError.
         """
         choice = choice or Choice()
-        given: dict[str, Any] = {"step": step, "eval": eval, "problem": problem, "prompt_id": prompt_id}
-        given |= {"where": choice.where or None, "sort": None if choice.sort == "drawn" else choice.sort}
-        given |= {"reverse": int(choice.reverse) or None, "brief": int(brief) or None}
-        query = {"limit": limit} | {key: value for key, value in given.items() if value is not None}
-        return _as(
-            builtins.list[shapes.Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")
-        )
+        query: _Query = {
+            "limit": limit,
+            "step": step,
+            "eval": eval,
+            "problem": problem,
+            "prompt_id": prompt_id,
+            "where": choice.where or None,
+            "sort": None if choice.sort == "drawn" else choice.sort,
+            "reverse": int(choice.reverse) or None,
+            "brief": int(brief) or None,
+        }
+        return self._ask(Api.list_samples, query, run=run)
 
     def logs(
         self, run: str, *, of: str = "driver", attempt: int = 0, offset: int = -65536, limit: int = 1 << 20
-    ) -> shapes.LogPart:
+    ) -> LogPart:
         """Read a part of a log, from a byte offset (negative: from the end).
 
         attempt: of the driver, whose log it is; 0: the newest.
         """
-        query = {"of": of, "offset": offset, "limit": limit} | ({"attempt": attempt} if attempt else {})
-        return _as(shapes.LogPart, self._http.get(f"{_path(run)}/logs?{urlencode(query)}"))
+        query: _Query = {"of": of, "offset": offset, "limit": limit, "attempt": attempt or None}
+        return self._ask(Api.read_log, query, run=run)
 
     def log_names(self, run: str) -> builtins.list[str]:
         """List which logs `logs` can read of a run now: `driver`, `pool`, `trainer`, `engine-0` and so on."""
-        return _as(builtins.list[str], self._http.list_of(f"{_path(run)}/logs/names"))
+        return self._ask(Api.list_logs, run=run)
 
-    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> shapes.LogPart:
+    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> LogPart:
         """Read the log of the `daemon`, or of the caller's `gateway`, as `logs` does.
 
         An admin's gateway is the one that everybody asks; any other user's is the one of their own versions.
         """
-        return _as(
-            shapes.LogPart,
-            self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"),
-        )
+        return self._ask(Api.read_own_log, {"of": of, "offset": offset, "limit": limit})
 
     # -- versions --------------------------------------------------------------------------------------------
-    def adapters(self, run: str | None = None) -> builtins.list[shapes.Version]:
-        return _as(
-            builtins.list[shapes.Version],
-            self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}"),
-        )
+    def adapters(self, run: str | None = None) -> builtins.list[Version]:
+        return self._ask(Api.list_versions, {"run": run or None})
 
-    def checkpoints(self, run: str) -> builtins.list[shapes.Checkpoint]:
-        return _as(builtins.list[shapes.Checkpoint], self._http.list_of(f"{_path(run)}/checkpoints"))
+    def checkpoints(self, run: str) -> builtins.list[Checkpoint]:
+        return self._ask(Api.list_checkpoints, run=run)
 
-    def export(self, version: str, directory: str) -> shapes.Exported:
+    def export(self, version: str, directory: str) -> Exported:
         """Copy a version, verified, as a PEFT directory. `version`: run@number."""
-        path = f"/v1/versions/{quote(version, safe='')}/export"
-        return _as(shapes.Exported, self._http.post(path, requests.ExportRequest(directory)))
+        return self._ask(Api.export, requests.ExportRequest(directory), version=version)
 
-    def pin(self, version: str) -> shapes.Version:
+    def pin(self, version: str) -> Version:
         """Keep a version loaded and its files safe. The next request for it starts its pool."""
-        return _as(shapes.Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin"))
+        return self._ask(Api.pin, version=version)
 
-    def unpin(self, version: str) -> shapes.Version:
-        return _as(shapes.Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin"))
+    def unpin(self, version: str) -> Version:
+        return self._ask(Api.unpin, version=version)
 
-    def discard(self, version: str) -> shapes.Version:
+    def discard(self, version: str) -> Version:
         """Delete the files of a version. Raises Conflict while something needs them."""
-        return _as(shapes.Version, self._http.delete(f"/v1/versions/{quote(version, safe='')}"))
+        return self._ask(Api.discard_files, version=version)
 
-    def aliases(self) -> builtins.list[shapes.ServedAlias]:
-        return _as(builtins.list[shapes.ServedAlias], self._http.list_of("/v1/aliases"))
+    def aliases(self) -> builtins.list[ServedAlias]:
+        return self._ask(Api.list_aliases)
 
-    def alias_moves(self, alias: str) -> builtins.list[shapes.Move]:
+    def alias_moves(self, alias: str) -> builtins.list[AliasMove]:
         """List the moves of an alias, newest first."""
-        return _as(
-            builtins.list[shapes.Move], self._http.list_of(f"/v1/aliases/{quote(alias, safe='')}/moves")
-        )
+        return self._ask(Api.list_moves, alias=alias)
 
-    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> shapes.Swapped:
+    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
         """Serve another version under an alias, or the one before (`rollback`).
 
         The version is loaded and attested first; a refused one changes nothing. It returns when the gateway
         answers."""
-        request = requests.SwapRequest(version, rollback)
-        return _as(shapes.Swapped, self._http.post(f"/v1/aliases/{quote(alias, safe='')}", request))
+        return self._ask(Api.swap, requests.SwapRequest(version, rollback), alias=alias)
 
-    def remove_alias(self, alias: str) -> shapes.RemovedAlias:
-        return _as(shapes.RemovedAlias, self._http.delete(f"/v1/aliases/{quote(alias, safe='')}"))
+    def remove_alias(self, alias: str) -> RemovedAlias:
+        return self._ask(Api.remove_alias, alias=alias)
 
-    def verify(self, run: str) -> box_shapes.Verification:
+    def verify(self, run: str) -> Verification:
         """Hash what a run wrote again, audit it, and attest again what is loaded of it."""
-        return _as(box_shapes.Verification, self._http.post(f"{_path(run)}/verify"))
+        return self._ask(Api.verify, run=run)
 
-    def gc(self, *, dry_run: bool = False) -> box_shapes.Collected:
+    def gc(self, *, dry_run: bool = False) -> Collected:
         """Delete files that nothing can ask for."""
-        return _as(box_shapes.Collected, self._http.post("/v1/gc", requests.CollectRequest(dry_run)))
+        return self._ask(Api.collect, requests.CollectRequest(dry_run))
 
     def serve(
         self, model: str, adapters: Sequence[requests.AdapterRequest], *, cwd: str, overrides: Sequence[str]
-    ) -> shapes.Served:
+    ) -> ServedModel:
         """Keep a base warm and serve PEFT directories under aliases.
 
         overrides: `key=value` of a spec: rollout, pool, resources."""
         request = requests.ServeRequest(model, cwd, [*adapters], [*overrides])
-        return _as(shapes.Served, self._http.post("/v1/serve", request))
+        return self._ask(Api.serve, request)
 
-    def stop_serving(self, model: str) -> shapes.StoppedServing:
+    def stop_serving(self, model: str) -> StoppedServing:
         """Let the pool of a base end when it is idle. Aliases stay."""
-        return _as(shapes.StoppedServing, self._http.post("/v1/serve/stop", requests.ModelRequest(model)))
+        return self._ask(Api.stop_serving, requests.ModelRequest(model))
 
-    def serving(self, model: str) -> shapes.Serving:
+    def serving(self, model: str) -> LoadedModel:
         """Start the pool of `model`, an alias or run@version, and load it. Returns what the gateway needs."""
-        return _as(shapes.Serving, self._http.post("/v1/serving", requests.ModelRequest(model)))
+        return self._ask(Api.bring_up, requests.ModelRequest(model))
 
-    def serving_base(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str]) -> shapes.Serving:
+    def serving_base(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str]) -> LoadedModel:
         """Start the pool that a run of this spec would have, to sample from its base."""
         request = requests.RunRequest(spec, source, cwd, [*overrides])
-        return _as(shapes.Serving, self._http.post("/v1/serving/base", request))
+        return self._ask(Api.bring_up_base, request)
 
     def sweep(
         self,
@@ -376,38 +386,35 @@ class Client:
         name: str | None,
         halving: requests.HalvingRequest | None,
         points: requests.PointsRequest | None = None,
-    ) -> shapes.StartedSweep:
+    ) -> StartedSweep:
         """Queue a run for each point of the grid that overrides with several values span, or for each of
         `points`.
         """
         chosen = points or requests.PointsRequest()
         request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving, points=chosen)
-        return _as(shapes.StartedSweep, self._http.post("/v1/sweeps", request))
+        return self._ask(Api.sweep, request)
 
-    def sweeps(self, name: str | None = None) -> builtins.list[shapes.Sweep]:
+    def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
         """List the sweeps, newest first, or the one of that name."""
-        return _as(
-            builtins.list[shapes.Sweep],
-            self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else "")),
-        )
+        return self._ask(Api.list_sweeps, {"sweep": name or None})
 
     def fork(
         self, version: str, *, overrides: Sequence[str], name: str | None, steps: int | None, fresh: bool
-    ) -> shapes.Forked:
+    ) -> Forked:
         """Make a new run that begins with a version and its optimizer's state (fresh: without it)."""
         request = requests.ForkRequest([*overrides], name, steps, fresh)
-        return _as(shapes.Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", request))
+        return self._ask(Api.fork, request, version=version)
 
     def trial(
         self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], n: int
-    ) -> Iterator[shapes.TrialEvent]:
+    ) -> Iterator[TrialEvent]:
         """Try a spec on `n` rows of its data; events as they happen (NDJSON), `idle` when nothing does.
 
         Raises what ended it.
         """
         request = requests.TrialRequest(spec, source, cwd, [*overrides], n)
-        for line in self._http.stream("POST", "/v1/try", request):
-            event = _as(shapes.TrialEvent, line)
+        for line in self._http.stream(*_written(Api.try_out, request)):
+            event = _as(TrialEvent, line)
             if event.error is not None:
                 raise from_wire(line["error"])
             yield event
@@ -415,10 +422,10 @@ class Client:
                 return
         raise DaemonUnreachable("the daemon ended during the trial", hint=RESTART)
 
-    def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> shapes.Generated:
+    def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> Completions:
         """Complete a prompt. `version`: an alias, run@number, or a run's name for its current version."""
         request = requests.GenerateRequest(version, prompt, sampling)
-        return _as(shapes.Generated, self._http.post("/v1/generate", request))
+        return self._ask(Api.generate, request)
 
     def complete(
         self,
@@ -426,20 +433,29 @@ class Client:
         prompts: builtins.list[builtins.list[int]],
         seeds: builtins.list[builtins.list[int]],
         sampling: requests.Sampling,
-    ) -> shapes.Generated:
+    ) -> Completions:
         """Complete several prompts of token ids; the completions of each follow each other."""
         request = requests.GenerateRequest(version, "", sampling, prompts, seeds)
-        return _as(shapes.Generated, self._http.post("/v1/generate", request))
+        return self._ask(Api.generate, request)
 
-    def keep_result(self, version: str, result: requests.ResultRequest) -> shapes.Result:
+    def keep_result(self, version: str, result: requests.ResultRequest) -> Result:
         """Keep what a version came to when it was evaluated."""
-        path = f"/v1/versions/{quote(version, safe='')}/results"
-        return _as(shapes.Result, self._http.post(path, result))
+        return self._ask(Api.keep_result, result, version=version)
 
-    def results(self, run: str | None = None) -> builtins.list[shapes.Result]:
+    def results(self, run: str | None = None) -> builtins.list[Result]:
         """List what the versions of a run, or the last ones of all, came to when they were evaluated."""
-        query = urlencode({"run": run} if run else {})
-        return _as(builtins.list[shapes.Result], self._http.list_of(f"/v1/results?{query}"))
+        return self._ask(Api.list_results, {"run": run or None})
+
+
+def _written(
+    route: Route[Any], content: Struct | _Query | None, names: Mapping[str, str] = {}
+) -> tuple[str, str, Struct | None]:
+    """Write a request as `Transport` takes it: method, path with query, and body. Raises NotFound."""
+    address = route.address(names)
+    if content is None or isinstance(content, Struct):
+        return route.method, address, content
+    query = urlencode({key: value for key, value in content.items() if value is not None})
+    return route.method, f"{address}?{query}", None
 
 
 def _as(kind: type[T], answer: Any) -> T:
@@ -449,13 +465,3 @@ def _as(kind: type[T], answer: Any) -> T:
     except msgspec.ValidationError as error:
         hint = "The daemon may be of another version: see `lorad daemon status`."
         raise LoradError(f"an answer is not understood: {error}", hint=hint) from None
-
-
-def _path(run: str) -> str:
-    """Make the path of requests about a run.
-
-    Raises NotFound for what is no name and would be another path.
-    """
-    if run in ("", ".", ".."):
-        raise NotFound(f"no run named {run!r}", hint="`lorad list --all` shows every run.")
-    return f"/v1/runs/{quote(run, safe='')}"

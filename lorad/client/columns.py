@@ -8,8 +8,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lorad.client.box_shapes import Bill, Pool
-from lorad.client.shapes import Run
 from lorad.client.words import (
     evals_in_words,
     figure_in_words,
@@ -20,6 +18,9 @@ from lorad.client.words import (
     steps_in_words,
     why,
 )
+from lorad.records.bill import Bill
+from lorad.records.pools import Pool
+from lorad.records.runs import Run
 from lorad.text import age, duration, number
 
 _FEW = 3  # values of a sweep that are shown one by one

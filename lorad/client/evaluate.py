@@ -14,12 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.client.client import Client
-from lorad.client.requests import ResultRequest
-from lorad.client.shapes import Result, Sample
 from lorad.errors import LoradError, NotAllowed, SpecError, from_wire
 from lorad.files import expanded
 from lorad.protocol.evals import Evaluated, Suite, Wanted
 from lorad.protocol.preflight import ErrorSaid
+from lorad.records.measured import Result
+from lorad.records.requests import ResultRequest
+from lorad.records.samples import Sample
 from lorad.rl.tasks import TASKS
 from lorad.spec.numbers import COUNT_LIMIT
 

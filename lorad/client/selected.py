@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run
 from lorad.errors import NotFound, SpecError
+from lorad.records.runs import Run
 from lorad.selection import Selection, is_glob
 
 _HINT = "`lorad list --all` shows every run."

@@ -24,7 +24,6 @@ from lorad import __version__
 from lorad.errors import DaemonUnreachable, SpecError, from_wire
 
 Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct of it
-_Items = list[Json]
 _CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
 RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
@@ -79,21 +78,7 @@ class Transport:
         other.timeout = timeout
         return other
 
-    def get(self, path: str) -> Json:
-        return self.one("GET", path, None)
-
-    def post(self, path: str, body: msgspec.Struct | None = None) -> Json:
-        return self.one("POST", path, body)
-
-    def delete(self, path: str) -> Json:
-        return self.one("DELETE", path, None)
-
-    def list_of(self, path: str) -> _Items:
-        answer = self.one("GET", path, None)
-        items: _Items = answer["items"]
-        return items
-
-    def one(self, method: str, path: str, body: msgspec.Struct | None) -> Json:
+    def one(self, method: str, path: str, body: msgspec.Struct | None = None) -> Json:
         answer = self.request(method, path, body)
         try:
             with answer.file:

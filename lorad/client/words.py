@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lorad.client.box_shapes import Device
-from lorad.client.check_shapes import Files
-from lorad.client.shapes import Result, Run, RunDetails
 from lorad.protocol.evals import SetScore
+from lorad.records.devices import Device
+from lorad.records.measured import Result
+from lorad.records.runs import KeptFiles, Run, RunDetails
 from lorad.text import clauses, duration, moment, number, size
 
 _LARGEST = 99.0  # nats per token, of which a perplexity is told
@@ -193,14 +193,14 @@ def targets_in_words(lora: Mapping[str, Any]) -> str:  # of a spec as plain data
     return f"{targets}; begins as {lora['adapter_path']}" if lora.get("adapter_path") else targets
 
 
-def kept_in_words(files: Files) -> str:
+def kept_in_words(files: KeptFiles) -> str:
     """Say how many versions and checkpoints stay, the bytes that they need at most, and what is free."""
     free = "" if files.free is None else f"; {size(files.free)} free"
     counts = f"{_counted(files.versions, 'version')} and {_counted(files.checkpoints, 'checkpoint')}"
     return f"keeps {counts}, at most {size(files.total)}{free}"
 
 
-def present_in_words(files: Files) -> str:
+def present_in_words(files: KeptFiles) -> str:
     """Say what is on disk now."""
     versions = _counted(files.present_versions, "version")
     checkpoints = _counted(files.present_checkpoints, "checkpoint")

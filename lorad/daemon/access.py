@@ -22,8 +22,11 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, NotAllowed
 from lorad.protocol.listener import user_name
+from lorad.records.measured import Result
+from lorad.records.runs import Event
+from lorad.records.versions import Alias, AliasMove
 from lorad.store import aliases, events, runs
-from lorad.store.rows import AliasMoveRow, AliasRow, EventRow, ResultRow, RunRow, VersionRow
+from lorad.store.rows import RunRow, VersionRow
 
 
 class _Owned(Protocol):
@@ -45,7 +48,7 @@ class _Named(Protocol):
 
 
 OwnedRow = TypeVar("OwnedRow", bound=_Owned)
-RowOfRun = TypeVar("RowOfRun", AliasMoveRow, AliasRow, EventRow, Line, ResultRow, VersionRow)
+RowOfRun = TypeVar("RowOfRun", AliasMove, Alias, Event, Line, Result, VersionRow)
 
 
 class Access(StrEnum):
@@ -138,7 +141,7 @@ def of_run(ctx: Context, caller: Caller, run: RunRow) -> Subject:
     return Subject(reader(ctx, caller).name_all([run]), run.owner_uid)
 
 
-def of_alias(alias: AliasRow) -> Subject:
+def of_alias(alias: Alias) -> Subject:
     return Subject(f"alias {alias.alias}", alias.owner_uid)
 
 
@@ -157,7 +160,7 @@ def find_run(ctx: Context, caller: Caller, name: str) -> RunRow:
     raise runs.missing(name)
 
 
-def find_alias(ctx: Context, caller: Caller, name: str) -> AliasRow | None:
+def find_alias(ctx: Context, caller: Caller, name: str) -> Alias | None:
     """Find an alias of the caller's, or of a version that they may see; None where there is none."""
     return aliases.find(ctx.store, name, None if sees_all(ctx, caller) else caller.uid)
 
@@ -190,7 +193,7 @@ def must_own_name(ctx: Context, caller: Caller, name: str, subject: Subject) -> 
     must_own(ctx, caller, subject)
 
 
-def must_move(ctx: Context, caller: Caller, alias: str, before: AliasRow | None, run: RunRow) -> None:
+def must_move(ctx: Context, caller: Caller, alias: str, before: Alias | None, run: RunRow) -> None:
     """Check whether the caller may let an alias serve a version of the run. before: what it serves now.
 
     Raises NotAllowed, and Conflict where a user of a shared daemon has as many aliases as one may have, in
@@ -203,7 +206,7 @@ def must_move(ctx: Context, caller: Caller, alias: str, before: AliasRow | None,
     mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
     before_of = aliases.rollbacks(ctx.store)  # their files are kept as well
 
-    def is_foreign(row: AliasRow) -> bool:
+    def is_foreign(row: Alias) -> bool:
         held = [runs.find(ctx.store, name) for name in {row.run, before_of.get(row.alias, (row.run,))[0]}]
         return any(run.owner_uid != caller.uid for run in held if run is not None)
 
@@ -251,20 +254,20 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
 def _is_since(row: RowOfRun, first_event: int, created_at: float) -> bool:
     """Check whether a row is of the run that has its name now, as `lorad/store/rename.py` does."""
     match row:
-        case EventRow() | Line():
+        case Event() | Line():
             return row.id >= first_event
-        case AliasMoveRow() | ResultRow():
+        case AliasMove() | Result():
             return row.at >= created_at
     return True
 
 
-def seen_of(ctx: Context, caller: Caller, rows: Sequence[AliasRow]) -> list[AliasRow]:
+def seen_of(ctx: Context, caller: Caller, rows: Sequence[Alias]) -> list[Alias]:
     """Keep the caller's own aliases, and those of runs that the caller may see."""
     by_run = {row.alias for row in seen_by_run(ctx, caller, rows)}
     return [row for row in rows if row.alias in by_run or row.owner_uid == caller.uid]
 
 
-def seen_aliases(ctx: Context, caller: Caller) -> list[AliasRow]:
+def seen_aliases(ctx: Context, caller: Caller) -> list[Alias]:
     return seen_of(ctx, caller, aliases.aliases(ctx.store))
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from lorad.bounds import STREAM_BYTES
+from lorad.records.runs import Event
 from lorad.store import events
 from lorad.store.db import Store
-from lorad.store.rows import EventRow
 
 _PAGE = 16  # events read from the database at a time: many who are behind take turns
 KEPT_LINES, _KEPT_BYTES = 4096, 8 << 20
@@ -71,5 +71,5 @@ class Tail:
                 self._before, self._bytes = gone.id, self._bytes - len(gone.text)
 
 
-def line_of(row: EventRow) -> Line:
+def line_of(row: Event) -> Line:
     return Line(row.id, row.run, msgspec.json.encode(row) + b"\n")

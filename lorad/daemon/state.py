@@ -16,11 +16,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lorad.bounds import Bounds
-from lorad.client.queue_shapes import Queued
 from lorad.daemon.counters import Meter
 from lorad.loggers.table import Followed
 from lorad.notify.outbox import Outbox
 from lorad.protocol.connection import Connection
+from lorad.records.runs import Queued
 from lorad.store.bill import Hours
 from lorad.store.rows import RunRow, VersionRow
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace as changed
 
 from lorad.driver.rewards import Score, Scoring
 from lorad.driver.session import Episode, Plan, Rollout, Sample, Session
-from lorad.envs.episode import Fork
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
+from lorad.records.episodes import Fork
 from lorad.rl.data import Example
 from lorad.rl.reward import RewardInput
 from lorad.routes import unknown_like

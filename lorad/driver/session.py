@@ -18,7 +18,6 @@ from lorad.box.paths import RunDir
 from lorad.driver.attempt.main import StopFlag
 from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.user.functions import UserFunctions
-from lorad.envs.episode import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.host import Hosts
 from lorad.envs.programs import ProgramHosts
 from lorad.protocol.batch import Batch, PolicyTargets, ValueTargets
@@ -26,6 +25,7 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import JournalWriter
+from lorad.records.episodes import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.rl.completions.widths import Widths
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput

@@ -18,8 +18,6 @@ with quick_imports():
     import msgspec
 
     from lorad.box.paths import RunDir
-    from lorad.client.shapes import Sample as SampleShape
-    from lorad.client.shapes import TrialEvent
     from lorad.driver.__main__ import open_session
     from lorad.driver.attempt.main import StopFlag
     from lorad.driver.begin import begin
@@ -32,6 +30,8 @@ with quick_imports():
     from lorad.protocol.journal import JournalWriter
     from lorad.protocol.preflight import ErrorSaid
     from lorad.protocol.structs import learn_structs
+    from lorad.records.samples import Sample as SampleShape
+    from lorad.records.samples import TrialEvent
 
 _Say = Callable[[TrialEvent], None]
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 from lorad.adapters.adapter import Adapter
 from lorad.errors import SpecError
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
+from lorad.protocol.status import EngineStatus
 from lorad.routes import Routes, RouteShape
 
 BASE = "base"  # the name of the base model, wherever a version is named
@@ -76,27 +77,13 @@ class Scored(Struct, frozen=True):
     routes: Routes | None = None
 
 
-class EngineHealth(Struct, frozen=True):
-    """Whether an engine works, and how busy it is. Rates are of the last seconds. None: unknown.
+class EngineHealth(EngineStatus, frozen=True, kw_only=True):
+    """Whether an engine works, and how busy it is.
 
-    alive: False when the pool has to be restarted.
-    slots: distinct versions in one batch, without the base.
-    prefix_hits: share of the last minute's prompt tokens whose keys and values were cached.
-    cache_used: share of the memory for keys and values that is in use.
-    adapters_per_step: median number of distinct versions in the last decode steps that had any.
+    tokens_per_second: how many it sampled in the last seconds.
     """
 
-    alive: bool
-    asleep: bool
-    running: int  # samples being decoded
-    waiting: int
     tokens_per_second: float
-    slots_used: int | None = None
-    slots: int | None = None
-    prefix_hits: float | None = None
-    cache_used: float | None = None
-    detail: str = ""
-    adapters_per_step: float | None = None
 
 
 class Engine(ABC):

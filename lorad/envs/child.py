@@ -18,11 +18,11 @@ with quick_imports():
     from lorad.children.user_code import describe, import_function
     from lorad.children.user_serve import Code, serve
     from lorad.envs.builtin import BUILTIN
-    from lorad.envs.episode import Task
     from lorad.envs.factory import Factory, is_factory
     from lorad.envs.protocol import Env, Message, Observation, Turn
     from lorad.envs.tools import stepped
     from lorad.errors import LoradError
+    from lorad.records.episodes import Task
     from lorad.rl.tools.specs import wrapped_all
 
 

@@ -21,12 +21,12 @@ from lorad.children.user_process import Lost, UserProcess, code_of, environment,
 from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
 from lorad.envs.child import Answer, Ask, Setup
-from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.lending import Lending
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
+from lorad.records.episodes import Task
 from lorad.spec.env import EnvSpec
 
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from lorad.rl.tools.calls import Call
+from lorad.records.episodes import ToolCall
 
 Message = dict[str, Any]
 """`{role, content}`, as the chat template takes it."""
@@ -20,7 +20,7 @@ class Turn(Struct, frozen=True):
 
     text: str
     finish: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class Observation(Struct, frozen=True):

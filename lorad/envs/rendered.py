@@ -11,9 +11,9 @@ from typing import Any
 from lorad.envs.format import Format, Tools, chat_of
 from lorad.envs.protocol import Message, Turn
 from lorad.errors import SpecError
+from lorad.records.episodes import ToolCall
 from lorad.rl.rows.messages import with_system
 from lorad.rl.tokenizer import Tokenizer
-from lorad.rl.tools.calls import Call
 from lorad.rl.tools.specs import for_template
 from lorad.spec.model import Spec
 
@@ -84,20 +84,22 @@ class _Rendered(Format):
             ) from error
 
 
-def _call(one: Any, names: Sequence[str]) -> Call:
+def _call(one: Any, names: Sequence[str]) -> ToolCall:
     """Return a call that the library read. names: of the tools that there are."""
     name, status = one.name or "", str(one.status)
     if status not in ("ok", "unknown_tool"):
-        return Call(name, None, f"the call cannot be read: {status}", "invalid_json", one.raw)
+        return ToolCall(name, None, f"the call cannot be read: {status}", "invalid_json", one.raw)
     arguments = one.arguments
     try:
         arguments = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except ValueError as error:
-        return Call(name, None, f"the arguments of {name} cannot be read: {error}", "invalid_json", one.raw)
+        return ToolCall(
+            name, None, f"the arguments of {name} cannot be read: {error}", "invalid_json", one.raw
+        )
     if name in names:
-        return Call(name, arguments, written=one.raw)
+        return ToolCall(name, arguments, written=one.raw)
     wrong = f"there is no tool {name!r}; there are: {', '.join(names)}"
-    return Call(name, arguments, wrong, "unknown_tool", one.raw)
+    return ToolCall(name, arguments, wrong, "unknown_tool", one.raw)
 
 
 class _Vocabulary:

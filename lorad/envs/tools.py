@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace as changed
 
 from lorad.envs.protocol import Env, Message, Observation, Turn
-from lorad.rl.tools.calls import Call
+from lorad.records.episodes import ToolCall
 
 
 def result_of(name: str, content: str) -> Message:
@@ -14,7 +14,9 @@ def result_of(name: str, content: str) -> Message:
     return {"role": "tool", "name": name, "content": content}
 
 
-def make_calls(calls: Sequence[Call], tools: Mapping[str, Callable[..., Any]]) -> tuple[list[Message], int]:
+def make_calls(
+    calls: Sequence[ToolCall], tools: Mapping[str, Callable[..., Any]]
+) -> tuple[list[Message], int]:
     """Call the tools in order; returns what they answer, and how many raised: the error is the answer."""
     answers, errors = list[Message](), 0
     for call in calls:

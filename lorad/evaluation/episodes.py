@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.bounds import POOL_TOKENS, PROMPT_TOKENS, PROMPTS
-from lorad.client import requests
 from lorad.client.client import Client
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.generate import Ended
@@ -23,6 +22,7 @@ from lorad.errors import Conflict
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.heartbeat import Count
+from lorad.records import requests
 from lorad.rl.data import EVAL_SEED, Example
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import Spec

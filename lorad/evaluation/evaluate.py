@@ -10,8 +10,6 @@ from msgspec.structs import replace
 
 from lorad.bounds import COMPLETIONS, POOL_TOKENS, PROMPT_TOKENS
 from lorad.client.client import Client
-from lorad.client.requests import Sampling
-from lorad.client.shapes import Completion
 from lorad.driver.evals.evaluate import summary
 from lorad.driver.rewards import Rewarder, Score
 from lorad.driver.sampling.generate import seeds_of
@@ -20,6 +18,8 @@ from lorad.errors import Conflict, SpecError
 from lorad.evaluation.episodes import played
 from lorad.models.facts import read_facts
 from lorad.protocol.evals import Evaluated, Wanted
+from lorad.records.requests import Sampling
+from lorad.records.versions import Completion
 from lorad.rl.data import EVAL_SEED, Example, data_of_set, load_set, rows_behind
 from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.reward import renamed

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from lorad.client.client import Client
 from lorad.client.evaluate import Graded, Grading
-from lorad.client.shapes import Sample
 from lorad.driver.rewards import Rewarder
 from lorad.errors import Conflict, SpecError
 from lorad.models.directory import resolve
+from lorad.records.samples import Sample
 from lorad.rl.data import name_of, prompt_value_of, rows_of
 from lorad.rl.reward import RewardInput, renamed
 from lorad.rl.rows.columns import find_value, text_of

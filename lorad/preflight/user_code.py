@@ -6,7 +6,6 @@ from pathlib import Path
 
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.child import Answer
-from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.host import Host
 from lorad.envs.programs import Programs, is_program
@@ -16,6 +15,7 @@ from lorad.envs.tools import result_of
 from lorad.errors import SpecError
 from lorad.preflight.answers import Sampling, answer_doubts
 from lorad.preflight.rewards import open_rewards, pattern_doubts, try_rewards
+from lorad.records.episodes import Task
 from lorad.rl.data import Example, data_of_set, load_set, rows_behind
 from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts

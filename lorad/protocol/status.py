@@ -86,10 +86,14 @@ class Capacity(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """The state of an engine, see `EngineHealth` in lorad/engines/base.py. None stands for what it does not
-    report.
+    """The state of an engine; None stands for what it does not report.
 
-    adapters_per_step: median number of distinct versions in the last decode steps that had any.
+    alive: False when the pool has to be restarted.
+    running: how many samples are being decoded.
+    slots: distinct versions in one batch, without the base.
+    prefix_hits: the share of the last minute's prompt tokens whose keys and values were cached.
+    cache_used: the share of the memory for keys and values that is in use.
+    adapters_per_step: the median number of distinct versions in the last decode steps that had any.
     """
 
     alive: bool

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lorad.errors import NotFound, SpecError
+from lorad.records.versions import Alias, AliasMove
 from lorad.spec.errors import NAME_HINT
 from lorad.spec.numbers import NAME
 from lorad.store import events
 from lorad.store.db import Rows, Store
-from lorad.store.rows import AliasMoveRow, AliasRow
 
 _BASE = "base"  # what pools call the model without any adapter
 _REMOVED = ("", -1)  # run and version of the move that ends an alias
@@ -32,12 +32,12 @@ def check_name(alias: str) -> None:
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
 
 
-def aliases(store: Rows) -> list[AliasRow]:
+def aliases(store: Rows) -> list[Alias]:
     """List all aliases by name."""
     return _select(store, "ORDER BY a.alias")
 
 
-def find(store: Rows, alias: str, reader_uid: int | None = None) -> AliasRow | None:
+def find(store: Rows, alias: str, reader_uid: int | None = None) -> Alias | None:
     """Find an alias; with a reader, one that is theirs or serves a version of a run of theirs."""
     if reader_uid is None:
         return next(iter(_select(store, "WHERE a.alias = ?", (alias,))), None)
@@ -45,12 +45,12 @@ def find(store: Rows, alias: str, reader_uid: int | None = None) -> AliasRow | N
     return next(iter(_select(store, which, (alias, reader_uid))), None)
 
 
-def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[AliasRow]:
+def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Alias]:
     """Read the aliases that the clauses `which` select, in their order."""
-    return [AliasRow(**row) for row in store.rows(_SELECT + which, parameters)]
+    return [Alias(**row) for row in store.rows(_SELECT + which, parameters)]
 
 
-def get(store: Rows, alias: str) -> AliasRow:
+def get(store: Rows, alias: str) -> Alias:
     """Raises NotFound."""
     row = find(store, alias)
     if row is None:
@@ -63,7 +63,7 @@ def missing(alias: str) -> NotFound:
     return NotFound(f"no alias {alias}", hint=hint)
 
 
-def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int) -> AliasRow:
+def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int) -> Alias:
     """Let `alias` serve a version that exists: row, move and event, all or none.
 
     uid: the user who owns the alias if this makes it.
@@ -82,7 +82,7 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int)
         return get(store, alias)
 
 
-def remove(store: Store, alias: str, *, by: str) -> AliasRow:
+def remove(store: Store, alias: str, *, by: str) -> Alias:
     """Remove an alias. Returns what it served. Raises NotFound."""
     with store.write() as connection:
         before = get(store, alias)
@@ -93,12 +93,12 @@ def remove(store: Store, alias: str, *, by: str) -> AliasRow:
         return before
 
 
-def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
+def moves(store: Rows, alias: str) -> list[AliasMove]:
     """List the moves of an alias, newest first."""
     sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
     ended = {"run": None, "version": None}
     rows = store.rows(sql, (alias,))
-    return [AliasMoveRow(**row | (ended if (row["run"], row["version"]) == _REMOVED else {})) for row in rows]
+    return [AliasMove(**row | (ended if (row["run"], row["version"]) == _REMOVED else {})) for row in rows]
 
 
 def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:

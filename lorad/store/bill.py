@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from lorad.protocol.status import Use, Uses
+from lorad.records.bill import BillLine
 from lorad.store.db import Rows, Store
 from lorad.store.events import name_of_attempt
 
@@ -52,31 +53,10 @@ class Person(Struct, frozen=True):
     uid: int
 
 
-class BillRow(Struct, frozen=True, kw_only=True):
-    """What was used by one run, user or whatever the bill is by, of one kind of device.
+class BillRow(BillLine, frozen=True, kw_only=True):
+    """A line of a bill, of one kind of device; it has no cost yet, and its `disk` was not measured."""
 
-    key: its name; "" for nobody's use. owner: whose it is; "" where it is several users'.
-    sampled, trained: tokens of steps, with those that were thrown away. For pools and
-        aliases: of what pools did.
-    wasted, wasted_tokens: of `held`, and of `sampled`, what a later attempt threw away.
-    joules: None where nothing measured them. memory: see `Use`.
-    """
-
-    key: str
-    owner: str = ""
     device: str = ""
-    held: float = 0.0
-    busy: float = 0.0
-    wasted: float = 0.0
-    generated: int = 0
-    sampled: int = 0
-    trained: int = 0
-    served: int = 0
-    wasted_tokens: int = 0
-    prompts: int = 0
-    cached: int = 0
-    joules: float | None = None
-    memory: int = 0
 
 
 def take_in(store: Store, report: Uses, owner: Person, *, strange: bool = False) -> None:

@@ -2,18 +2,19 @@
 
 import time
 
+from lorad.records.versions import Checkpoint
 from lorad.store.db import Rows, Store
-from lorad.store.rows import CheckpointPlace, CheckpointRow
+from lorad.store.rows import CheckpointPlace
 
 
-def checkpoints(store: Rows, run: str) -> list[CheckpointRow]:
+def checkpoints(store: Rows, run: str) -> list[Checkpoint]:
     """List the checkpoints of a run that count and are not deleted, the newest last."""
     sql = (
         "SELECT c.run, c.step, c.attempt, c.version, r.directory || '/' || c.path AS path, c.bytes, "
         "c.created_at FROM checkpoints c JOIN runs r ON r.name = c.run "
         "WHERE c.run = ? AND c.lineage = 1 AND c.deleted_at IS NULL ORDER BY c.step, c.attempt"
     )
-    return [CheckpointRow(**row) for row in store.rows(sql, (run,))]
+    return [Checkpoint(**row) for row in store.rows(sql, (run,))]
 
 
 def ever_made(store: Rows, run: str) -> set[tuple[int, int]]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from lorad.records.runs import Event
 from lorad.store.db import Rows, Store
-from lorad.store.rows import EventRow, event_row
+from lorad.store.rows import event_row
 
 _TO = (
     "SELECT json_extract(data, '$.to') AS name FROM events WHERE run = ? AND kind = 'renamed' "
@@ -39,7 +40,7 @@ def add(
     return int(cursor.lastrowid or 0)
 
 
-def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[EventRow]:
+def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[Event]:
     """Events with a larger id, in order. Of `run`: not those of a removed namesake."""
     if run is None:
         rows = store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (id, limit))
@@ -49,13 +50,13 @@ def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> li
     return [event_row(row) for row in rows]
 
 
-def moves_after(store: Rows, id: int, limit: int = 1000) -> list[EventRow]:
+def moves_after(store: Rows, id: int, limit: int = 1000) -> list[Event]:
     """List the moves of runs with a larger id, in order."""
     sql = "SELECT * FROM events WHERE id > ? AND kind = 'state' ORDER BY id LIMIT ?"
     return [event_row(row) for row in store.rows(sql, (id, limit))]
 
 
-def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
+def newest(store: Rows, limit: int, run: str | None = None) -> list[Event]:
     """List the last events, oldest of them first, as `after` has them: as many as fit into an answer."""
     where, values = "", tuple[Any, ...]()
     if run is not None:

@@ -8,15 +8,17 @@ import msgspec
 from msgspec import Struct
 
 from lorad.protocol.evals import best_first, chosen
+from lorad.records.measured import Step
 from lorad.states import ACTIVE, RunState
 from lorad.store.db import Row, Rows
-from lorad.store.rows import EvalRow, StepRow, eval_row, step_row
+from lorad.store.rows import EvalRow, eval_row, step_row
 
+_EVAL = ", ".join(field for field in EvalRow.__struct_fields__ if field != "perplexity")  # columns
 _LARGEST = 2**63 - 1  # what SQLite takes
 _PAGE_BYTES = 16 << 20  # of metrics in one answer: 10,000 steps of 80 metrics
 
 
-def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
+def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Step]:
     """List the first `limit` steps after `after`, in order: as many as fit into an answer."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
@@ -25,13 +27,13 @@ def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Ste
     return _fitting(store.rows(sql, (run, after, limit)))
 
 
-def _fitting(rows: Sequence[Row]) -> list[StepRow]:
+def _fitting(rows: Sequence[Row]) -> list[Step]:
     """Return the first steps whose metrics fit into an answer."""
     sizes = accumulate(len(row["metrics"]) for row in rows)
     return [step_row(row) for row, size in zip(rows, sizes, strict=True) if size <= _PAGE_BYTES]
 
 
-def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
+def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[Step]:
     """List the first `limit` steps after `after` whose numbers are multiples of `every`, and the last step of
     all.
 
@@ -54,8 +56,7 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
 
 def evals(store: Rows, run: str) -> list[EvalRow]:
     """List the evals of a run that count, in order of steps."""
-    columns = ", ".join(EvalRow.__struct_fields__)
-    sql = f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
+    sql = f"SELECT {_EVAL} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
     return [eval_row(row) for row in store.rows(sql, (run,))]
 
 
@@ -95,7 +96,7 @@ def furthest_steps(store: Rows, run: str) -> dict[int, int]:
 def newest_eval(store: Rows, run: str, first: int, last: int) -> EvalRow | None:
     """Read the newest evaluation of these steps; None where there is none."""
     sql = (
-        f"SELECT {', '.join(EvalRow.__struct_fields__)} FROM evals WHERE run = ? AND lineage = 1 "
+        f"SELECT {_EVAL} FROM evals WHERE run = ? AND lineage = 1 "
         "AND step BETWEEN ? AND ? ORDER BY step DESC, attempt DESC LIMIT 1"
     )
     row = store.row(sql, (run, first, last))

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from lorad.errors import Conflict, NotFound
+from lorad.records.runs import Attempt
 from lorad.spec.model import Spec, to_json
 from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.bill import keep_removed
 from lorad.store.db import Row, Rows, Store
-from lorad.store.rows import SUMMARY_COLUMNS, AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
+from lorad.store.rows import SUMMARY_COLUMNS, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
 _FIELDS = frozenset(
     {
@@ -37,6 +38,7 @@ _FIELDS = frozenset(
 )
 RECENT_SECONDS = 24 * 3600.0
 _SUMMARY = ", ".join(SUMMARY_COLUMNS)
+_ATTEMPT = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail"
 _DAEMON = "daemon"  # who moves a run that nobody asked for
 _AS_A_QUEUE = "priority DESC, first_event, created_at, rowid"  # a clock that is set back reorders nobody
 
@@ -432,11 +434,10 @@ def end_attempt(
         connection.execute(sql, (detail, time.time(), exit_code, signal, reason, name, attempt))
 
 
-def attempts(store: Rows, name: str) -> list[AttemptRow]:
+def attempts(store: Rows, name: str) -> list[Attempt]:
     """List the attempts of a run in order."""
-    columns = ", ".join(AttemptRow.__struct_fields__)
-    rows = store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
-    return [AttemptRow(**row) for row in rows]
+    rows = store.rows(f"SELECT {_ATTEMPT} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
+    return [Attempt(**row) for row in rows]
 
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from lorad.errors import Conflict, NotFound
+from lorad.records.sweeps import Halving, Rung, Sweep
 from lorad.store.db import Rows, Store
-from lorad.store.rows import Halving, Rung, SweepRow, sweep_row
+from lorad.store.rows import sweep_row
 
 _SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
 
@@ -21,7 +22,7 @@ def create(
     owner_uid: int,
     grid: Mapping[str, Sequence[str]],
     halving: Halving | None,
-) -> SweepRow:
+) -> Sweep:
     """Raises Conflict when the name is in use."""
     with store.write() as connection:
         refuse_used(store, sweep)
@@ -42,7 +43,7 @@ def refuse_used(store: Rows, sweep: str) -> None:
         raise Conflict(f"there is a sweep named {sweep}", hint=hint)
 
 
-def get(store: Rows, sweep: str) -> SweepRow:
+def get(store: Rows, sweep: str) -> Sweep:
     """Raises NotFound."""
     found = sweeps(store, sweep)
     if not found:
@@ -54,18 +55,18 @@ def missing(sweep: str) -> NotFound:
     return NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
 
 
-def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[SweepRow]:
+def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Sweep]:
     """Read the sweeps that the clauses `which` select, in their order."""
     return [sweep_row(row) for row in store.rows(f"{_SELECT} {which}", parameters)]
 
 
-def sweeps(store: Rows, sweep: str | None = None) -> list[SweepRow]:
+def sweeps(store: Rows, sweep: str | None = None) -> list[Sweep]:
     """List the sweeps, newest first, or the one of a name, if there is one."""
     which, values = ("", ()) if sweep is None else ("WHERE sweep = ? ", (sweep,))
     return _select(store, which + "ORDER BY created_at DESC, rowid DESC", values)
 
 
-def undecided(store: Rows) -> list[SweepRow]:
+def undecided(store: Rows) -> list[Sweep]:
     """List the sweeps with a rung that is not decided yet, or with asha a run at work, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
     works = "EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep AND state <> 'ended')"

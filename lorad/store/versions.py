@@ -11,11 +11,12 @@ from msgspec import structs
 
 from lorad.bounds import RESULTS
 from lorad.errors import NotFound
+from lorad.records.measured import Result
 from lorad.store import events
 from lorad.store.db import Rows, Store
-from lorad.store.rows import ResultRow, VersionRow, result_row, version_row
+from lorad.store.rows import VersionRow, result_row, version_row
 
-_RESULT = ", ".join(f'"{name}"' for name in ResultRow.__struct_fields__)
+_RESULT = ", ".join(f'"{name}"' for name in Result.__struct_fields__)
 _MOST_RESULTS = 1000  # rows that are read at once
 
 _SELECT = """
@@ -121,23 +122,21 @@ def first_number(store: Rows, run: str) -> int:
 
 
 # -- results -----------------------------------------------------------------------------------------------
-def add_result(store: Store, result: ResultRow) -> ResultRow:
-    """Keep what a version came to, and of all that is kept with it the newest RESULTS; its id and time are
-    made here.
-    """
-    given = {**structs.asdict(result), "id": None, "at": time.time()}
-    given |= {key: msgspec.json.encode(given[key]).decode() for key in ("settings", "metrics")}
-    marks = ", ".join("?" * len(given))
+def add_result(store: Store, result: Result) -> Result:
+    """Keep what a version came to, as of now, and of all that is kept with it the newest RESULTS."""
+    row = structs.asdict(result) | {"at": time.time()}
+    row |= {key: msgspec.json.encode(row[key]).decode() for key in ("settings", "metrics")}
+    marks = ", ".join("?" * len(row))
     own = (result.run, result.version)
     with store.write() as connection:
-        made = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*given.values()])
+        made = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*row.values()])
         newest = "SELECT id FROM results WHERE run = ? AND version = ? ORDER BY id DESC LIMIT ?"
         old = f"DELETE FROM results WHERE run = ? AND version = ? AND id NOT IN ({newest})"
         connection.execute(old, (*own, *own, RESULTS))
         return _results(store, "WHERE id = ?", made.lastrowid)[0]
 
 
-def results(store: Rows, run: str | None = None) -> list[ResultRow]:
+def results(store: Rows, run: str | None = None) -> list[Result]:
     """List the newest results, as many as fit into an answer, the newest last: of all tensors that a run has
     as versions, under whatever name its owner has them, or of all.
     """
@@ -149,7 +148,7 @@ def results(store: Rows, run: str | None = None) -> list[ResultRow]:
     return _results(store, f"WHERE {same} AND EXISTS ({its})", run, run)
 
 
-def _results(store: Rows, which: str, *values: Any) -> list[ResultRow]:
+def _results(store: Rows, which: str, *values: Any) -> list[Result]:
     size = "length(data) + length(settings) + length(metrics)"
-    rows = store.page(f"SELECT {_RESULT} FROM results {which}", values, size=size, limit=_MOST_RESULTS)
+    rows = store.page(f"SELECT id, {_RESULT} FROM results {which}", values, size=size, limit=_MOST_RESULTS)
     return [result_row(row) for row in rows]

@@ -12,8 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from lorad.client.client import Client
-from lorad.client.shapes import Evaluation, RunDetails, Sample, Step, Version
 from lorad.errors import LoradError, NotFound
+from lorad.records.measured import Evaluation, Step
+from lorad.records.runs import RunDetails
+from lorad.records.samples import Sample
+from lorad.records.versions import Version
 from lorad.spec.model import Spec
 
 _MOST_STEPS = 300  # that are read of a run, spread over all of it

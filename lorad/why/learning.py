@@ -5,7 +5,7 @@ from statistics import StatisticsError, correlation, fmean
 
 from msgspec.structs import replace
 
-from lorad.client.shapes import Sample
+from lorad.records.samples import Sample
 from lorad.rl.rate import rate_doubts
 from lorad.why.facts import Facts, answer_of, gives_answer
 from lorad.why.finding import Finding

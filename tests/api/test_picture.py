@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.api.picture import Curves, line, page, picture
-from lorad.client.shapes import Rates, RunDetails, Signals
+from lorad.records.runs import Rates, RunDetails, Signals
 
 RUN = RunDetails("<b>&amp", "running", step=3, steps=12, reward=0.5, rates=Rates(1000.0, 2.0))
 DRAWN = Curves("reward", [(1, 0.0), (2, 1.0), (3, 0.5)], [(0, 0.25)])

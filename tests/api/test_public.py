@@ -3,6 +3,7 @@
 `python -m tests.api.test_public` writes the file again, after a change that is meant.
 """
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -15,11 +16,11 @@ import pytest
 
 import lorad
 from lorad.api import twins
-from lorad.client import box_shapes, shapes
 from tests.kit.world import REPOSITORY
 from tests.test_house import loaded_after
 
 FROZEN = REPOSITORY / "tests" / "data" / "public.json"
+RECORDS = REPOSITORY / "lorad" / "records"
 USER = REPOSITORY / "tests" / "api" / "user_file.py"
 
 
@@ -47,10 +48,17 @@ def surface() -> dict[str, Any]:
 
 def fields() -> dict[str, list[str]]:
     """List the fields of each Struct that is answered with."""
-    kinds = {**vars(shapes), **vars(box_shapes)}.values()
-    structs = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, msgspec.Struct)]
-    own = [kind for kind in structs if kind.__module__.startswith("lorad.client")]
+    names = sorted(file.stem for file in RECORDS.glob("[!_]*.py"))
+    modules = [importlib.import_module(f"lorad.records.{name}") for name in names]
+    kinds = [kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)]
+    own = [kind for kind in kinds if issubclass(kind, msgspec.Struct) and is_answer(kind)]
     return {kind.__name__: list(kind.__struct_fields__) for kind in own}
+
+
+def is_answer(kind: type) -> bool:
+    return kind.__module__.startswith("lorad.records") and not kind.__module__.endswith(
+        (".requests", ".routes")
+    )
 
 
 def test_public_names_and_arguments_are_the_frozen() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lorad.api.table import Table
-from lorad.client.shapes import Checkpoint
+from lorad.records.versions import Checkpoint
 
 FOUR = Table([Checkpoint("a", step, path="x" * 50, created_at=86400.0 * 365 * 30) for step in range(4)])
 

@@ -4,7 +4,9 @@ Each `type: ignore` is a mistake that has to be seen: one that is not is an unus
 """
 
 import lorad
-from lorad.client.shapes import Generated, RunDetails, Step, Version
+from lorad.records.measured import Step
+from lorad.records.runs import RunDetails
+from lorad.records.versions import Completions, Version
 
 box: lorad.Lorad = lorad.connect(home="/tmp/x", start=False)
 run: lorad.Run = box.run({"data": {"train": "sort"}}, name="a", seed=3, trainer={"lr": 1e-4})
@@ -12,7 +14,7 @@ found: RunDetails = run.wait(until="eval>0.9", timeout=3.0)
 steps: lorad.Table[Step] = run.steps
 last: Step = steps[-1]
 version: Version = run.versions[0]
-made: Generated = box.generate(version, "x", n=2)
+made: Completions = box.generate(version, "x", n=2)
 names: list[str] = [one.name for one in box.runs(state="failed")]
 
 run.wait(until=3)  # type: ignore[arg-type]

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from lorad.driver.rewards import Rewarder, Score
-from lorad.envs.episode import Task
 from lorad.envs.host import Host
 from lorad.errors import SpecError
+from lorad.records.episodes import Task
 from lorad.rl.reward import RewardInput
 from lorad.spec.env import EnvSpec
 from lorad.spec.reward import RewardSpec

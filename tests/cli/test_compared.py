@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lorad.cli.commands.show import _spec_lines
 from lorad.cli.compared import _show, compared
-from lorad.client.shapes import Attempt, Beginning, RunDetails
+from lorad.records.runs import Attempt, Beginning, RunDetails
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import override as overridden
 

@@ -14,8 +14,10 @@ from lorad.cli import follow, output
 from lorad.cli.app import app
 from lorad.cli.commands import episodes
 from lorad.client.client import Client
-from lorad.client.shapes import Metrics, Rates, RunDetails, Sample, Signals, Step, TrialEvent
 from lorad.protocol.evals import Expected
+from lorad.records.measured import Metrics, Step
+from lorad.records.runs import Rates, RunDetails, Signals
+from lorad.records.samples import Sample, TrialEvent
 from lorad.selection import Selection
 from lorad.tui.dashboard.run_rows import state_text
 from tests.kit.daemon_world import ENDLESS, hold, release, serving, until

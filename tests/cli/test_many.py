@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from lorad.cli import listing
 from lorad.cli.app import app
 from lorad.client.client import Client
-from lorad.client.shapes import Run
 from lorad.errors import Conflict, LoradError, NotFound, SpecError
+from lorad.records.runs import Run
 from lorad.selection import Selection
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import Terminal

@@ -10,9 +10,9 @@ import pytest
 from lorad.cli.app import app
 from lorad.cli.commands.plot import _refuse_missing, _tracks, _usual
 from lorad.client.client import Client
-from lorad.client.shapes import Run
 from lorad.client.transport import Json
 from lorad.errors import LoradError, NotFound, SpecError
+from lorad.records.runs import Run
 from tests.cli.test_many import Typed
 from tests.kit.frozen.world import frozen
 from tests.kit.tui_world import Prepared, World, a_run, shaped

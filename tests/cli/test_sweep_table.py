@@ -11,7 +11,8 @@ from msgspec import structs
 
 from lorad.cli.parallel import lines, picture
 from lorad.cli.sweeps import ranked, show
-from lorad.client.shapes import Halving, Rung, Signals, Sweep, SweepRun
+from lorad.records.runs import Signals
+from lorad.records.sweeps import Halving, Rung, Sweep, SweepRun
 
 KEPT = Path(__file__).parents[1] / "data/tables/sweep.txt"
 

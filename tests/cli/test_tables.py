@@ -20,7 +20,9 @@ from lorad.cli.commands.serve import print_results
 from lorad.cli.listing import show
 from lorad.cli.table import Column, cells, table_lines, text_lines
 from lorad.client.client import Client
-from lorad.client.shapes import Result, Run, Sample, Signals
+from lorad.records.measured import Result
+from lorad.records.runs import Run, Signals
+from lorad.records.samples import Sample
 from lorad.text import question
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import on_terminal

@@ -20,9 +20,10 @@ import pytest
 from lorad.box.config import Config, config_of
 from lorad.box.paths import Home
 from lorad.cli.commands import dashboard, show
-from lorad.client.box_shapes import Device, Pool
 from lorad.client.client import Client
 from lorad.errors import SpecError
+from lorad.records.devices import Device
+from lorad.records.pools import Pool
 from tests.kit.tui_world import Prepared, World, a_run, shaped
 
 POOL = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lorad.client.evaluate import Grading
-from lorad.client.shapes import Sample
 from lorad.errors import SpecError
 from lorad.evaluation.grade import grade
+from lorad.records.samples import Sample
 from lorad.spec.model import convert, to_json
 from tests.kit.world import SMALL, World, world
 

@@ -53,7 +53,7 @@ def test_hidden_is_looked_up_as_missing(ctx: Context, monkeypatch: pytest.Monkey
     assert find_run(ctx, Caller(ANN, "ann"), "zq").owner_uid == ANN
     assert find_alias(ctx, Caller(ANN, "ann"), "bot")
     monkeypatch.setattr(runs, "run_row", None)
-    monkeypatch.setattr(aliases, "AliasRow", None)
+    monkeypatch.setattr(aliases, "Alias", None)
     with pytest.raises(NotFound):
         find_run(ctx, Caller(EVE, "eve"), "zq")
     assert find_alias(ctx, Caller(EVE, "eve"), "bot") is None

@@ -20,9 +20,7 @@ import pytest
 from lorad import __version__
 from lorad.box.paths import Home
 from lorad.client import transport
-from lorad.client.box_shapes import Status
 from lorad.client.client import Client
-from lorad.client.shapes import LogPart
 from lorad.daemon.api import server
 from lorad.daemon.api.verbs.logs import read as read_log
 from lorad.daemon.daemon import prepare
@@ -30,6 +28,8 @@ from lorad.daemon.home_lock import lock
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed, StorageError
 from lorad.protocol.listener import answers as is_answered
 from lorad.protocol.listener import listen
+from lorad.records.daemon import Status
+from lorad.records.runs import LogPart
 from tests.kit.callers import UnixConnection
 from tests.kit.daemon_world import serving
 from tests.kit.world import REPOSITORY, world

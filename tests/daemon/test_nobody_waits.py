@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from lorad.children.ask import under_guard
-from lorad.client.shapes import Completion
 from lorad.daemon.api.views import pool_view, version_view
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
@@ -36,6 +35,7 @@ from lorad.protocol.batch import Chunk
 from lorad.protocol.calls import Nothing
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import PoolInfo, PoolStatus, Tenant
+from lorad.records.versions import Completion
 from lorad.store import runs
 from lorad.store.versions import get_version
 from tests.kit.daemon_world import finished, open_context, until

@@ -11,8 +11,6 @@ import msgspec
 import pytest
 
 from lorad.children.ask import under_guard
-from lorad.client.requests import TrialRequest
-from lorad.client.shapes import TrialEvent
 from lorad.daemon.api.verbs.trial import _played
 from lorad.daemon.api.verbs.verify import attest_again
 from lorad.daemon.process.sharing import SharedBox
@@ -20,6 +18,8 @@ from lorad.daemon.process.user_threads import Hands
 from lorad.daemon.runs.draws import axes_of
 from lorad.daemon.runs.preflight import answer, exchanged
 from lorad.errors import Conflict, SpecError
+from lorad.records.requests import TrialRequest
+from lorad.records.samples import TrialEvent
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.kit.daemon_world import finished, serving, until

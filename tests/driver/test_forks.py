@@ -17,10 +17,10 @@ from lorad.driver.score import choose
 from lorad.driver.session import Known, Sample, Session, State
 from lorad.driver.train import _minibatches, sequence_log_ratios
 from lorad.driver.weigh import look, weigh
-from lorad.envs.episode import Fork
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
+from lorad.records.episodes import Fork
 from lorad.rl.data import Example
 from lorad.rl.loss import sequence_ratios, token_targets
 from lorad.spec.algorithm import Ratio

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from lorad.box.paths import AttemptDir
-from lorad.client.box_shapes import Bill, BillLine
-from lorad.client.requests import Sampling
 from lorad.daemon.record.repair import repair
 from lorad.protocol.journal import lineage, read
+from lorad.records.bill import Bill, BillLine
+from lorad.records.requests import Sampling
 from tests.kit.world import SMALL, World, world
 
 pytestmark = pytest.mark.system

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lorad.client.shapes import Version
 from lorad.protocol.journal import read
+from lorad.records.versions import Version
 from tests.kit.world import World, world
 
 pytestmark = pytest.mark.system

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from lorad.envs.child import Answer
-from lorad.envs.episode import Task
 from lorad.envs.host import Heard, Host
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
+from lorad.records.episodes import Task
 from lorad.spec.env import EnvSpec
 from tests.kit.pool_kit import until
 

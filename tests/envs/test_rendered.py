@@ -15,12 +15,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lorad.driver.sampling.episodes import Live, begun, hear
 from lorad.envs.child import Answer
-from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard
 from lorad.envs.rendered import open_format
 from lorad.errors import SpecError
 from lorad.protocol.batch import Chunk, Sampling
+from lorad.records.episodes import Task
 from lorad.rl.data import Example
 from lorad.rl.tokenizer import Tokenizer
 from lorad.rl.tools.specs import wrapped_all

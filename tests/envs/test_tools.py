@@ -10,13 +10,12 @@ import psutil
 import pytest
 
 from lorad.envs.child import Answer
-from lorad.envs.episode import Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Host
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
+from lorad.records.episodes import Task, ToolCall
 from lorad.rl.tokenizer import Tokenizer
-from lorad.rl.tools.calls import Call
 from lorad.rl.tools.specs import wrapped_all
 from lorad.spec.env import EnvSpec
 from lorad.spec.model import convert
@@ -86,7 +85,7 @@ class Priced:
         pass
 '''
 ROW = {"prompt": [{"role": "user", "content": "Count to 5."}], "start": 2}
-ADD = Call("increment", {"step": 3})
+ADD = ToolCall("increment", {"step": 3})
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def begun(host: Host) -> tuple[Heard, Answer]:
     return heard, answer
 
 
-def hears(host: Host, heard: Heard, *calls: Call, text: str = "") -> Answer:
+def hears(host: Host, heard: Heard, *calls: ToolCall, text: str = "") -> Answer:
     heard.turns.append(Turn(text, "stop", calls))
     return host.answers([heard])[0]
 
@@ -126,7 +125,7 @@ def test_classes_for_trl_are_environments(hosts: Any) -> None:
     assert answer.messages == [{"role": "user", "content": "Count to 5. Begin."}]
     assert [tool["function"]["name"] for tool in answer.tools] == ["increment", "wait"]
     assert answer.tools[0]["function"]["parameters"]["properties"]["step"]["description"] == "how much to add"
-    assert contents(hears(host, heard, ADD, Call("wait", {}))) == ["5", "waited"]
+    assert contents(hears(host, heard, ADD, ToolCall("wait", {}))) == ["5", "waited"]
     over = hears(host, heard, text="It is 5.")
     assert (over.messages, over.reward) == (None, 5.0)
 
@@ -140,7 +139,7 @@ def test_a_reward_may_be_an_attribute(hosts: Any) -> None:
 def test_errors_of_tools_are_answers(hosts: Any) -> None:
     host = hosts("Counter")
     heard, _ = begun(host)
-    found = hears(host, heard, Call("increment", {"step": 10}), Call("increment", {"by": 1}), ADD)
+    found = hears(host, heard, ToolCall("increment", {"step": 10}), ToolCall("increment", {"by": 1}), ADD)
     first, second, third = contents(found)
     assert first == "{'error': 'too much'}" and "unexpected keyword argument 'by'" in second
     assert (third, found.tool_errors) == ("5", 2)
@@ -150,7 +149,7 @@ def test_errors_of_tools_are_answers(hosts: Any) -> None:
 def test_malformed_calls_are_answered(hosts: Any, name: str) -> None:
     host = hosts(name)
     heard, _ = begun(host)
-    bad = Call("", None, "the call cannot be read: it is no JSON", "invalid_json")
+    bad = ToolCall("", None, "the call cannot be read: it is no JSON", "invalid_json")
     found = hears(host, heard, bad)
     assert contents(found) == ["{'error': 'the call cannot be read: it is no JSON'}"]
     assert (found.reward, found.tool_errors) == (0.0, 1)

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lorad.client.shapes import RunDetails
 from lorad.daemon.record.audit import audit
 from lorad.errors import Conflict, DaemonUnreachable
+from lorad.records.runs import RunDetails
 from tests.kit.world import World, world
 
 SPEC = """

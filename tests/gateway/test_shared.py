@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from lorad.box.paths import Home
-from lorad.client.requests import ShutdownRequest
 from lorad.client.transport import Transport
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.protocol.listener import answers
 from lorad.protocol.traffic import FILE
+from lorad.records.requests import ShutdownRequest
 from tests.daemon.test_system_mode import ALICE, BOB, Box, as_user, status_of
 from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
@@ -303,7 +303,9 @@ def test_new_daemon_keeps_running_gateways(box: Served) -> None:
 def test_gateways_end_with_the_daemon_on_request(box: Served) -> None:
     until(lambda: box.says("of-alice") and box.says("of-bob"))
     pids = box.front, box.gateway_of(ALICE), box.gateway_of(BOB)
-    assert Transport(box.world.socket, 60).post("/v1/shutdown", ShutdownRequest(gateway=True))["gateway"]
+    assert Transport(box.world.socket, 60).one("POST", "/v1/shutdown", ShutdownRequest(gateway=True))[
+        "gateway"
+    ]
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     box.daemon = box.start()

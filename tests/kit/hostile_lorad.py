@@ -32,7 +32,7 @@ def poisoned(value: Any, key: str = "") -> Any:
 
 
 @functools.wraps(one)
-def hostile_one(self: Transport, method: str, path: str, body: Struct | None) -> Json:
+def hostile_one(self: Transport, method: str, path: str, body: Struct | None = None) -> Json:
     try:
         answer: Json = poisoned(one(self, method, path, body))
     except LoradError as error:
@@ -41,7 +41,7 @@ def hostile_one(self: Transport, method: str, path: str, body: Struct | None) ->
 
 
 @functools.wraps(stream)
-def hostile_stream(self: Transport, method: str, path: str, body: Struct | None) -> Iterator[Json]:
+def hostile_stream(self: Transport, method: str, path: str, body: Struct | None = None) -> Iterator[Json]:
     yield from (poisoned(event) for event in stream(self, method, path, body))
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -139,15 +139,13 @@ class Prepared(Transport):
         answer = found(dict(parse_qsl(query))) if callable(found) else found
         return {"items": answer} if isinstance(answer, list) else answer
 
-    def list_of(self, path: str) -> list[Json]:
+    def one(self, method: str, path: str, body: Struct | None = None) -> Json:
+        if method != "GET":
+            return self.post(path, body)
         if path.startswith("/v1/runs?names="):
-            names = path.partition("=")[2].split(",")
-            return [run for run in self.get("/v1/runs")["items"] if run["name"] in names]
-        items: list[Json] = self.get(path).get("items", [])
-        return items
-
-    def delete(self, path: str) -> Json:
-        return self.post(path)
+            names = unquote(path.partition("=")[2]).split(",")
+            return {"items": [run for run in self.get("/v1/runs")["items"] if run["name"] in names]}
+        return {"items": []} | self.get(path)
 
     def post(self, path: str, body: Struct | None = None) -> Json:
         path, sent = path.removeprefix("/v1/"), {} if body is None else msgspec.to_builtins(body)

@@ -17,10 +17,10 @@ import msgspec
 
 from lorad.box.paths import Home, python_path
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.protocol.journal import read
 from lorad.protocol.listener import answers
+from lorad.records.runs import RunDetails
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.warm.processes import CLIENT as WARM
 

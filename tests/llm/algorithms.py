@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lorad.client.shapes import Evaluation, RunDetails
+from lorad.records.measured import Evaluation
+from lorad.records.runs import RunDetails
 from tests.kit.world import World
 from tests.llm.learning import home, run_of_additions
 from tests.llm.place import EXAMPLES, NAME, Addition, additions

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from lorad.cli.commands.pools import engine_row
-from lorad.client import box_shapes as shapes
 from lorad.daemon.api.views import engine_view
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.facts import ModelFacts, read_facts
@@ -20,6 +19,7 @@ from lorad.protocol.calls import LoadVersion, Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo, PoolStatus
+from lorad.records.pools import Pool
 from tests.kit.fakes.sleeping_engines import Served
 from tests.kit.pool_kit import OPEN, SHAPES, TINY, config_of, generate, learn, publish, running_pool, texts
 
@@ -155,7 +155,7 @@ def test_pools_tell_how_their_engine_is(tmp_path: Path) -> None:
     view = engine_view("builtin", status)
     assert (view.alive, view.asleep, view.slots_used, view.slots) == (True, True, 1, 64)
     row = engine_row(
-        shapes.Pool("p", mode="timesliced", engine_tokens_per_second=7.2),
+        Pool("p", mode="timesliced", engine_tokens_per_second=7.2),
         msgspec.structs.replace(view, waiting=3),
     )
     assert row == ("p", "builtin", "timesliced", "asleep", "0+3", "1/64", "", "7")

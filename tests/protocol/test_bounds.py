@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from lorad.bounds import BODY_BYTES, Bounds
-from lorad.client.shapes import Run
 from lorad.client.transport import Transport
 from lorad.daemon.api.verbs import events as handler
 from lorad.daemon.context import Context
 from lorad.errors import LoradError
 from lorad.http import bounded as http
 from lorad.protocol.listener import listen, uid_behind
+from lorad.records.runs import Run
 from lorad.store import events
 from tests.kit.daemon_world import Api, serving, until
 
@@ -297,7 +297,7 @@ async def test_client_waits_where_many_connect(tmp_path: Path) -> None:
             before.append(socket.socket(socket.AF_UNIX))
             before[-1].setblocking(False)
             before[-1].connect(str(tmp_path / "s"))
-    asked = asyncio.create_task(asyncio.to_thread(Transport(tmp_path / "s", 60).get, "/v1/status"))
+    asked = asyncio.create_task(asyncio.to_thread(Transport(tmp_path / "s", 60).one, "GET", "/v1/status"))
     assert not (await asyncio.wait([asked], timeout=0.5))[0]
     peers = [(await asyncio.to_thread(listener.accept))[0] for _ in before]  # the last is the client's
     peer = peers[-1]

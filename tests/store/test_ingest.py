@@ -1,21 +1,21 @@
 """Ingest: every fact of a journal is in the index exactly once, whatever happened to either of them."""
 
-import json
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.journal import EvalFact, JournalWriter, StepFact, lineage, read
+from lorad.records.runs import Rates
 from lorad.store import checkpoints, events, metrics, runs, versions
 from lorad.store import ingest as ingesting
 from lorad.store.db import Store
 from lorad.store.ingest import ingest, ingest_some, refuse_foreign_journal
 from lorad.store.rename import rename
-from lorad.store.rows import Rates
 from tests.kit.journals import (
     begin,
     checkpoint,
@@ -111,10 +111,10 @@ def test_a_run_without_samples_has_its_loss(store: Store, path: Path) -> None:
         begin(writer)
         writer.append("step", 1, StepFact(0, ["p1"], 0, "", "", measured))
         ingest(store, "sorter", path)
-        assert json.loads(bytes(runs.get(store, "sorter").signals)).items() >= measured.items()
+        assert msgspec.to_builtins(runs.get(store, "sorter").signals).items() >= measured.items()
         writer.append("step", 2, StepFact(1, ["p2"], 1, "", "", {"loss": 0.01, "response_length": 9.0}))
     ingest(store, "sorter", path)
-    assert "loss" not in json.loads(bytes(runs.get(store, "sorter").signals))
+    assert "loss" not in msgspec.to_builtins(runs.get(store, "sorter").signals)
 
 
 def test_an_eval_may_lack_the_likelihood(store: Store, path: Path) -> None:

@@ -16,8 +16,8 @@ from lorad.box.config import TinkerSettings
 from lorad.box.keys import keys_file
 from lorad.box.paths import Home, RunDir
 from lorad.client.client import Client
-from lorad.client.shapes import Run
 from lorad.errors import Conflict, LoradError
+from lorad.records.runs import Run
 from lorad.tinker.door.app import make_app
 from lorad.tinker.door.door import Door, opened
 from lorad.tinker.door.keys import Keys

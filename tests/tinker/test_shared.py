@@ -16,8 +16,8 @@ from aiohttp.test_utils import unused_port
 
 from lorad.box.keys import make_key
 from lorad.box.paths import Home
-from lorad.client.requests import ShutdownRequest
 from lorad.client.transport import Transport
+from lorad.records.requests import ShutdownRequest
 from tests.daemon.test_system_mode import ALICE, BOB, Box, as_user, status_of
 from tests.gateway.test_refusals import answers as listens
 from tests.gateway.test_shared import open_files, pid_of, until
@@ -197,7 +197,7 @@ def test_a_new_daemon_keeps_running_doors(box: Doors) -> None:
 def test_doors_end_with_the_daemon_on_request(box: Doors) -> None:
     pids, models = (box.front, box.door_of(ALICE), box.door_of(BOB)), box.sees(BOB)
     assert models
-    Transport(box.world.socket, 60).post("/v1/shutdown", ShutdownRequest(gateway=True))
+    Transport(box.world.socket, 60).one("POST", "/v1/shutdown", ShutdownRequest(gateway=True))
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     box.daemon = box.start()

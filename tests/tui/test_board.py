@@ -4,10 +4,11 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from lorad.box.config import AlarmLimits
 from lorad.client.client import Client
-from lorad.client.shapes import Event, Run
+from lorad.records.runs import Event, Run
 from lorad.states import EndReason
 from lorad.tui.dashboard.run_rows import cells
 from lorad.tui.dashboard.snapshot import HELD, Board
@@ -26,9 +27,10 @@ class Counting(Prepared):
         super().__init__(world)
         self.paths = list[str]()
 
-    def list_of(self, path: str) -> list[Json]:
-        self.paths.append(path.removeprefix("/v1/"))
-        return super().list_of(path)
+    def one(self, method: str, path: str, body: Struct | None = None) -> Json:
+        if path != "/v1/status":
+            self.paths.append(path.removeprefix("/v1/"))
+        return super().one(method, path, body)
 
 
 def happened(*events: Json, tick: bool = False) -> Changes:

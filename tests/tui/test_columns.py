@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lorad.client.columns import COLUMNS, filled, leader
-from lorad.client.shapes import Run
+from lorad.records.runs import Run
 from lorad.tui.dashboard.column_picker import ColumnPicker
 from lorad.tui.dashboard.run_columns import USUAL, columns_file, remember, remembered, shaped
 from lorad.tui.dashboard.run_rows import cells

@@ -9,8 +9,9 @@ import pytest
 from textual.app import App, ComposeResult
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run, Step
 from lorad.errors import DaemonUnreachable
+from lorad.records.measured import Step
+from lorad.records.runs import Run
 from lorad.tui.curves.chart_widget import Chart
 from lorad.tui.curves.series import FINE, KEPT, Series, Track, Window
 from lorad.tui.curves.side import Side

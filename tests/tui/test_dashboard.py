@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from lorad.client.shapes import Run
+from lorad.records.runs import Run
 from lorad.tui.dashboard import run_rows
 from lorad.tui.dashboard.run_rows import cells
 from lorad.tui.dashboard.tables import Alarms, Devices, Pools, Ticker

@@ -3,7 +3,7 @@
 import pytest
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run
+from lorad.records.runs import Run
 from lorad.tui.dashboard.filter import wanted
 from tests.kit.frozen.world import frozen
 from tests.kit.tui_world import a_run, shaped

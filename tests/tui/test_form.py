@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.client.shapes import RunDetails
 from lorad.daemon.api.views import asked_in
 from lorad.errors import SpecError
+from lorad.records.runs import RunDetails
 from lorad.spec.model import Spec, convert
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import load_spec

@@ -9,9 +9,9 @@ from rich.text import Text
 from textual.widgets import Button, Input
 
 from lorad.box.config import Config, Tui
-from lorad.client.box_shapes import Caller, Status
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError
+from lorad.records.daemon import Caller, Status
 from lorad.tui import consequences
 from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
 from lorad.tui.app import NAMES, LoradApp

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lorad.client.shapes import Sample
+from lorad.records.samples import Sample
 from lorad.tui.new_run.screen import NewRun
 from lorad.tui.samples.groups import Group, grouped, hits, ordered
 from lorad.tui.widgets.line import Line

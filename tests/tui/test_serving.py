@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 from textual.widgets import Input
 
-from lorad.client.requests import Sampling
-from lorad.client.shapes import ServedAlias
 from lorad.errors import NotFound, SpecError
+from lorad.records.requests import Sampling
+from lorad.records.versions import ServedAlias
 from lorad.text import one_line
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.dialogs import Ask

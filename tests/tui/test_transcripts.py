@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
 
-from lorad.client.shapes import Evaluation, Sample
 from lorad.client.transport import Json
-from lorad.envs.episode import EpisodeTurn
-from lorad.rl.tools.calls import Call
+from lorad.records.episodes import EpisodeTurn, ToolCall
+from lorad.records.measured import Evaluation
+from lorad.records.samples import Sample
 from lorad.tui.samples.groups import grouped
 from lorad.tui.samples.look import Look, chances
 from lorad.tui.samples.parts import told
@@ -208,7 +208,7 @@ HOSTILE = st.lists(st.sampled_from("a\t\n\x1b漢\u202e<"), max_size=9).map("".jo
 @given(st.lists(st.tuples(HOSTILE, HOSTILE), min_size=1, max_size=4))
 def test_parts_lie_in_the_text_in_order(said: list[tuple[str, str]]) -> None:
     turns = [
-        EpisodeTurn(text, "stop", 1, observation=answer, calls=(Call("f", None, written=text[:2]),))
+        EpisodeTurn(text, "stop", 1, observation=answer, calls=(ToolCall("f", None, written=text[:2]),))
         for text, answer in said
     ]
     text, parts = told(Sample(1, turns=turns, end="done"))

@@ -5,9 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.client.shapes import Beginning, Evaluation, RunDetails, Sample, Step, Version
 from lorad.protocol.inputs import RowCounts
 from lorad.protocol.preflight import Rate
+from lorad.records.measured import Evaluation, Step
+from lorad.records.runs import Beginning, RunDetails
+from lorad.records.samples import Sample
+from lorad.records.versions import Version
 from lorad.spec.model import Spec
 from lorad.spec.text import load_spec
 from lorad.why.facts import Facts

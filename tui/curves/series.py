@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lorad.client.shapes import Step
+from lorad.records.measured import Step
 
 KEPT = 8192  # at most as many points of a metric
 FINE = 2048  # and as many of a window

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lorad.client.client import Client
-from lorad.client.shapes import Evaluation, Run
+from lorad.records.measured import Evaluation
+from lorad.records.runs import Run
 from lorad.tui.curves.series import FINE, KEPT, Detail, Series, Track, stride
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from textual.containers import Grid, Horizontal
 from textual.message import Message
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run, RunDetails
 from lorad.client.words import figure_in_words
 from lorad.errors import LoradError, SpecError
+from lorad.records.runs import Run, RunDetails
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import Field

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from lorad.client.shapes import Run
 from lorad.client.words import phase, why
+from lorad.records.runs import Run
 
 _FIELDS = ("state", "owner", "base", "pool", "alarm")
 _WORD = re.compile(rf'(!?)(?:({"|".join(_FIELDS)}):)?(?:"([^"]*)"?|(\S*))')

@@ -9,9 +9,10 @@ from typing import Any
 from rich.text import Text
 
 from lorad.alarms import Alarm
-from lorad.client.box_shapes import Device, Pool
-from lorad.client.shapes import Event
 from lorad.client.words import set_aside
+from lorad.records.devices import Device
+from lorad.records.pools import Pool
+from lorad.records.runs import Event
 from lorad.text import coarse_age, one_line, size
 from lorad.tui.dashboard.run_rows import LEVELS
 from lorad.tui.event_words import event_text

@@ -9,8 +9,8 @@ from rich.text import Text
 from lorad.alarms import Alarm
 from lorad.client.columns import NOTHING, filled, seconds_left, with_figures
 from lorad.client.columns import cell as client_cell
-from lorad.client.shapes import Run
 from lorad.client.words import evals_in_words, phase, share
+from lorad.records.runs import Run
 from lorad.text import coarse_age, one_line
 from lorad.tui.dashboard.run_columns import USUAL
 from lorad.tui.dashboard.snapshot import rate

@@ -13,9 +13,9 @@ from textual.widgets import Input
 from lorad.alarms import Alarm
 from lorad.client.client import Client
 from lorad.client.columns import devices_of, has_losses
-from lorad.client.shapes import Run
 from lorad.client.words import why
 from lorad.errors import LoradError
+from lorad.records.runs import Run
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS

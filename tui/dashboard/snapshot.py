@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.box.config import AlarmLimits
-from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
 from lorad.client.columns import costs_of, keys_of
-from lorad.client.shapes import Event, Run
 from lorad.errors import NotAllowed
+from lorad.records.daemon import Status
+from lorad.records.devices import Device
+from lorad.records.pools import Pool
+from lorad.records.runs import Event, Run
 from lorad.selection import Selection
 from lorad.tui.state_files import read_state, state_file, write_state
 

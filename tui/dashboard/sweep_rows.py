@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from rich.text import Text
 
 from lorad.client.columns import amount, groups_of, leader, seconds_left, together
-from lorad.client.shapes import Run
 from lorad.client.words import figure_in_words, phase
+from lorad.records.runs import Run
 from lorad.text import coarse_age, duration, number, one_line
 from lorad.tui.dashboard.run_rows import (
     BAD,

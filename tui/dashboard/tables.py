@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 from rich.text import Text
 
 from lorad.alarms import Alarm
-from lorad.client.box_shapes import Device, Engine, Pool, Trainer
-from lorad.client.shapes import Event
+from lorad.records.devices import Device
+from lorad.records.pools import Pool, PoolEngine, PoolTrainer
+from lorad.records.runs import Event
 from lorad.text import one_line
 from lorad.tui.dashboard import one_liners
 from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
@@ -145,9 +146,9 @@ def _pool_cells(pool: Pool) -> Cells:
     )
 
 
-def _part(about: Engine | Trainer) -> str:
+def _part(about: PoolEngine | PoolTrainer) -> str:
     """An engine or trainer: its name, and what is wrong with it."""
-    asleep = isinstance(about, Engine) and about.asleep
+    asleep = isinstance(about, PoolEngine) and about.asleep
     gone = " GONE" if about.alive is False else " asleep" if asleep else ""
     return f"{about.name}{gone}"
 

@@ -14,9 +14,9 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run
 from lorad.client.words import steps_in_words
 from lorad.errors import LoradError
+from lorad.records.runs import Run
 from lorad.spec.templates import TEMPLATES
 from lorad.text import coarse_age, one_line
 from lorad.tui import keys

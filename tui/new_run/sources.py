@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 
 from lorad.bounds import SPEC_BYTES
-from lorad.client.shapes import RunDetails
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import read_file, write_whole
+from lorad.records.runs import RunDetails
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import mapping
 from lorad.text import size

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run, Version
 from lorad.client.words import phase, steps_in_words
 from lorad.errors import LoradError
+from lorad.records.runs import Run
+from lorad.records.versions import Version
 from lorad.selection import STATES
 from lorad.tui.palette.verbs import SHORT, TABS, VERBS, Verb
 from lorad.tui.palette.words import without_lorad

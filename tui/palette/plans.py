@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from lorad.client.client import Client
 from lorad.client.selected import refuse_everything, selected
-from lorad.client.shapes import Run
 from lorad.errors import Conflict, NotFound, SpecError
+from lorad.records.runs import Run
 from lorad.selection import selection
 from lorad.tui.actions import Action, Field
 from lorad.tui.palette.words import Given

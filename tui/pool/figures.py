@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from rich.text import Text
 
-from lorad.client.box_shapes import Engine, Pool, Trainer
-from lorad.client.shapes import Run, ServedAlias
+from lorad.records.pools import Pool, PoolEngine, PoolTrainer
+from lorad.records.runs import Run
+from lorad.records.versions import ServedAlias
 from lorad.text import duration, one_line, size
 from lorad.tui.dashboard.one_liners import speed
 from lorad.tui.dashboard.run_rows import cell
@@ -50,7 +51,7 @@ def lines(pool: Pool, waiting: int) -> Text:
     )
 
 
-def _engine(pool: Pool, engine: Engine) -> list[str]:
+def _engine(pool: Pool, engine: PoolEngine) -> list[str]:
     found = [" ".join(filter(None, (engine.name, engine.software or "")))]
     if not isinstance(engine.alive, bool):
         return found
@@ -67,7 +68,7 @@ def _engine(pool: Pool, engine: Engine) -> list[str]:
     return [*found, f"{speed(pool.engine_tokens_per_second)} tok/s", engine.detail or ""]
 
 
-def _trainer(pool: Pool, trainer: Trainer) -> list[str]:
+def _trainer(pool: Pool, trainer: PoolTrainer) -> list[str]:
     found = [trainer.name]
     if not isinstance(trainer.alive, bool):
         return found

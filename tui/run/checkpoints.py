@@ -7,7 +7,8 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from lorad.client.client import Client
-from lorad.client.shapes import Checkpoint, RunDetails
+from lorad.records.runs import RunDetails
+from lorad.records.versions import Checkpoint
 from lorad.text import coarse_age, one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes

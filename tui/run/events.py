@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from lorad.client.client import Client
-from lorad.client.shapes import Event, RunDetails
+from lorad.records.runs import Event, RunDetails
 from lorad.text import number, one_line
 from lorad.tui import keys
 from lorad.tui.event_words import event_text

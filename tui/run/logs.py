@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
+from lorad.records.runs import RunDetails
 from lorad.states import RunState
 from lorad.text import size
 from lorad.tui import keys

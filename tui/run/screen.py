@@ -9,8 +9,8 @@ from textual.widgets import TabbedContent, TabPane
 
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.shapes import RunDetails
 from lorad.client.words import likelihood_in_words, share, steps_in_words, why
+from lorad.records.runs import RunDetails
 from lorad.text import duration, one_line
 from lorad.tui import keys
 from lorad.tui.curves.tab import Curves

@@ -14,8 +14,8 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
 from lorad.errors import LoradError
+from lorad.records.runs import RunDetails
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.feed import Changes

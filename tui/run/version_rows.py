@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from lorad.client.shapes import Run, Version
+from lorad.records.runs import Run
+from lorad.records.versions import Version
 from lorad.text import age, coarse_age, one_line, size
 from lorad.tui.widgets.columns import Column
 

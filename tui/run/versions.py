@@ -7,7 +7,8 @@ from rich.text import Text
 from textual.app import ComposeResult
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails, Version
+from lorad.records.runs import RunDetails
+from lorad.records.versions import Version
 from lorad.text import one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes, Pace

@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
+from lorad.records.runs import RunDetails
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.feed import Changes

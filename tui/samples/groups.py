@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from lorad.client import shapes
 from lorad.client.choice import Choice
+from lorad.records import samples
 from lorad.text import one_line
 from lorad.tui.samples.parts import Part, inert, told
 
@@ -86,7 +86,7 @@ class Hit(NamedTuple):
     end: int
 
 
-def grouped(rows: Iterable[shapes.Sample]) -> list[Group]:
+def grouped(rows: Iterable[samples.Sample]) -> list[Group]:
     """Group the samples of a step by prompt, in order."""
     groups = dict[str, Group]()
     for row in rows:
@@ -104,7 +104,7 @@ def selected(groups: Iterable[Group], choice: Choice) -> list[Group]:
     return [group for group in some if group.samples]
 
 
-def _sample(row: shapes.Sample, prompt: str) -> Sample:
+def _sample(row: samples.Sample, prompt: str) -> Sample:
     text, parts = told(row)
     return Sample(
         index=row.index,

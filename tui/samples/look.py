@@ -15,7 +15,7 @@ from rich.markdown import CodeBlock, Markdown
 from rich.text import Text
 from rich.theme import Theme
 
-from lorad.client import shapes
+from lorad.records import samples
 from lorad.text import SPECIAL
 from lorad.tui.samples.groups import Sample
 from lorad.tui.samples.parts import inert
@@ -80,7 +80,7 @@ def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
     return sorted([*clear, *above])
 
 
-def chances(row: shapes.Sample, sample: Sample) -> list[Span]:
+def chances(row: samples.Sample, sample: Sample) -> list[Span]:
     """Return the styles of a sample's tokens, by their probability, at places of its completion; none where
     it is not known which token made which characters.
     """

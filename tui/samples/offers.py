@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from lorad.client.choice import CUT, TRUNCATED
-from lorad.client.shapes import Run, RunDetails
+from lorad.records.runs import Run, RunDetails
 from lorad.spec.kept import MAIN
 from lorad.text import one_line
 from lorad.tui.dashboard.run_rows import state_text

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lorad.client.client import Client
-from lorad.client.shapes import Sample
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
+from lorad.records.samples import Sample
 from lorad.tui.samples.groups import Group, grouped
 from lorad.tui.samples.look import Look
 from lorad.tui.samples.reading import LIMIT, steps_of

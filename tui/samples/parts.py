@@ -7,9 +7,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from lorad.client import shapes
-from lorad.envs.episode import EpisodeTurn
-from lorad.rl.tools.calls import Call
+from lorad.records.episodes import EpisodeTurn, ToolCall
+from lorad.records.samples import Sample
 from lorad.text import number, one_line, printable
 from lorad.tui.widgets.text_view import TAB
 
@@ -41,7 +40,7 @@ def inert(text: object) -> str:
     )
 
 
-def told(row: shapes.Sample) -> tuple[str, tuple[Part, ...]]:
+def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
     """Return the text of a sample, and its parts in order."""
     if not row.turns:
         text = inert(row.completion)
@@ -63,7 +62,7 @@ def told(row: shapes.Sample) -> tuple[str, tuple[Part, ...]]:
     return text, tuple(parts)
 
 
-def _spoken(text: str, calls: Sequence[Call], at: int) -> Iterator[Part]:
+def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
     """Yield what a turn of the model is made of; a call whose text is not there is a line of its own."""
     done = 0
     for call in calls:
@@ -103,7 +102,7 @@ def _fork_line(row: int) -> str:
     return f"⑂ row {row + 1} begins: the history was replaced by"
 
 
-def _call_line(call: Call) -> str:
+def _call_line(call: ToolCall) -> str:
     arguments = "?" if call.arguments is None else _arguments(call.arguments)
     wrong = "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
     return f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"

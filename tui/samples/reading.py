@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError
+from lorad.records.runs import RunDetails
 from lorad.spec.kept import MAIN
 from lorad.tui.feed import Changes, Pace
 from lorad.tui.samples.groups import Group, grouped

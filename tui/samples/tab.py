@@ -13,8 +13,8 @@ from textual.worker import get_current_worker
 
 from lorad.client.choice import HINT, Choice, ordered_by
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
 from lorad.errors import LoradError, SpecError
+from lorad.records.runs import RunDetails
 from lorad.text import printable
 from lorad.tui import keys
 from lorad.tui.feed import Changes

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from textual.containers import Vertical
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
+from lorad.records.runs import RunDetails
 from lorad.tui.feed import Changes
 
 

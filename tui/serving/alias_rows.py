@@ -6,9 +6,9 @@ from typing import NamedTuple
 from rich.text import Text
 
 from lorad.client.client import Client
-from lorad.client.shapes import Move, ServedAlias
 from lorad.errors import LoradError
 from lorad.protocol.traffic import Figures
+from lorad.records.versions import AliasMove, ServedAlias
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes
 from lorad.tui.widgets.columns import Column, Values
@@ -42,7 +42,7 @@ class Data(NamedTuple):
     pools: dict[str, str]  # version -> a pool that has it loaded
     rewards: dict[str, float | None]
     alias: str | None
-    moves: list[Move]
+    moves: list[AliasMove]
     kept: bool
 
     def of(self, alias: str | None) -> ServedAlias | None:
@@ -93,7 +93,7 @@ def _reward_of(client: Client, run: str, step: int) -> float | None:
     return found[0].metrics.get("reward") if found and found[0].step == step else None
 
 
-def version_of(row: ServedAlias | Move) -> str:
+def version_of(row: ServedAlias | AliasMove) -> str:
     return f"{row.run}@{row.version}"
 
 
@@ -197,7 +197,7 @@ def _traffic_told(traffic: Figures | None) -> str:
     )
 
 
-def moves_text(moves: Iterable[Move]) -> Text:
+def moves_text(moves: Iterable[AliasMove]) -> Text:
     """Newest first."""
     lines = [
         Text.assemble(

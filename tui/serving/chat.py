@@ -17,9 +17,9 @@ from textual.timer import Timer
 from textual.widgets import Input, Label
 
 from lorad.client.client import Client
-from lorad.client.requests import Sampling
-from lorad.client.shapes import Generated
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
+from lorad.records.requests import Sampling
+from lorad.records.versions import Completions
 from lorad.text import one_line, printable
 from lorad.tui import keys
 from lorad.tui.port import AppPort
@@ -99,7 +99,7 @@ def ask(client: Client, question: Question, report: Callable[[_Answer], object])
     threading.Thread(target=work, name="chat", daemon=True).start()
 
 
-def _answer_of(found: Generated, began: float) -> _Answer:
+def _answer_of(found: Completions, began: float) -> _Answer:
     (completion, *_) = found.completions
     seconds, finish = time.monotonic() - began, completion.finish or ""
     return _Answer(str(found.version), completion.text, len(completion.tokens), finish, seconds)

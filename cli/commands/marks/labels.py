@@ -8,7 +8,7 @@ from lorad.cli import output
 from lorad.cli.options import AsJson, Run
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.shapes import Run as RunShape
+from lorad.records.runs import Run as RunShape
 
 tag_app = typer.Typer(add_completion=False)
 

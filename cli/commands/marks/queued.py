@@ -8,8 +8,8 @@ from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.mark_shapes import Group
 from lorad.errors import SpecError
+from lorad.records.runs import RunGroup
 
 _GROUPS = ("group", "limit", "working", "queued", table.Column("owner", 1))
 
@@ -64,7 +64,7 @@ def groups(
     _show([launch.connected().limit_group(name, limit)], as_json)
 
 
-def _show(groups: list[Group], as_json: bool) -> None:
+def _show(groups: list[RunGroup], as_json: bool) -> None:
     if as_json:
         output.print_json(groups)
         return

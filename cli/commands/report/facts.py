@@ -6,11 +6,15 @@ from typing import TypeVar
 
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import config_of
-from lorad.client.box_shapes import BillLine, Device
 from lorad.client.choice import Choice
 from lorad.client.client import Client
-from lorad.client.shapes import Evaluation, RunDetails, Sample, Version
 from lorad.errors import IntegrityError, LoradError, NotFound
+from lorad.records.bill import BillLine
+from lorad.records.devices import Device
+from lorad.records.measured import Evaluation
+from lorad.records.runs import RunDetails
+from lorad.records.samples import Sample
+from lorad.records.versions import Version
 from lorad.spec.kept import MAIN
 from lorad.tui.curves.series import Track
 from lorad.tui.curves.step_reader import read_whole, scores

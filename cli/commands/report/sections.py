@@ -8,8 +8,9 @@ from lorad.cli.commands.report.parts import Room, fields, folded, section, table
 from lorad.cli.commands.samples import whole
 from lorad.cli.commands.show import described
 from lorad.client.bill_words import bill_words
-from lorad.client.shapes import Evaluation, Sample
 from lorad.protocol.evals import interval
+from lorad.records.measured import Evaluation
+from lorad.records.samples import Sample
 from lorad.spec.kept import MAIN
 from lorad.spec.secrets import hidden
 from lorad.text import duration, number, size

@@ -9,8 +9,8 @@ from lorad.cli.checked import said
 from lorad.cli.options import AsJson, Overrides, Silent, Spec
 from lorad.client import launch
 from lorad.client.overrides import from_here
-from lorad.client.requests import RunRequest
 from lorad.client.spec_file import read_spec
+from lorad.records.requests import RunRequest
 
 
 def check(

@@ -20,12 +20,12 @@ from lorad.cli import output
 from lorad.cli.follow import follow
 from lorad.cli.many import OVER
 from lorad.cli.options import AsJson, Overrides, Spec
-from lorad.client import shapes
 from lorad.client.client import Client
 from lorad.client.overrides import from_here
 from lorad.client.spec_file import read_spec
 from lorad.client.words import why
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotFound
+from lorad.records.runs import Run
 
 _START_SECONDS = 60.0
 _PERIOD = 0.1  # seconds between looks
@@ -135,7 +135,7 @@ def _await_answer(client: Client, guarded: socket.socket, log: Path) -> None:
     raise DaemonUnreachable("the daemon did not start", hint=f"Its log: {log}")
 
 
-def _begun(client: Client, spec: str, overrides: list[str], name: str | None) -> shapes.Run:
+def _begun(client: Client, spec: str, overrides: list[str], name: str | None) -> Run:
     """Start the run, or resume it where this home has it already."""
     from lorad.spec.text import load_spec  # slow
 

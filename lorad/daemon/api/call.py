@@ -8,9 +8,9 @@ from aiohttp import web
 from msgspec import Meta
 
 from lorad.bounds import BODY_BYTES
-from lorad.client.requests import Body
 from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, NotFound, SpecError
+from lorad.records.requests import Body
 
 T = TypeVar("T", bound=Body)
 _Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 from msgspec import Struct
 
@@ -105,12 +104,11 @@ def _read(rows: Rows, before: StepTotals) -> _Read:
 
 
 def _progress(run: RunRow) -> dict[str, float | None]:
-    signals = msgspec.json.decode(run.signals)
     return {
         "step": run.step,
         "reward": run.reward,
-        "kl": signals.get("kl"),
-        "entropy": signals.get("entropy"),
+        "kl": run.signals.kl,
+        "entropy": run.signals.entropy,
         "tokens_per_second": run.rates.tokens_per_second,
         "eval": run.eval_last,
     }

@@ -11,22 +11,6 @@ from msgspec.structs import asdict, replace
 
 from lorad.bounds import SPEC_BODY_BYTES
 from lorad.box.paths import AttemptDir
-from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
-from lorad.client.check_shapes import Files
-from lorad.client.shapes import (
-    Attempt,
-    Beginning,
-    Best,
-    Rates,
-    Reference,
-    Result,
-    Run,
-    RunDetails,
-    RunProcess,
-    Signals,
-    Trainable,
-    Version,
-)
 from lorad.daemon import pool as daemon_pool
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.pools.threads import told_runtime
@@ -39,6 +23,20 @@ from lorad.files import read_file
 from lorad.protocol.evals import Expected, SetScore, judged
 from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
+from lorad.records.measured import Result
+from lorad.records.pools import Pool, PoolEngine, PoolRun, PoolRuntime, PoolTrainer
+from lorad.records.runs import (
+    Attempt,
+    Beginning,
+    Best,
+    KeptFiles,
+    KlReference,
+    Run,
+    RunDetails,
+    RunProcess,
+    Trainable,
+)
+from lorad.records.versions import Version
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
 from lorad.states import RunState
@@ -65,11 +63,7 @@ class _History(Struct, frozen=True):
     results: list[Result]
     expected: list[Expected]
     begun: Beginning | None
-    files: Files | None
-
-
-_SIGNALS = msgspec.json.Decoder(Signals)
-_RECENT = msgspec.json.Decoder(list[int | float | None])
+    files: KeptFiles | None
 
 
 def of_row(kind: type[T], row: Struct, **more: Any) -> T:
@@ -104,15 +98,7 @@ def _waiting_of(ctx: Context, row: RunSummary) -> str:
 
 
 def _viewed(row: RunSummary, waiting: str) -> Run:
-    return of_row(
-        Run,
-        row,
-        waiting=waiting,
-        rates=Rates(row.rates.tokens_per_second, row.rates.step_seconds),
-        signals=_SIGNALS.decode(row.signals),
-        recent=_RECENT.decode(row.recent),
-        group=row.queue_group or "",
-    )
+    return of_row(Run, row, waiting=waiting)
 
 
 _kept_view = lru_cache(maxsize=2048)(_viewed)
@@ -135,11 +121,12 @@ def history(rows: Rows, row: RunRow) -> _History:
     warnings = events.of_kind(rows, row.name, "warning", limit=_WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
     best, sets = _best_of(rows, row), _sets_of(rows, row)
-    made = [of_row(Result, one) for one in results(rows, row.name)]
     began = events.of_kind(rows, row.name, "attempt", limit=1)
     trainable, begun = (_trainable(began[0]), _beginning(began[0])) if began else (None, None)
     attempts, files = _attempts_of(rows, row), files_of(row)
-    return _History(attempts, trainable, messages, best, sets, made, _expected_of(rows, row), begun, files)
+    of_versions = results(rows, row.name)
+    expected = _expected_of(rows, row)
+    return _History(attempts, trainable, messages, best, sets, of_versions, expected, begun, files)
 
 
 def _best_of(rows: Rows, row: RunRow) -> Best | None:
@@ -206,13 +193,13 @@ def _format_of(row: RunRow) -> str:
         return ""
 
 
-def _reference_of(row: RunRow) -> Reference | None:
+def _reference_of(row: RunRow) -> KlReference | None:
     """Name the reference that KL is measured against; None where that is the base."""
     try:
         there = request_of(row).reference
     except LoradError:
         return None
-    return None if there is None else Reference(there.name, there.sha256)
+    return None if there is None else KlReference(there.name, there.sha256)
 
 
 def _rate_of(row: RunRow) -> Rate | None:
@@ -236,7 +223,7 @@ def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
         plain = msgspec.to_builtins(spec) if spec else None
         pair = (before, plain) if before and plain else ({}, {})
         ways = {"changed": _differences(*pair), "before": _differences(*pair[::-1])}
-        found.append(of_row(Attempt, attempt, **ways))
+        found.append(replace(attempt, **ways))
         before = plain
     return found
 
@@ -328,10 +315,10 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
     )
 
 
-def _runtime_view(attempt: AttemptDir) -> Runtime | None:
+def _runtime_view(attempt: AttemptDir) -> PoolRuntime | None:
     """Read what the process of a pool's attempt was started with; None where that was not kept."""
     try:
-        return msgspec.convert(told_runtime(attempt), Runtime | None)
+        return msgspec.convert(told_runtime(attempt), PoolRuntime | None)
     except msgspec.ValidationError:
         return None
 
@@ -346,21 +333,21 @@ def _believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
     return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)
 
 
-def _trainer_view(name: str, status: PoolStatus | None) -> Trainer:
+def _trainer_view(name: str, status: PoolStatus | None) -> PoolTrainer:
     """The backend's name, the versions of what trains apart from the pool, and how it is;
     as `engine_view`.
     """
     if status is None or status.trainer is None:
-        return Trainer(name)
+        return PoolTrainer(name)
     versions = status.info.versions.items()
     software = {key.removeprefix(_OWN): version for key, version in versions if key.startswith(_OWN)}
-    return extended(Trainer, status.trainer, name=name, software=software)
+    return extended(PoolTrainer, status.trainer, name=name, software=software)
 
 
-def engine_view(name: str, status: PoolStatus | None) -> Engine:
+def engine_view(name: str, status: PoolStatus | None) -> PoolEngine:
     """The backend's name, the versions of what serves, and what it does; no more than the name before it
     answers.
     """
     if status is None or status.engine is None:
-        return Engine(name)
-    return extended(Engine, status.engine, name=name, software=status.info.versions.get(name))
+        return PoolEngine(name)
+    return extended(PoolEngine, status.engine, name=name, software=status.info.versions.get(name))

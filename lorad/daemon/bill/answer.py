@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from lorad.box.config import Prices
-from lorad.client.box_shapes import Bill, BillLine
 from lorad.daemon.access import sees_all
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.quotas import quotas_of
 from lorad.daemon.state import bytes_of
+from lorad.records.bill import Bill, BillLine
 from lorad.store import runs
 from lorad.store.bill import HOUR, BillRow, By, bill, owners_of_uses
 from lorad.store.rows import RunRow
@@ -54,13 +54,12 @@ async def bill_of(
 
 def _lines(rows: Iterable[BillRow], prices: Prices) -> Iterable[BillLine]:
     """Make one line of the rows of each key, which differ by their device."""
-    found: dict[str, list[BillLine]] = {}
+    by_key: dict[str, list[BillLine]] = {}
     for row in rows:
         price = prices.of(row.device)
         cost = None if price is None else row.held / HOUR * price
-        values = {key: value for key, value in asdict(row).items() if key != "device"}
-        found.setdefault(row.key, []).append(BillLine(**values, cost=cost if row.held else 0.0))
-    lines = [_sum(key, some) for key, some in found.items()]
+        by_key.setdefault(row.key, []).append(replace(row, cost=cost if row.held else 0.0))
+    lines = [_sum(key, of_devices) for key, of_devices in by_key.items()]
     return sorted(lines, key=lambda line: (not line.key, -line.held, line.key))
 
 

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from lorad.client.box_shapes import DeviceSample
+from lorad.records.devices import DeviceSample
 
 PERIOD = 10.0  # seconds between two samples
 _KEPT = 360  # samples of a device: an hour

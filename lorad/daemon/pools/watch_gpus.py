@@ -8,11 +8,11 @@ import time
 
 import psutil
 
-from lorad.client.box_shapes import DeviceSample
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.occupancy import FRESH_SECONDS, STALE_SECONDS, Ours, Sight, read_all
 from lorad.daemon.process.processes import read_status
+from lorad.records.devices import DeviceSample
 
 log = logging.getLogger("lorad.daemon")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from lorad.box import config
 from lorad.box.paths import AttemptDir, Home
 from lorad.children.identity import opened, pids
-from lorad.client.box_shapes import Orphan
 from lorad.daemon.process.processes import attempts_under, judge, read_status
 from lorad.errors import LoradError
+from lorad.records.daemon import Orphan
 
 _MARK = b"LORAD_ATTEMPT="
 _SETTLED_SECONDS = 60.0  # after an end, what the process left may still be ending

@@ -8,7 +8,6 @@ from itertools import takewhile
 import msgspec
 from msgspec.structs import replace
 
-from lorad.client.check_shapes import Start
 from lorad.daemon.access import name_for, owner_of
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Shape
@@ -18,6 +17,7 @@ from lorad.daemon.queue.place import FAR_BACK
 from lorad.daemon.queue.simulate import simulate
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
 from lorad.errors import LoradError
+from lorad.records.checks import Start
 from lorad.store import runs
 from lorad.store.rows import RunRow
 

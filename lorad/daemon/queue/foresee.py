@@ -2,11 +2,11 @@
 
 import time
 
-from lorad.client.box_shapes import Forecasts
 from lorad.daemon.access import name_for
 from lorad.daemon.context import Context
 from lorad.daemon.queue.simulate import simulate
 from lorad.daemon.queue.snapshot import take_snapshot
+from lorad.records.daemon import Forecasts
 from lorad.store import runs
 from lorad.store.foreseen import forecasts
 

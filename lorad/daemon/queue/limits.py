@@ -61,14 +61,14 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
 
 def _over_group(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
     """Say that as many runs of its group work as may; "" when another one may."""
-    if not run.queue_group:
+    if not run.group:
         return ""
-    limit = groups.limit_of(ctx.store, run.owner_uid, run.queue_group)
+    limit = groups.limit_of(ctx.store, run.owner_uid, run.group)
     mine = (other for other in active if other.owner_uid == run.owner_uid)
-    working = sum(other.queue_group == run.queue_group for other in mine)
+    working = sum(other.group == run.group for other in mine)
     if limit is None or working < limit:
         return ""
-    return f"waits for group {run.queue_group} ({working} of {limit} running)"
+    return f"waits for group {run.group} ({working} of {limit} running)"
 
 
 def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:

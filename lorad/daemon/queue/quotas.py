@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 
 from lorad.box.config import DeviceHours
-from lorad.client.box_shapes import Quota
 from lorad.daemon.context import Context
 from lorad.daemon.queue.shares import hours_of
+from lorad.records.bill import Quota
 from lorad.store.bill import HOUR, Hours
 from lorad.text import moment
 

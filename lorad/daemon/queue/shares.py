@@ -6,8 +6,8 @@ All of it is in the rows of the bill, so a new daemon finds the same. They are a
 import time
 from collections.abc import Mapping, Sequence
 
-from lorad.client.queue_shapes import Queued
 from lorad.daemon.context import Context
+from lorad.records.runs import Queued
 from lorad.store.bill import HALF_LIVES, HOUR, Hours, decayed, hours_of_users
 from lorad.store.rows import QueuedRow, RunRow
 

@@ -14,13 +14,13 @@ from msgspec import structs
 
 from lorad.box import config
 from lorad.box.paths import Home, RunDir
-from lorad.client.box_shapes import Repaired
 from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import Told, read
 from lorad.daemon.record import from_directories
 from lorad.daemon.record.relocate import Place, corrected
 from lorad.errors import Conflict, IntegrityError
 from lorad.files import fsync
+from lorad.records.daemon import Repaired
 from lorad.store.check import check
 from lorad.store.checkpoints import mark_deleted, not_deleted
 from lorad.store.db import Store

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from lorad.adapters.directory import TEMPORARY
 from lorad.box.paths import Home, RunDir
-from lorad.client.box_shapes import Census, Finding
 from lorad.daemon.record.relocate import corrected, place_of
 from lorad.daemon.storage.prune import REMOVED, VERSION, key_of, listed
+from lorad.records.daemon import Census, Finding
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.check import Report, check

@@ -13,7 +13,6 @@ from lorad.adapters.directory import verify
 from lorad.adapters.peft import read_peft
 from lorad.bounds import JOURNAL_BYTES, SAMPLES_BYTES
 from lorad.box.paths import RunDir
-from lorad.client.box_shapes import Check
 from lorad.daemon.record.audit import audit
 from lorad.daemon.storage.prune import age
 from lorad.errors import LoradError
@@ -21,6 +20,7 @@ from lorad.files import opened_whole
 from lorad.models.facts import weights_sha256
 from lorad.protocol.journal import Record, decode
 from lorad.protocol.pool_setup import Quantize
+from lorad.records.daemon import VerificationCheck
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Subject:
     spared: bool
 
 
-def check_files(run: Subject) -> list[Check]:
+def check_files(run: Subject) -> list[VerificationCheck]:
     """Run all checks that ask no process. They read everything and change nothing."""
     lines, trouble = _read_lines(run.directory.journal)
     records = [record for line in lines if (record := decode(line)) is not None]
-    checks: Mapping[str, Callable[[], Check]] = {
+    checks: Mapping[str, Callable[[], VerificationCheck]] = {
         "base": partial(_check_base, run, records),
         "journal": partial(_check_journal, run, lines, trouble),
         "versions": partial(_check_versions, run, records),
@@ -63,13 +63,13 @@ def check_files(run: Subject) -> list[Check]:
     return [_timed(name, check) for name, check in checks.items()]
 
 
-def _timed(name: str, check: Callable[[], Check]) -> Check:
+def _timed(name: str, check: Callable[[], VerificationCheck]) -> VerificationCheck:
     started = time.monotonic()
     try:
         done = check()
     except OSError as error:  # as of a link that its owner put there, to what they may not read
-        done = Check(name, "what could be read", [f"{error.filename}: {error.strerror}"])
-    return Check(done.check, done.looked_at, done.problems, time.monotonic() - started)
+        done = VerificationCheck(name, "what could be read", [f"{error.filename}: {error.strerror}"])
+    return VerificationCheck(done.check, done.looked_at, done.problems, time.monotonic() - started)
 
 
 def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
@@ -83,7 +83,7 @@ def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
         return [], [f"{journal}: {error.strerror}"]
 
 
-def _check_base(run: Subject, records: list[Record]) -> Check:
+def _check_base(run: Subject, records: list[Record]) -> VerificationCheck:
     """Check that the weight files are those that every attempt trained on."""
     told = {
         r.attempt: r.data["model_sha256"]
@@ -91,36 +91,38 @@ def _check_base(run: Subject, records: list[Record]) -> Check:
         if r.kind == "attempt" and r.data.get("model_sha256")
     }
     if not told:
-        return Check("base", "no attempt recorded its checksum", [])
+        return VerificationCheck("base", "no attempt recorded its checksum", [])
     try:
         found = weights_sha256(run.model_path, run.quantize)
     except (LoradError, OSError) as error:
-        return Check("base", str(run.model_path), [f"{run.model_path}: {error}"])
+        return VerificationCheck("base", str(run.model_path), [f"{run.model_path}: {error}"])
     wrong = [
         f"{run.model_path}: its weights have sha256 {found}, attempt {attempt} trained on {digest}"
         for attempt, digest in told.items()
         if digest != found
     ]
-    return Check("base", f"{run.model_path}, {counted(len(told), 'attempt')}", wrong)
+    return VerificationCheck("base", f"{run.model_path}, {counted(len(told), 'attempt')}", wrong)
 
 
-def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> Check:
+def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> VerificationCheck:
     """Check that each line has its checksum and no number is left out. A torn last line does not count."""
     problems = [*trouble]
     seq = 0
     for number, line in enumerate(lines, 1):
         record = decode(line)
         if record is None and not line.endswith(b"\n"):
-            return Check("journal", f"{counted(number - 1, 'record')} and a torn last line", problems)
+            return VerificationCheck(
+                "journal", f"{counted(number - 1, 'record')} and a torn last line", problems
+            )
         if record is None:
             problems.append(f"{run.directory.journal}:{number}: damaged")
         elif record.seq != seq + 1:
             problems.append(f"{run.directory.journal}:{number}: record {record.seq} follows record {seq}")
         seq = record.seq if record else seq + 1
-    return Check("journal", counted(len(lines), "record"), problems)
+    return VerificationCheck("journal", counted(len(lines), "record"), problems)
 
 
-def _check_versions(run: Subject, records: list[Record]) -> Check:
+def _check_versions(run: Subject, records: list[Record]) -> VerificationCheck:
     """Files as written, and tensors with the digest that was attested."""
     facts = {record.data["version"]: record.data for record in records if record.kind == "version"}
     problems: list[str] = []
@@ -137,7 +139,7 @@ def _check_versions(run: Subject, records: list[Record]) -> Check:
             problems.append(f"{path}: missing, and somebody needs it")
         else:
             gone += 1
-    return Check("versions", _without(counted(len(facts), "version"), gone), problems)
+    return VerificationCheck("versions", _without(counted(len(facts), "version"), gone), problems)
 
 
 def _wrong_files(path: Path) -> list[str]:
@@ -156,7 +158,7 @@ def _wrong_tensors(path: Path, sha256: str) -> list[str]:
     return [] if found == sha256 else [f"{path}: its tensors have sha256 {found}, the journal says {sha256}"]
 
 
-def _check_checkpoints(run: Subject, records: list[Record]) -> Check:
+def _check_checkpoints(run: Subject, records: list[Record]) -> VerificationCheck:
     facts = {record.data["path"] for record in records if record.kind == "checkpoint"}
     problems: list[str] = []
     gone = 0
@@ -168,10 +170,10 @@ def _check_checkpoints(run: Subject, records: list[Record]) -> Check:
             problems.append(f"{path}: missing")
         else:
             gone += 1
-    return Check("checkpoints", _without(counted(len(facts), "checkpoint"), gone), problems)
+    return VerificationCheck("checkpoints", _without(counted(len(facts), "checkpoint"), gone), problems)
 
 
-def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) -> Check:
+def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) -> VerificationCheck:
     """Check the samples of steps or evaluations. The oldest are pruned first: what is missing between others
     was taken away.
     """
@@ -195,15 +197,15 @@ def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) ->
         if found != sha256:
             problems.append(f"{path}: changed bytes: sha256 {found}, the journal says {sha256}")
     what = "samples" if kind == "step" else "evals"
-    return Check(what, _without(counted(len(paths), "file"), gone), problems)
+    return VerificationCheck(what, _without(counted(len(paths), "file"), gone), problems)
 
 
-def _check_audit(run: Subject) -> Check:
+def _check_audit(run: Subject) -> VerificationCheck:
     """Every batch once, every token of an attested version: `audit.py`."""
     looked_at = "steps, batches and the version of each token"
     if not run.directory.journal.exists():
-        return Check("audit", "nothing: it has not begun", [])
-    return Check("audit", looked_at, audit(run.directory.root, spared=run.spared))
+        return VerificationCheck("audit", "nothing: it has not begun", [])
+    return VerificationCheck("audit", looked_at, audit(run.directory.root, spared=run.spared))
 
 
 def counted(count: int, what: str) -> str:

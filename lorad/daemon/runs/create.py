@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from lorad.box.models import downloaded, own_models
 from lorad.box.paths import Home, RunDir, default_home
-from lorad.client.requests import RunRequest
 from lorad.daemon.context import Context, Request
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.as_user import as_user
@@ -21,6 +20,7 @@ from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.users import Caller, User
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import write_whole
+from lorad.records.requests import RunRequest
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import load_task
 from lorad.store import events, runs

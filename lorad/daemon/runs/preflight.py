@@ -17,7 +17,6 @@ from lorad.bounds import CHECK_BYTES
 from lorad.box import config
 from lorad.children import guard
 from lorad.children.ask import under_guard
-from lorad.client.requests import RunRequest, TrialRequest
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.causes import in_words_of
@@ -26,6 +25,7 @@ from lorad.daemon.process.doing import doing
 from lorad.daemon.process.enter import SAID
 from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
+from lorad.records.requests import RunRequest, TrialRequest
 from lorad.spec.model import Spec
 from lorad.spec.text import places
 

@@ -18,18 +18,18 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from lorad.client.requests import HalvingRequest
-from lorad.client.shapes import LOWER_IS_BETTER
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.troubles import Item
 from lorad.errors import SpecError
 from lorad.protocol.preflight import SpecFacts
+from lorad.records.requests import HalvingRequest
+from lorad.records.sweeps import LOWER_IS_BETTER, Halving, Rung, Sweep
 from lorad.spec.model import Spec
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs, sweeps
 from lorad.store.metrics import mean_metric, newest_eval
-from lorad.store.rows import Halving, Rung, RunRow, SweepRow
+from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
@@ -149,7 +149,7 @@ def halve(ctx: Context) -> None:
     each(ctx, _decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
 
 
-def _decide(ctx: Context, sweep: SweepRow) -> None:
+def _decide(ctx: Context, sweep: Sweep) -> None:
     """Decide the next rung of a sweep, unless some run has yet to reach it."""
     if (halving := sweep.halving) is None:
         return
@@ -169,7 +169,7 @@ def _decide(ctx: Context, sweep: SweepRow) -> None:
     _settle(ctx, sweep, step, ranked, kept)
 
 
-def _decide_each(ctx: Context, sweep: SweepRow, halving: Halving) -> None:
+def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
     """Decide about every run at work by the last rung that it reached, among all that reached it so far.
 
     Nobody waits: the first to come to a rung continues, and is stopped before it comes to the next one if it
@@ -232,7 +232,7 @@ def _is_as_good(score: float | None, limit: float | None, metric: str) -> bool:
     return score <= limit if metric in LOWER_IS_BETTER else score >= limit
 
 
-def _racing(ctx: Context, sweep: SweepRow) -> list[str]:
+def _racing(ctx: Context, sweep: Sweep) -> list[str]:
     """List the runs that the last rung kept."""
     if sweep.rungs:
         return sweep.rungs[-1].kept
@@ -282,7 +282,7 @@ def _finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
 
 
-def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept: list[_Point]) -> None:
+def _settle(ctx: Context, sweep: Sweep, step: int, ranked: list[_Point], kept: list[_Point]) -> None:
     stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
     rung = Rung(
         step=step,
@@ -294,7 +294,7 @@ def _settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[_Point], kept
     _stop_at(ctx, sweep, rung, stopped)
 
 
-def _stop_at(ctx: Context, sweep: SweepRow, rung: Rung, stopped: Sequence[_Point]) -> None:
+def _stop_at(ctx: Context, sweep: Sweep, rung: Rung, stopped: Sequence[_Point]) -> None:
     """Write a rung down and stop runs there, both or neither."""
     scores = [score for name in rung.kept if (score := rung.scores[name]) is not None]
     best_of = min if sweep.halving and sweep.halving.metric in LOWER_IS_BETTER else max

@@ -7,12 +7,10 @@ process says so: whoever dies when, each is made at least once.
 
 import time
 
-import msgspec
 from msgspec.structs import replace
 
 from lorad.alarms import alarms
 from lorad.box.tables import STATE
-from lorad.client.shapes import Rates, Run, Signals
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.services.service import (
@@ -153,7 +151,7 @@ def _look_at_alarms(ctx: Context) -> None:
         if clock is None or (clock.attempt, clock.step) != (run.attempt, run.step):
             clock = RunClock(run.attempt, run.step, ahead)
         clocks[run.name] = clock
-        raised = alarms([_as_client_sees(run)], ctx.config.alarms, clock.ahead + time.monotonic())
+        raised = alarms([run], ctx.config.alarms, clock.ahead + time.monotonic())
         said = [AlarmSaid(alarm.level, alarm.kind, alarm.says) for alarm in raised]
         outbox = _post(ctx, outbox, run, [message_of("alarm", now, _facts(run), alarm) for alarm in said])
     ctx.notify.clocks = clocks
@@ -179,22 +177,7 @@ def _facts(run: RunRow) -> dict[str, object]:
     same = ("owner", "step", "steps", "attempt", "version", "reward")
     return {key: getattr(run, key) for key in same} | {
         "run": run.name,
-        "loss": msgspec.json.decode(run.signals, type=Signals).loss,
+        "loss": run.signals.loss,
         "eval": run.eval_last,
         "state": str(run.state),
     }
-
-
-def _as_client_sees(run: RunRow) -> Run:
-    """Make what alarms are raised from."""
-    return Run(
-        name=run.name,
-        state=str(run.state),
-        step=run.step,
-        reward=run.reward,
-        eval_first=run.eval_first,
-        eval_last=run.eval_last,
-        started_at=run.started_at,
-        rates=Rates(run.rates.tokens_per_second, run.rates.step_seconds),
-        signals=msgspec.json.decode(run.signals, type=Signals),
-    )

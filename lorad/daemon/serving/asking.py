@@ -3,9 +3,9 @@
 import msgspec
 from msgspec import Struct
 
-from lorad.client.requests import GenerateRequest
 from lorad.protocol.calls import LoadVersion
 from lorad.protocol.preflight import ErrorSaid
+from lorad.records.requests import GenerateRequest
 from lorad.spec.data import Data
 
 

@@ -20,8 +20,6 @@ with quick_imports():
     from msgspec.structs import replace
 
     from lorad.bounds import POOL_BYTES
-    from lorad.client.requests import Sampling as Wish
-    from lorad.client.shapes import Completion, Generated
     from lorad.daemon.serving.asking import Question, Said
     from lorad.errors import LoradError, PoolLost, SpecError, to_wire
     from lorad.models.facts import ModelFacts, read_facts
@@ -30,6 +28,8 @@ with quick_imports():
     from lorad.protocol.connection import Connection
     from lorad.protocol.heartbeat import Count, Tell
     from lorad.protocol.preflight import ErrorSaid
+    from lorad.records.requests import Sampling as Wish
+    from lorad.records.versions import Completion, Completions
     from lorad.rl.rows.messages import with_system
     from lorad.rl.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ def main() -> int:
     return 0
 
 
-def _completed(question: Question, tell: Tell) -> Generated:
+def _completed(question: Question, tell: Tell) -> Completions:
     """Complete the prompts, in order of their index, and tell how many have ended.
 
     Raises SpecError, PoolLost, and what the pool refuses.
@@ -99,7 +99,7 @@ def _completed(question: Question, tell: Tell) -> Generated:
                 take(chunk, completions, wish.max_new_tokens)
                 count.add(tokens=chunk.tokens.size, ended=chunk.finish is not None)
     texts = [replace(c, text=tokenizer.completion(c.tokens, wish.stop)) for c in completions.values()]
-    return Generated(question.load.version, texts)
+    return Completions(question.load.version, texts)
 
 
 def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:

@@ -18,14 +18,14 @@ from lorad.daemon.services.service import OWN, process_of, state_of
 from lorad.errors import LoradError
 from lorad.files import read_file
 from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Report
+from lorad.records.versions import Alias
 from lorad.store import runs
-from lorad.store.rows import AliasRow
 
 _READ_SECONDS = 0.25  # for a file of a user's, whose disk may hang
 _Names = dict[str, Figures]
 
 
-async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
+async def traffic_of(ctx: Context, rows: Iterable[Alias]) -> dict[str, Figures | None]:
     """Collect the figures of each alias, zeros where it was not asked for yet; None where no gateway reports
     any.
     """

@@ -8,12 +8,12 @@ from pathlib import Path
 from msgspec import MsgspecError
 from msgspec.structs import replace
 
-from lorad.client.check_shapes import Files
 from lorad.daemon.context import request_of
 from lorad.daemon.storage.disk_usage import used
 from lorad.daemon.storage.prune import VERSION, key_of, listed
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
+from lorad.records.runs import KeptFiles
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
 from lorad.store.rows import RunRow
@@ -26,7 +26,7 @@ _BESIDE = 2 << 10  # bytes of the manifest and of the configuration
 _STATES = 16 << 10  # bytes of the states of random numbers and of the loop
 
 
-def footprint(spec: Spec, facts: SpecFacts, place: Path) -> Files:
+def footprint(spec: Spec, facts: SpecFacts, place: Path) -> KeptFiles:
     """Count what `checkpoint` of the spec keeps at most; samples and logs are not counted.
 
     place: a directory of the disk where the files will be.
@@ -43,7 +43,7 @@ def footprint(spec: Spec, facts: SpecFacts, place: Path) -> Files:
     numbers = _OF_SLOT * (facts.adapter_parameters + facts.critic_parameters)
     checkpoint = _NUMBER * numbers + _OF_SLOT * tensors + _BESIDE + _STATES
     total = at_once * version + checkpoints * checkpoint
-    return Files(versions, at_once, version, checkpoints, checkpoint, total, _free_on(place))
+    return KeptFiles(versions, at_once, version, checkpoints, checkpoint, total, _free_on(place))
 
 
 def _free_on(place: Path) -> int | None:
@@ -52,7 +52,7 @@ def _free_on(place: Path) -> int | None:
     return None
 
 
-def short_of_disk(files: Files) -> list[str]:
+def short_of_disk(files: KeptFiles) -> list[str]:
     """Warn of a disk that is too small, in a sentence; [] where it is large enough."""
     if files.free is None or files.total <= files.free:
         return []
@@ -62,7 +62,7 @@ def short_of_disk(files: Files) -> list[str]:
     ]
 
 
-def files_of(run: RunRow) -> Files | None:
+def files_of(run: RunRow) -> KeptFiles | None:
     """Say what a run keeps at most, and what it has on disk; None where its parameters were never counted, or
     where its client decides what is kept.
     """

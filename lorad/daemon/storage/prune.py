@@ -22,11 +22,12 @@ from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.runs.versions import heard, is_loaded
 from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, NotFound
+from lorad.records.versions import Checkpoint
 from lorad.states import RunState
 from lorad.store import aliases, runs
 from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted
 from lorad.store.metrics import best_evals
-from lorad.store.rows import CheckpointRow, RunRow, VersionRow
+from lorad.store.rows import RunRow, VersionRow
 from lorad.store.runs import attempts
 from lorad.store.versions import get_version
 
@@ -127,7 +128,7 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     return [*leftovers, *old, *_old_samples(run, "samples"), *_old_samples(run, "evals")]
 
 
-def _kept_checkpoints(ctx: Context, run: RunRow) -> list[CheckpointRow]:
+def _kept_checkpoints(ctx: Context, run: RunRow) -> list[Checkpoint]:
     """List the checkpoints that stay: the newest, and those of the best versions."""
     present, best = checkpoints(ctx.store, run.name), best_numbers(ctx, run)
     newest = present[-spec_of(run).checkpoint.keep :]
@@ -152,7 +153,7 @@ def _begun_at(ctx: Context, run: RunRow) -> float:
     return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
 
 
-def _old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+def _old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[Checkpoint]) -> list[Doomed]:
     known = ever_made(ctx.store, run.name)
     wanted = {(row.step, row.attempt) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"

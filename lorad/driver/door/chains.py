@@ -15,11 +15,11 @@ from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import joined
 from lorad.driver.sampling.routes import SampleRoutes, routes_of, said
-from lorad.envs.episode import EpisodeTurn, Fork
 from lorad.envs.format import Format
 from lorad.envs.protocol import Message, shown
 from lorad.errors import SpecError
 from lorad.protocol.batch import Chunk
+from lorad.records.episodes import EpisodeTurn, Fork
 
 _Tools = Sequence[Mapping[str, Any]]
 

@@ -11,13 +11,13 @@ from lorad.driver.door.chains import Chains, Rows
 from lorad.driver.sampling.free import first_failure
 from lorad.driver.sampling.generate import Seed, count_of, generate, seed_of, seeds_of
 from lorad.driver.session import Episode, Plan, Sample, Session
-from lorad.envs.episode import EpisodeEnd, Task
 from lorad.envs.format import Format
 from lorad.envs.programs import Play, Played, ProgramHosts, Programs
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART, Count
+from lorad.records.episodes import EpisodeEnd, Task
 from lorad.rl.data import Example
 
 _MOST = 256  # turns that are sampled at once

@@ -16,7 +16,6 @@ from lorad.driver.sampling.generate import Ended, Seed, count_of, joined, seed_o
 from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.session import Episode, Plan, Sample
 from lorad.envs.child import Answer
-from lorad.envs.episode import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
 from lorad.envs.protocol import shown
@@ -24,6 +23,7 @@ from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.heartbeat import Count
+from lorad.records.episodes import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.rl.data import Example
 from lorad.spec.model import Spec
 

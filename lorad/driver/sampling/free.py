@@ -13,12 +13,12 @@ from lorad.driver.sampling.episodes import Live, begun, earn, hear, sample_of
 from lorad.driver.sampling.generate import count_of, generate, seed_of, seeds_of
 from lorad.driver.session import Plan, Sample, Session
 from lorad.envs.child import Answer
-from lorad.envs.episode import Task
 from lorad.envs.host import Host, Hosts
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
+from lorad.records.episodes import Task
 
 _MOST = 256  # episodes under way at once
 

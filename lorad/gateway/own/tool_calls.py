@@ -5,7 +5,8 @@ import secrets
 from typing import Any
 
 from lorad.gateway.params import ChatWish
-from lorad.rl.tools.calls import Call, CallForm
+from lorad.records.episodes import ToolCall
+from lorad.rl.tools.calls import CallForm
 from lorad.rl.tools.parsing import Splitter
 
 
@@ -28,7 +29,7 @@ class CallReader:
         return said.text + unread, calls[: self._most]
 
 
-def _written(call: Call) -> dict[str, Any]:
+def _written(call: ToolCall) -> dict[str, Any]:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     about = {"name": call.name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": about}

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from lorad.box.paths import Home
-from lorad.client.box_shapes import ServingOwner
-from lorad.client.requests import OwnerRequest
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table
 from lorad.http.client import DaemonClient, Remembered
 from lorad.protocol.served import FILE
+from lorad.records.requests import OwnerRequest
+from lorad.records.versions import ServingOwner
 
 
 class Routes:

@@ -6,7 +6,7 @@ import psutil
 
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Call, Nothing
-from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
 
 
 async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
@@ -14,7 +14,11 @@ async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
 
 
 async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
+    """Say how the pool is, at once: servers are not asked what they hold."""
     health = await pool.engine.health()
+    limits = pool.engine.capabilities()
+    versions = await pool.engine.loaded() if pool.info.engine == "builtin" else []  # in the pool's own memory
+    slot_bytes = sum(tenant.slot.bytes for tenant in pool.tenants.values())
     return PoolStatus(
         info=pool.info,
         tenants=[
@@ -33,21 +37,16 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         trainer_tokens_per_second=pool.meter.trained_per_second,
         rss_bytes=psutil.Process().memory_info().rss,
         idle_seconds=pool.meter.idle_seconds,
-        engine=EngineStatus(
-            alive=health.alive,
-            asleep=health.asleep,
-            running=health.running,
-            waiting=health.waiting,
-            slots_used=health.slots_used,
-            slots=health.slots,
-            prefix_hits=health.prefix_hits,
-            cache_used=health.cache_used,
-            detail=health.detail,
-            adapters_per_step=health.adapters_per_step,
-        ),
+        engine=health,
         trainer=await pool.work.status(here=not pool.phases.is_base_away),
         kept=pool.loaded.kept(),
-        capacity=await _capacity(pool),
+        capacity=Capacity(
+            max_versions=limits.max_versions,
+            versions=max(len(versions), len(pool.loaded.names())),
+            max_rank=limits.max_rank,
+            memory=pool.memory,
+            memory_used=slot_bytes + sum(version.bytes for version in versions),
+        ),
     )
 
 
@@ -62,20 +61,3 @@ async def shutdown(pool: Pool, _call: Call, _args: Nothing) -> Nothing:
     """Begin to stop the pool; calls under way end first."""
     pool.stopping.set()
     return Nothing()
-
-
-async def _capacity(pool: Pool) -> Capacity:
-    """Bytes of versions are those that the pool's own memory holds.
-
-    Answers at once: servers are not asked.
-    """
-    limits = pool.engine.capabilities()
-    slots = sum(tenant.slot.bytes for tenant in pool.tenants.values())
-    held = await pool.engine.loaded() if pool.info.engine == "builtin" else []
-    return Capacity(
-        max_versions=limits.max_versions,
-        versions=max(len(held), len(pool.loaded.names())),
-        max_rank=limits.max_rank,
-        memory=pool.memory,
-        memory_used=slots + sum(version.bytes for version in held),
-    )

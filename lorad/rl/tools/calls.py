@@ -1,10 +1,7 @@
-"""What a call of a tool is, and in which form a model writes one."""
+"""The forms in which models write calls of tools."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from msgspec import Struct
-
-Outcome = Literal["ok", "invalid_json", "unknown_tool"]
 CallForm = Literal["hermes", "llama", "mistral", "xml", "glm"]
 """How calls are written.
 
@@ -23,22 +20,6 @@ _FORMS: tuple[tuple[str, CallForm], ...] = (
     ("[TOOL_CALLS]", "mistral"),
     ('Respond in the format {"name": function name, "parameters"', "llama"),
 )
-
-
-class Call(Struct, frozen=True):
-    """A call of a tool, as the model wrote it.
-
-    Attributes:
-        arguments: None where they cannot be read.
-        error: what was wrong, in words for the model; "" for a call that can be made.
-        written: the text of the call, with its marks.
-    """
-
-    name: str
-    arguments: dict[str, Any] | None
-    error: str = ""
-    outcome: Outcome = "ok"
-    written: str = ""
 
 
 def form_of(template: str | None) -> CallForm | None:

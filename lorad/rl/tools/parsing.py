@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.rl.tools.calls import Call, CallForm
+from lorad.records.episodes import ToolCall
+from lorad.rl.tools.calls import CallForm
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _XML_BLOCK = re.compile(
@@ -30,7 +31,7 @@ _DECODER = json.JSONDecoder()
 _MOST_ERROR = 200  # characters
 _Tools = Mapping[str, Mapping[str, Any]]
 """The schemas of the parameters of each tool, by name."""
-_Found = tuple[int, int, list[Call]]
+_Found = tuple[int, int, list[ToolCall]]
 """Where a part of the text begins and ends, and the calls in it."""
 
 
@@ -43,7 +44,7 @@ class _Said(Struct, frozen=True):
     """
 
     text: str
-    calls: list[Call]
+    calls: list[ToolCall]
 
 
 def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Said:
@@ -53,7 +54,7 @@ def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Sai
     """
     schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
     begin = _end_of_thought(text)
-    kept, calls, end = [text[:begin]], list[Call](), begin
+    kept, calls, end = [text[:begin]], list[ToolCall](), begin
     for start, stop, found in _READERS[form](text, begin, schemas):
         outside = text[end:start]
         kept.append(outside if not calls or outside.strip() else "")
@@ -137,7 +138,7 @@ def _llama(text: str, begin: int, tools: _Tools) -> list[_Found]:
     """Read a turn that is JSON with a name, or several with `;` between them; other JSON is an answer."""
     start = len(text) - len(text[begin:].lstrip())
     place = start + len("<|python_tag|>") if text.startswith("<|python_tag|>", start) else start
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     while place < len(text) and text[place] == "{":
         value, end, error = _json_at(text, place)
         if error and not re.match(r'\{\s*"(name|type)"', text[place:]):
@@ -220,24 +221,26 @@ def _json_at(text: str, place: int) -> tuple[Any, int, str]:
     return value, end, ""
 
 
-def _call(value: Any, error: str, written: str, tools: _Tools) -> Call:
+def _call(value: Any, error: str, written: str, tools: _Tools) -> ToolCall:
     """Make a call of its JSON. error: what was wrong with it, if it could not be read."""
     name = value.get("name") if isinstance(value, dict) else None
     named = name if isinstance(name, str) else ""
     if error:
-        return Call(named, None, f"the call cannot be read: {error}", "invalid_json", written)
+        return ToolCall(named, None, f"the call cannot be read: {error}", "invalid_json", written)
     if not named:
-        return Call("", None, 'the call has no "name"', "invalid_json", written)
+        return ToolCall("", None, 'the call has no "name"', "invalid_json", written)
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
         arguments, _, error = _json_at(arguments, 0)
     if error or not isinstance(arguments or {}, dict):
         why = error or "they are no JSON object"
-        return Call(named, None, f"the arguments of {named} cannot be read: {why}", "invalid_json", written)
+        return ToolCall(
+            named, None, f"the arguments of {named} cannot be read: {why}", "invalid_json", written
+        )
     return _known(named, arguments or {}, written, tools)
 
 
-def _call_of_texts(name: str, given: Sequence[tuple[str, str]], written: str, tools: _Tools) -> Call:
+def _call_of_texts(name: str, given: Sequence[tuple[str, str]], written: str, tools: _Tools) -> ToolCall:
     """Make a call of arguments that were written as text; what is no string by its schema is JSON."""
     arguments: dict[str, Any] = {}
     for key, text in given:
@@ -247,16 +250,18 @@ def _call_of_texts(name: str, given: Sequence[tuple[str, str]], written: str, to
         value, end, error = _json_at(text, 0)
         if error or text[end:].strip():
             why = f"the argument {key.strip()} of {name} cannot be read: {error or 'it is no JSON'}"
-            return Call(name, None, why, "invalid_json", written)
+            return ToolCall(name, None, why, "invalid_json", written)
         arguments[key.strip()] = value
     return _known(name, arguments, written, tools)
 
 
-def _known(name: str, arguments: dict[str, Any], written: str, tools: _Tools) -> Call:
+def _known(name: str, arguments: dict[str, Any], written: str, tools: _Tools) -> ToolCall:
     if name in tools:
-        return Call(name, arguments, written=written)
+        return ToolCall(name, arguments, written=written)
     names = ", ".join(sorted(tools)) or "none"
-    return Call(name, arguments, f"there is no tool {name!r}; there are: {names}", "unknown_tool", written)
+    return ToolCall(
+        name, arguments, f"there is no tool {name!r}; there are: {names}", "unknown_tool", written
+    )
 
 
 def _is_text(schema: Any) -> bool:

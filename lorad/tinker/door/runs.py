@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from lorad.box.config import TinkerSettings
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.client.shapes import Run, Serving
 from lorad.errors import LoradError
 from lorad.models.facts import read_facts
 from lorad.protocol.served import Served
+from lorad.records.runs import Run
+from lorad.records.versions import LoadedModel
 from lorad.states import EndReason, RunState
 from lorad.tinker.door.state import Lora, Model
 
@@ -70,7 +71,7 @@ class Runs:
         """Have a pool of a base, in whose directory it is. Raises LoradError."""
         text = json.dumps(_spec_of_base(base, await self._positions(base)))
 
-        def start() -> Serving:
+        def start() -> LoadedModel:
             return self.client.serving_base(
                 text, source=_SOURCE, cwd=str(self.home.root), overrides=self.settings.overrides
             )

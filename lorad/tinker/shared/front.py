@@ -12,13 +12,13 @@ from aiohttp import web
 from lorad.box.config import TinkerSettings
 from lorad.box.keys import keys_file
 from lorad.box.paths import Home
-from lorad.client.box_shapes import DoorOwner
-from lorad.client.requests import DoorRequest
 from lorad.errors import NotFound
 from lorad.gateway.limits import Limits
 from lorad.http.client import DaemonClient, Remembered
 from lorad.http.front import Owners, pass_on, requests_at_once
 from lorad.http.serve import SocketFile, serve
+from lorad.records.requests import DoorRequest
+from lorad.records.versions import DoorOwner
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, answer, guarded
 from lorad.tinker.door.keys import Keys

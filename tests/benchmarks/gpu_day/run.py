@@ -5,8 +5,9 @@ resumes.
 import time
 from statistics import median
 
-from lorad.client.shapes import RunDetails, Step
 from lorad.protocol.journal import read
+from lorad.records.measured import Step
+from lorad.records.runs import RunDetails
 from tests.benchmarks.gpu_day.stage import Place, play
 from tests.kit.world import World, world
 

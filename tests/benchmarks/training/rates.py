@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lorad.client.client import Client
-from lorad.client.shapes import Run
+from lorad.records.runs import Run
 from tests.benchmarks.kit.plots import draw_curves
 from tests.benchmarks.training.own_share import command, fresh_home
 

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 from lorad.cli.commands.report.facts import RunFacts
-from lorad.client.shapes import RunDetails, Sample
+from lorad.records.runs import RunDetails
+from lorad.records.samples import Sample
 from lorad.tui.curves.series import Track
 
 NASTY = {

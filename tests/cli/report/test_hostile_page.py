@@ -12,9 +12,11 @@ from lorad.cli.commands.report import sections
 from lorad.cli.commands.report.facts import RunFacts
 from lorad.cli.commands.report.page import page
 from lorad.cli.commands.report.parts import Room
-from lorad.client.shapes import Attempt, Beginning, Evaluation, Result, RunDetails, Version
-from lorad.envs.episode import EpisodeTurn
 from lorad.protocol.evals import Expected, SetScore
+from lorad.records.episodes import EpisodeTurn
+from lorad.records.measured import Evaluation, Result
+from lorad.records.runs import Attempt, Beginning, RunDetails
+from lorad.records.versions import Version
 from lorad.tui.curves.series import Series, Track
 from lorad.why.finding import Finding, Why
 from tests.cli.report.kit import NASTY, Taken, a_sample, facts_of, refuse_loading

@@ -13,9 +13,11 @@ from lorad.cli.commands.report.facts import read
 from lorad.cli.commands.report.page import page
 from lorad.cli.commands.report.parts import Room
 from lorad.client.client import Client
-from lorad.client.shapes import Evaluation, RunDetails, Version
 from lorad.errors import Conflict, LoradError, NotFound, SpecError
 from lorad.protocol.evals import Expected, SetScore
+from lorad.records.measured import Evaluation
+from lorad.records.runs import RunDetails
+from lorad.records.versions import Version
 from lorad.why.finding import Finding, Why
 from tests.cli.report.kit import facts_of, texts
 from tests.kit.frozen.runs import NOW

@@ -19,7 +19,9 @@ from textual.content import Content
 from lorad.cli import follow
 from lorad.cli.output import json_text
 from lorad.cli.table import cells
-from lorad.client.shapes import RunDetails, Sample, Step
+from lorad.records.measured import Step
+from lorad.records.runs import RunDetails
+from lorad.records.samples import Sample
 from tests.kit.frozen.world import frozen_world
 from tests.kit.hostile_lorad import BLINK, POISON, TITLE
 from tests.kit.tui_world import World, a_run, names, until, using

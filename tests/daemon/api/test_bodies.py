@@ -9,10 +9,10 @@ import pytest
 from msgspec import inspect
 
 from lorad.bounds import OVERRIDES_CHARACTERS
-from lorad.client.requests import Body, ResultRequest
 from lorad.daemon.api import verbs
 from lorad.daemon.context import request_of
 from lorad.errors import SpecError
+from lorad.records.requests import Body, ResultRequest
 from lorad.selection import Selection
 from lorad.store import runs
 from tests.daemon.test_daemon import raw

@@ -7,10 +7,10 @@ import pytest
 
 from lorad.children.ask import under_guard
 from lorad.cli.checked import _held_out, said
-from lorad.client.check_shapes import Check
-from lorad.client.requests import RunRequest
 from lorad.daemon.runs.preflight import answer
 from lorad.errors import Conflict, LoradError, SpecError
+from lorad.records.checks import Check
+from lorad.records.requests import RunRequest
 from tests.kit.daemon_world import SPEC, Api, behave, serving
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.client.shapes import RunDetails
 from lorad.errors import SpecError
+from lorad.records.runs import RunDetails
 from tests.kit.daemon_world import ENDLESS, hold, release, serving
 
 SPEC = """{trainer: {steps: 4}, expect: [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lorad.client.requests import RunRequest
 from lorad.daemon.api import lines
 from lorad.errors import SpecError
+from lorad.records.requests import RunRequest
 from tests.daemon.serving.test_serve import adapter_in, serve
 from tests.kit.daemon_world import SPEC, serving
 

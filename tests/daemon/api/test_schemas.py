@@ -8,7 +8,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -16,10 +15,13 @@ import pytest
 from aiohttp import web
 from msgspec import inspect as types
 
-from lorad.daemon.api.verbs import ROUTES
+from lorad.daemon.api.verbs import ROUTES as HANDLERS
+from lorad.errors import NotFound
+from lorad.records.routes import ROUTES, Api
 
 KEPT = Path(__file__).parents[2] / "data/schemas.txt"
 LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length")
+AS_IT_IS = (web.Response, web.StreamResponse, msgspec.Raw)  # answers that a handler writes itself
 ENDLESS = ("ErrorSaid",)  # they contain themselves
 
 
@@ -77,38 +79,46 @@ def default_of(field: types.Field) -> str:
     return "" if field.required else " = left out"
 
 
-def request_of(handler: Callable[..., Any]) -> Any:
+def decoded_by(handler: Callable[..., Any]) -> Any:
     """Find the Struct that a handler decodes; None where it takes no body."""
     (name, *_) = re.findall(r"call\.json\((\w+)\)", inspect.getsource(handler)) or [""]
     return handler.__globals__[name] if name else None
 
 
-def answer_of(handler: Callable[..., Any]) -> Any:
-    """Find what a handler returns; None where that is no JSON, or lines of it."""
-    answer = get_type_hints(handler)["return"]
-    parts = get_args(answer) if len(get_args(answer)) > 1 else (answer,)
-    plain = [part for part in parts if part not in (web.Response, web.StreamResponse, NoneType)]
-    return plain[0] if plain else None
-
-
-def schema(kind: Any) -> list[str]:
-    if kind is None:
-        return []
+def schema(kind: Any) -> str:
     known = types.type_info(kind)
     inside = [line for part in structs_in(known) for line in lines_of(part, "")]
-    return [in_words(known), *inside]
+    return "\n".join([in_words(known), *inside])
 
 
 def test_routes_keep_their_shapes(request: pytest.FixtureRequest) -> None:
     first: dict[str, str] = {}
     text = ""
-    for method, path, handler, _ in ROUTES:
-        for what, kind in (("request", request_of(handler)), ("answer", answer_of(handler))):
-            name = f"{what} of {method} {path}"
-            shape = "\n".join(schema(kind))
+    for route in ROUTES.values():
+        for what, kind in (("request", route.request), ("answer", route.answer)):
+            name = f"{what} of {route.method} {route.path}"
+            shape = "none" if kind is None else schema(kind)
             before = first.setdefault(shape, name)
-            said = "none" if not shape else shape if before == name else f"as {before}"
-            text += f"{name}: {said}\n"
+            text += f"{name}: {shape if before == name or kind is None else f'as {before}'}\n"
     if request.config.getoption("update_snapshots"):
         KEPT.write_text(text)
     assert text == KEPT.read_text()
+
+
+@pytest.mark.parametrize("handler", [handler for _, _, handler, _ in HANDLERS])
+def test_handlers_take_what_their_route_says(handler: Callable[..., Any]) -> None:
+    route = ROUTES[handler.__name__]
+    answer = get_type_hints(handler)["return"]
+    assert decoded_by(handler) in (route.request, None)
+    assert route.answer in (answer, *get_args(answer)) or answer in AS_IT_IS
+
+
+def test_each_route_has_a_handler() -> None:
+    assert [handler.__name__ for _, _, handler, _ in HANDLERS] == [*ROUTES]
+
+
+def test_a_name_is_one_part_of_an_address() -> None:
+    assert Api.show_run.address({"run": "a/kill?b"}) == "/v1/runs/a%2Fkill%3Fb"
+    for name in ("", ".", ".."):
+        with pytest.raises(NotFound):
+            Api.remove.address({"run": name})

@@ -9,10 +9,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from lorad.client.shapes import Event
 from lorad.daemon.api.views import of_row, run_view
 from lorad.errors import NotFound, SpecError
 from lorad.protocol.journal import JournalWriter, StepFact
+from lorad.records.runs import Event
 from lorad.spec.model import convert
 from lorad.store import events, facts, runs
 from lorad.store.db import Store

@@ -19,8 +19,6 @@ from lorad.box.machine import Machine
 from lorad.box.runtime import Overrides, choose_runtime
 from lorad.cli.commands import doctor
 from lorad.cli.commands.pools import device_row
-from lorad.client import box_shapes as shapes
-from lorad.client.box_shapes import DeviceProcess, Lease
 from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu import devices, lock_notes
 from lorad.daemon.gpu.devices import Device, environment, find_devices, is_taken, lock_file
@@ -32,6 +30,8 @@ from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.serving.borrow_pool import hold_pool
 from lorad.errors import Conflict, SpecError
+from lorad.records import devices as answers
+from lorad.records.devices import DeviceProcess, Lease
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.kit.daemon_world import (
@@ -384,7 +384,7 @@ def test_a_process_says_who_it_is() -> None:
 def test_device_table_shows_holder_and_other_processes() -> None:
     lease = Lease("p-1", 7, "alice", "run a", time.time() - 65, 600.0)
     process = DeviceProcess(9, "bob", "python", 1 << 30)
-    row = shapes.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)
+    row = answers.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)
     shown = device_row(
         structs.replace(row, lease=lease, processes=[process, structs.replace(process, ours=True)])
     )

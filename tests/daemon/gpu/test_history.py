@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from lorad.client.box_shapes import DeviceSample
 from lorad.daemon.gpu.devices import find_devices
 from lorad.daemon.gpu.history import PERIOD, History
 from lorad.daemon.gpu.occupancy import Ours, read_all
+from lorad.records.devices import DeviceSample
 from tests.kit.fakes.gpu_kit import Gpu, Nvml
 
 MINE = Ours((), b"LORAD_ATTEMPT=/none/", frozenset())

@@ -8,12 +8,12 @@ import pytest
 
 from lorad.box.config import Limit, Queue
 from lorad.cli.checked import start_in_words
-from lorad.client.check_shapes import Start
 from lorad.daemon.context import Context, Request
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.forecast import forecast
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.runs.create import create, make_directory
+from lorad.records.checks import Start
 from lorad.spec.model import convert, to_json
 from lorad.states import RunState
 from lorad.store import runs

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from lorad.cli.commands.pools import device_row
-from lorad.client.requests import ReserveRequest
 from lorad.daemon.context import Context
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.set_aside import give_way, keep_set_aside
 from lorad.errors import Conflict, NotFound, SpecError
+from lorad.records.requests import ReserveRequest
 from lorad.store import pools, runs
 from lorad.store.rows import ReservationRow
 from tests.kit.daemon_world import behave, open_context, reconciling, serving, submit, until, until_state

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.client.box_shapes import Check
 from lorad.client.client import Client
 from lorad.daemon.record.audit import audit
 from lorad.daemon.storage.prune import prune
 from lorad.errors import IntegrityError, NotFound, SpecError, StorageError
 from lorad.protocol.journal import decode, encode, read
+from lorad.records.daemon import VerificationCheck
 from lorad.states import Move
 from lorad.store import runs
 from tests.kit.daemon_world import Api, behave, finished, serving, submit
@@ -148,7 +148,7 @@ def test_pipes_in_place_of_files_hold_up_nobody(made: World) -> None:
             aside.rename(file)
 
 
-async def checks(api: Api) -> dict[str, Check]:
+async def checks(api: Api) -> dict[str, VerificationCheck]:
     return {check.check: check for check in (await api("verify", "a")).checks}
 
 

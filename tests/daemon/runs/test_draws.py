@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lorad.cli.points import points_in
-from lorad.client.requests import PointsRequest
 from lorad.daemon.runs.draws import axes_of, distributions_of, drawn, given
 from lorad.errors import SpecError
+from lorad.records.requests import PointsRequest
 from lorad.spec.text import load_spec
 from tests.kit.daemon_world import SPEC, serving
 

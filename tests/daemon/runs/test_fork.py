@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.adapters.directory import verify
-from lorad.client.shapes import Forked
 from lorad.daemon.api.verbs.fork import taken
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
+from lorad.records.runs import Forked
 from lorad.store import runs
 from tests.kit.daemon_world import Api, behave, finished, serving
 from tests.kit.world import world

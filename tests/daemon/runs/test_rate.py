@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lorad.client.shapes import RunDetails
 from lorad.client.words import rate_in_words
 from lorad.daemon.api.verbs.resume import changed
 from lorad.daemon.runs.rate import rated
 from lorad.errors import SpecError
 from lorad.protocol.preflight import SpecFacts
+from lorad.records.runs import RunDetails
 from lorad.spec.model import convert
 from tests.kit.daemon_world import serving
 

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from lorad.box.config import Backend
-from lorad.client.requests import ResumeRequest
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.resume import changed, fitted, on_schedule, refuse_standstill, resume, total
 from lorad.daemon.context import request_of
@@ -21,6 +20,7 @@ from lorad.errors import Conflict, LoradError, SpecError
 from lorad.files import write_whole
 from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
+from lorad.records.requests import ResumeRequest
 from lorad.spec.model import Spec, convert
 from lorad.spec.text import from_json
 from lorad.store import runs

@@ -11,8 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.cli.sweeps import stopped
-from lorad.client.requests import HalvingRequest
-from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.context import Context
 from lorad.daemon.runs.create import being_made
 from lorad.daemon.runs.draws import axes_of
@@ -21,11 +19,12 @@ from lorad.daemon.runs.sweeps import halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.protocol.journal import EvalFact, JournalWriter
 from lorad.protocol.preflight import SpecFacts
+from lorad.records.requests import HalvingRequest
+from lorad.records.sweeps import Halving, Rung, StartedSweep, Sweep, SweepRun
 from lorad.spec.model import Spec, convert
 from lorad.states import EndReason, Move
 from lorad.store import runs, sweeps
 from lorad.store.ingest import ingest
-from lorad.store.rows import Halving
 from tests.kit.daemon_world import SPEC, Api, behave, open_context, serving, submit, until
 from tests.kit.journals import begin, evaluation, step
 from tests.kit.world import SMALL, world

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from lorad.bounds import COMPLETIONS, JSON_BYTES
-from lorad.client.requests import GenerateRequest, Sampling
 from lorad.daemon.serving.asking import Question, Said
 from lorad.errors import PoolLost, SpecError
 from lorad.models.directory import BUILTIN
 from lorad.protocol.calls import LoadVersion
+from lorad.records.requests import GenerateRequest, Sampling
 from tests.kit.daemon_world import finished, serving
 from tests.kit.warm.processes import python
 

@@ -18,12 +18,12 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import outline, write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.cli.app import app
-from lorad.client.shapes import Served
 from lorad.daemon.runs import import_adapter
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.protocol.heartbeat import read_beat
+from lorad.records.versions import ServedModel
 from lorad.spec.model import Spec, convert
 from lorad.store import runs
 from tests.adapters.test_peft_files import tiny_with_head
@@ -53,9 +53,9 @@ def adapter_in(
     return directory
 
 
-async def serve(api: Api, *overrides: str, model: str = "builtin:tiny", **adapters: Path) -> Served:
+async def serve(api: Api, *overrides: str, model: str = "builtin:tiny", **adapters: Path) -> ServedModel:
     named = [{"name": name, "directory": str(directory)} for name, directory in adapters.items()]
-    served: Served = await api("serve", model, named, cwd="/", overrides=[*overrides])
+    served: ServedModel = await api("serve", model, named, cwd="/", overrides=[*overrides])
     return served
 
 

@@ -22,8 +22,8 @@ from lorad.errors import PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
 from lorad.protocol.traffic import FILE, FILE_BYTES, WINDOW, Figures, Report
+from lorad.records.versions import Alias
 from lorad.store import runs
-from lorad.store.rows import AliasRow
 from tests.kit.daemon_world import finished, serving, until
 from tests.kit.gateway_kit import World, entry, openai, running_gateway, write_table
 from tests.kit.pool_kit import until as wait_until
@@ -295,7 +295,7 @@ async def test_shared_daemon_trusts_only_owners_traffic(home: Path, monkeypatch:
         monkeypatch.setattr(api.ctx, "users", SharedBox())
         monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
         rows = [
-            AliasRow(
+            Alias(
                 alias=alias, run=run, version=1, updated_at=0.0, owner_uid=0, sha256="", attested="", by=None
             )
             for alias, run in (("bot", "a"), ("other", "b"))

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lorad.client.check_shapes import Files
+from lorad.records.runs import KeptFiles
 from tests.kit.world import SMALL, World, world
 
 pytestmark = pytest.mark.system
@@ -21,15 +21,15 @@ def on_disk(made: World, run: str) -> tuple[int, int, int]:
     return len(found[0]), len(found[1]), size
 
 
-def within(made: World, run: str) -> Files:
+def within(made: World, run: str) -> KeptFiles:
     """Wait until no more is there than the run says; what it said."""
 
-    def look() -> Files | None:
+    def look() -> KeptFiles | None:
         files, (versions, checkpoints, size) = made.client.show(run).files, on_disk(made, run)
         assert files is not None and size <= files.total
         return files if versions <= files.versions and checkpoints <= files.checkpoints else None
 
-    found: Files = made.until(look, f"{run} keeps what it said")
+    found: KeptFiles = made.until(look, f"{run} keeps what it said")
     return found
 
 

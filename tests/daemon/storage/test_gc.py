@@ -9,7 +9,6 @@ import pytest
 
 from lorad.adapters.directory import discard
 from lorad.box.paths import AttemptDir, RunDir
-from lorad.client.box_shapes import KeptVersion
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Request
 from lorad.daemon.process.processes import is_locked
@@ -18,6 +17,7 @@ from lorad.daemon.storage import budget, disk_usage, footprint, prune
 from lorad.daemon.storage.garbage import ORPHAN_SECONDS
 from lorad.daemon.storage.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
 from lorad.errors import Conflict
+from lorad.records.daemon import KeptVersion
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.kit.daemon_world import Api, behave, finished, open_context, serving, until

@@ -14,10 +14,10 @@ from lorad.driver import pending
 from lorad.driver.begin import records_routes
 from lorad.driver.sampling.routes import routes_in, routes_of, said, with_prompts
 from lorad.driver.session import Episode, Sample
-from lorad.envs.episode import Fork, Task
 from lorad.errors import Conflict
 from lorad.models.directory import resolve
 from lorad.protocol.batch import Chunk
+from lorad.records.episodes import Fork, Task
 from lorad.rl.data import Example
 from lorad.routes import RouteShape, is_unknown
 from lorad.spec.text import load_spec

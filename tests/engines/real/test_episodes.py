@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.client.shapes import RunDetails, Sample
+from lorad.records.runs import RunDetails
+from lorad.records.samples import Sample
 from tests.driver.episodes.test_door import AGENT, TEMPLATE
 from tests.engines.real.places import TINY
 from tests.engines.real.test_whole_run import configure

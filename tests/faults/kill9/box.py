@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lorad.client.shapes import RunDetails
+from lorad.records.runs import RunDetails
 from tests.kit.world import REPOSITORY, World
 
 PROBE = Path(__file__).with_name("probe")

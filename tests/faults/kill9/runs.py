@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from lorad.adapters.peft import write_peft
-from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
 from lorad.files import write_whole
 from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.records.runs import RunDetails
 from lorad.rl.tasks import problem
 from tests.faults.kill9.box import Box
 from tests.kit.fakes.random_adapters import random_adapter

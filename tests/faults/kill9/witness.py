@@ -13,9 +13,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from lorad.client.shapes import Event, RunDetails
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.protocol.journal import Record, read
+from lorad.records.runs import Event, RunDetails
 from tests.faults.kill9.box import Box
 from tests.faults.kill9.runs import Crew
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.inspect import type_info
 
-from lorad.client.requests import Body
 from lorad.daemon.api.verbs import ROUTES
+from lorad.records.requests import Body
 from tests.faults.hostile import NAMES, QUERIES
 
 RUN, WAITING, ALIAS = "mine", "waiting", "front"

@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.envs.episode import EpisodeTurn
-from lorad.rl.tools.calls import Call
+from lorad.records.episodes import EpisodeTurn, ToolCall
 from tests.kit.frozen.texts import HOSTILE, MIXED, QUESTIONS
 
 ENDS = ("done", "turns", "length", "failed")
@@ -79,7 +78,7 @@ def turn(
     text: str,
     observation: str,
     *,
-    calls: tuple[Call, ...] = (),
+    calls: tuple[ToolCall, ...] = (),
     errors: int = 0,
     reward: float = 0.0,
     finish: str = "stop",
@@ -90,14 +89,16 @@ def turn(
     return EpisodeTurn(text, finish, size, reward, observation, answer, 0.012, row, calls, errors)
 
 
-def called(name: str, expression: str) -> Call:
+def called(name: str, expression: str) -> ToolCall:
     arguments = {"expression": expression}
     written = (
         f"<tool_call>\n{msgspec.json.encode({'name': name, 'arguments': arguments}).decode()}\n</tool_call>"
     )
     if name == "calculator":
-        return Call(name, arguments, written=written)
-    return Call(name, arguments, f"there is no tool {name!r}; there are: calculator", "unknown_tool", written)
+        return ToolCall(name, arguments, written=written)
+    return ToolCall(
+        name, arguments, f"there is no tool {name!r}; there are: calculator", "unknown_tool", written
+    )
 
 
 def completions_of(step: int, version: int) -> bytes:

@@ -29,7 +29,6 @@ from msgspec import Struct
 from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.client.queue_shapes import Queued
 from lorad.client.transport import RESTART, Json, Transport
 from lorad.daemon import daemon
 from lorad.daemon.api import server
@@ -38,6 +37,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
+from lorad.records.runs import Queued
 from lorad.store.db import Store
 from lorad.store.pools import put_grant, put_node
 from tests.kit.frozen.pools import DEVICES, GIB, GRANT, NODES, SIGHTS, Asleep, gateway, pools
@@ -202,7 +202,7 @@ class Watched(Transport):
     def cut(self, is_cut: bool) -> None:
         self.state.is_cut = is_cut
 
-    def one(self, method: str, path: str, body: Struct | None) -> Json:
+    def one(self, method: str, path: str, body: Struct | None = None) -> Json:
         self._refuse()
         self._count(1)
         try:

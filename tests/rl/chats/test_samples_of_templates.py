@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from lorad.client.requests import Sampling
 from lorad.models.directory import resolve
+from lorad.records.requests import Sampling
 from lorad.rl.tokenizer import Tokenizer
 from tests.kit.world import world
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lorad.client.box_shapes import Device
+from lorad.records.devices import Device
 from lorad.tui.dashboard.tables import Devices
 from lorad.tui.device import DeviceScreen, hour
 from lorad.tui.pool.screen import PoolScreen

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lorad.client.box_shapes import Pool
+from lorad.records.pools import Pool
 from lorad.tui.dashboard.tables import Pools
 from lorad.tui.pool.figures import lines
 from lorad.tui.pool.screen import PoolScreen

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lorad.client.shapes import Step
+from lorad.records.measured import Step
 from lorad.tui.curves.axes import x_text, x_ticks
 from lorad.tui.curves.plot import Look, extent, plot
 from lorad.tui.curves.series import Detail, Series, Track

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lorad.client.shapes import Step
 from lorad.errors import SpecError
+from lorad.records.measured import Step
 from lorad.tui.curves.export import refuse, write
 from lorad.tui.curves.plot import Look
 from lorad.tui.curves.series import Track

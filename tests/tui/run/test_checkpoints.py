@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.client.client import Client
-from lorad.client.shapes import Checkpoint, RunDetails
 from lorad.client.transport import Json
+from lorad.records.runs import RunDetails
+from lorad.records.versions import Checkpoint
 from lorad.tui.feed import Changes
 from lorad.tui.run.checkpoints import Checkpoints
 from lorad.tui.screens.dialogs import Ask

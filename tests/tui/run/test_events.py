@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lorad.client.client import Client
-from lorad.client.shapes import Event, RunDetails
+from lorad.records.runs import Event, RunDetails
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.run.events import Events, News, what
 from lorad.tui.run.screen import RunScreen

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lorad.client.client import Client
-from lorad.client.shapes import RunDetails
+from lorad.records.runs import RunDetails
 from lorad.tui.feed import Changes
 from lorad.tui.run.log_lines import LogLines, clean, level, wanted, words
 from lorad.tui.run.logs import BEGIN, Logs, LogView, sources

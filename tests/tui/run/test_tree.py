@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorad.client.shapes import Run, Version
+from lorad.records.runs import Run
+from lorad.records.versions import Version
 from lorad.tui import text_diff
 from lorad.tui.run.version_rows import DEEPEST, LIMIT, drawn, forks, history, layout
 from tests.kit.tui_samples import a_version

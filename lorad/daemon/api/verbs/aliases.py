@@ -2,8 +2,6 @@
 
 import time
 
-from lorad.client.requests import SwapRequest
-from lorad.client.shapes import Move, RemovedAlias, ServedAlias, Swapped, Verdict
 from lorad.daemon.access import find_alias, must_move, must_own, of_alias, owns, seen_aliases, seen_by_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
@@ -19,8 +17,10 @@ from lorad.daemon.serving.traffic import traffic_of
 from lorad.errors import LoradError, SpecError, StorageError
 from lorad.protocol.calls import Attestation
 from lorad.protocol.listener import user_name
+from lorad.records.requests import SwapRequest
+from lorad.records.versions import Alias, AliasMove, RemovedAlias, ServedAlias, Swapped, Verdict
 from lorad.store import aliases, runs
-from lorad.store.rows import AliasRow, RunRow, VersionRow
+from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import get_version, held_versions
 
 
@@ -46,7 +46,7 @@ async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
     ]
 
 
-async def list_moves(ctx: Context, call: Call) -> list[Move]:
+async def list_moves(ctx: Context, call: Call) -> list[AliasMove]:
     """List who moved an alias, when, and to what, newest first; also of a removed one.
 
     Raises NotFound if it never existed.
@@ -55,7 +55,7 @@ async def list_moves(ctx: Context, call: Call) -> list[Move]:
     found = seen_by_run(ctx, call.caller, await ctx.read(aliases.moves, alias))
     if not found and find_alias(ctx, call.caller, alias) is None:
         raise aliases.missing(alias)
-    return [of_row(Move, row) for row in found]
+    return found
 
 
 async def swap(ctx: Context, call: Call) -> Swapped:
@@ -113,7 +113,7 @@ async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestatio
         return await load(ctx, pool, version, keep=True)
 
 
-def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasRow:
+def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> Alias:
     """Move the alias, with its log and event: all or none. Nothing happens where it serves that version.
 
     Raises NotFound for a version that was removed meanwhile.

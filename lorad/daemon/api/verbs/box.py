@@ -13,23 +13,6 @@ from msgspec.structs import replace
 
 import lorad
 from lorad.box.tokens import tokens_trouble
-from lorad.client.box_shapes import (
-    Bill,
-    Caller,
-    Census,
-    DatabaseSize,
-    Device,
-    DeviceProcess,
-    DeviceSample,
-    Disk,
-    Lease,
-    Orphan,
-    Reservation,
-    Shutdown,
-    Status,
-    StayingPool,
-)
-from lorad.client.requests import ReserveRequest, ShutdownRequest
 from lorad.daemon.access import (
     Reader,
     Subject,
@@ -63,6 +46,10 @@ from lorad.daemon.services.gateway import GATEWAY, gateway_address
 from lorad.daemon.services.service import stop
 from lorad.errors import Conflict, NotAllowed, NotFound, SpecError
 from lorad.protocol.listener import answers
+from lorad.records.bill import Bill
+from lorad.records.daemon import Caller, Census, DatabaseSize, Disk, Orphan, Shutdown, Status, StayingPool
+from lorad.records.devices import Device, DeviceProcess, DeviceSample, Lease, Reservation
+from lorad.records.requests import ReserveRequest, ShutdownRequest
 from lorad.store import pools, runs
 from lorad.store.rows import ReservationRow
 from lorad.text import duration, moment, one_line

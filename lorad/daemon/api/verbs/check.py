@@ -7,8 +7,6 @@ import uuid
 import msgspec
 
 from lorad.adapters.directory import TEMPORARY, discard
-from lorad.client.check_shapes import Check, Start
-from lorad.client.requests import RunRequest
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import replaceable
 from lorad.daemon.context import Context, Request
@@ -23,6 +21,8 @@ from lorad.daemon.runs.reference import clear, refuse_other_model, staged
 from lorad.daemon.storage.footprint import footprint, short_of_disk
 from lorad.errors import Conflict
 from lorad.protocol.preflight import SpecFacts
+from lorad.records.checks import Check, Start
+from lorad.records.requests import RunRequest
 from lorad.spec.model import Spec, to_json
 from lorad.states import RunState
 from lorad.store.rows import RunRow
@@ -67,7 +67,7 @@ async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> 
         owner_uid=caller.uid,
         state=RunState.QUEUED,
         priority=spec.resources.priority,
-        queue_group=spec.resources.group,
+        group=spec.resources.group or "",
         created_at=time.time(),
         spec=to_json(spec).decode(),
         directory=str(place),

@@ -5,7 +5,6 @@ import logging
 import time
 from pathlib import Path
 
-from lorad.client.shapes import Removed, Run
 from lorad.daemon.access import must_own_name, of_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
@@ -14,6 +13,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.storage.prune import REMOVED
 from lorad.errors import Conflict
 from lorad.files import remove_tree
+from lorad.records.runs import Removed, Run
 from lorad.states import EndReason, Move, RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow

@@ -8,12 +8,11 @@ import time
 import msgspec
 from aiohttp import web
 
-from lorad.client.shapes import Event
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
+from lorad.records.runs import Event
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0
@@ -31,7 +30,7 @@ async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Eve
     if call.text("last") is not None:
         wanted = min(max(call.number("last", 0), 0), _MOST)
         found = await ctx.read(events.newest, wanted, run)
-        return [of_row(Event, row) for row in seen_by_run(ctx, call.caller, found)]
+        return seen_by_run(ctx, call.caller, found)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     cursor = events.last_id(ctx.store) if after < 0 else after
     await response.prepare(call.request)

@@ -12,8 +12,6 @@ from msgspec.structs import replace
 
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, read_manifest, verify
 from lorad.box.paths import RunDir
-from lorad.client.requests import ForkRequest
-from lorad.client.shapes import Forked
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.resume import fitted
 from lorad.daemon.api.views import extended, run_view, spec_at
@@ -32,6 +30,8 @@ from lorad.daemon.runs.reference import Begins, Staged
 from lorad.daemon.runs.versions import await_files, find_version, has_files, in_hand
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
 from lorad.files import fsync
+from lorad.records.requests import ForkRequest
+from lorad.records.runs import Forked
 from lorad.spec.model import Spec
 from lorad.spec.text import merged, overridden, override
 from lorad.store import events, runs

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from lorad.client.box_shapes import Collected, Deleted, KeptVersion
-from lorad.client.requests import CollectRequest
 from lorad.daemon.access import is_admin, owns, seen_aliases
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
@@ -18,6 +16,8 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.storage.disk_usage import measure
 from lorad.daemon.storage.garbage import everything, still
 from lorad.daemon.storage.prune import Doomed, delete, discard_all
+from lorad.records.daemon import Collected, Deleted, KeptVersion
+from lorad.records.requests import CollectRequest
 from lorad.store.aliases import rollbacks
 from lorad.store.rows import RunRow
 

@@ -6,7 +6,6 @@ import msgspec
 
 from lorad.bounds import COMPLETIONS, POOL_TOKENS
 from lorad.children.ask import lines_of, under_guard
-from lorad.client.requests import GenerateRequest
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
@@ -16,6 +15,7 @@ from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.serving.asking import Question, Said
 from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load_of
 from lorad.errors import PoolLost, SpecError, from_wire
+from lorad.records.requests import GenerateRequest
 from lorad.store import runs
 
 _WORDS = 100  # characters of what is being done

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from lorad.bounds import LINE_CHARACTERS
-from lorad.client.shapes import LogPart
 from lorad.daemon.access import is_admin, must_be_admin
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
@@ -16,6 +15,7 @@ from lorad.daemon.services.gateway import GATEWAY
 from lorad.daemon.services.service import OWN, process_of
 from lorad.errors import NotFound, SpecError
 from lorad.files import open_file
+from lorad.records.runs import LogPart
 from lorad.store import runs
 from lorad.store.rows import RunRow
 

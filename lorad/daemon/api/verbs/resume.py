@@ -7,8 +7,6 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
-from lorad.client.requests import ResumeRequest
-from lorad.client.shapes import Resumed
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import extended, run_view, spec_at
 from lorad.daemon.context import Context, Request, request_of, spec_of
@@ -21,12 +19,15 @@ from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.take_in import refuse_journal
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
+from lorad.records.requests import ResumeRequest
+from lorad.records.runs import Resumed
+from lorad.records.versions import Checkpoint
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import merged, overridden, override
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.rows import CheckpointRow, RunRow
+from lorad.store.rows import RunRow
 
 _CHANGEABLE = frozenset(
     {"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"}
@@ -83,7 +84,7 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     return extended(Resumed, run_view(ctx, row), warnings=warnings, changed_inputs=changed_inputs)
 
 
-def _asked(body: ResumeRequest, run: RunRow, chosen: CheckpointRow | None) -> tuple[Spec, int]:
+def _asked(body: ResumeRequest, run: RunRow, chosen: Checkpoint | None) -> tuple[Spec, int]:
     """Return the spec of the next attempt, and how many steps the run makes in all. Raises SpecError."""
     before = spec_of(run)
     spec = changed(before, body.overrides)
@@ -93,7 +94,7 @@ def _asked(body: ResumeRequest, run: RunRow, chosen: CheckpointRow | None) -> tu
     return on_schedule(spec, before, run.steps, steps), steps
 
 
-def _made_again(run: RunRow, spec: Spec, chosen: CheckpointRow | None) -> str:
+def _made_again(run: RunRow, spec: Spec, chosen: Checkpoint | None) -> str:
     """Say which steps a resume makes again, since no checkpoint has them; "" for none."""
     done = chosen.step if chosen else 0
     if run.step <= done:
@@ -249,7 +250,7 @@ def _keep(ctx: Context, run: RunRow, request: Request) -> None:
             events.append(ctx.store, run.name, "warning", {"message": warning})
 
 
-def _choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
+def _choose(run: RunRow, present: list[Checkpoint], step: int | None) -> Checkpoint | None:
     """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the
     start.
     """
@@ -262,7 +263,7 @@ def _choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> Chec
     )
 
 
-def _check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> None:
+def _check(name: str, chosen: Checkpoint, present: list[Checkpoint]) -> None:
     """Raises IntegrityError with the checkpoint before as the way out."""
     try:
         verify(Path(chosen.path))

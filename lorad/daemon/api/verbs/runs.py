@@ -7,8 +7,6 @@ from difflib import get_close_matches
 import msgspec
 
 from lorad.client.columns import COLUMNS as LISTED
-from lorad.client.requests import RunRequest, SelectRequest
-from lorad.client.shapes import Evaluation, Run, RunDetails, Step
 from lorad.client.words import perplexity
 from lorad.daemon.access import seen, sees_all
 from lorad.daemon.api.call import Call
@@ -23,6 +21,9 @@ from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, settle, staged
 from lorad.daemon.storage.footprint import footprint, short_of_disk
 from lorad.errors import SpecError
+from lorad.records.measured import Evaluation, Step
+from lorad.records.requests import RunRequest, SelectRequest
+from lorad.records.runs import Run, RunDetails
 from lorad.spec.errors import leaves
 from lorad.spec.model import Spec
 from lorad.store import metrics, runs
@@ -151,10 +152,8 @@ async def list_steps(ctx: Context, call: Call) -> list[Step]:
     after, every = call.number("after", 0), call.number("every", 1)
     limit = min(max(call.number("limit", _MOST_STEPS), 0), _MOST_STEPS)
     if every > 1:
-        found = await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
-    else:
-        found = await ctx.read(metrics.steps, call.run, after, limit)
-    return [of_row(Step, row) for row in found]
+        return await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
+    return await ctx.read(metrics.steps, call.run, after, limit)
 
 
 async def list_evals(ctx: Context, call: Call) -> list[Evaluation]:

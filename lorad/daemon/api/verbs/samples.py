@@ -11,12 +11,12 @@ from msgspec.structs import asdict, replace
 
 from lorad.bounds import ANSWER_BYTES, SAMPLE_TEXT, SAMPLES_BYTES
 from lorad.client.choice import Choice, in_order, ordered_by
-from lorad.client.shapes import Sample
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.errors import IntegrityError, NotFound
 from lorad.files import read_file
+from lorad.records.samples import Sample
 from lorad.spec.kept import MAIN
 from lorad.store import runs
 from lorad.store.metrics import evals, samples_file

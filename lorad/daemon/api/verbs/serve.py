@@ -13,12 +13,9 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import Outline
 from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
-from lorad.client.requests import ServeRequest
-from lorad.client.shapes import Alias, Served
 from lorad.daemon.access import must_own_name, of_alias, of_run, owns
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.aliases import move, publish
-from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
@@ -36,11 +33,12 @@ from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load
 from lorad.daemon.serving.keep_up import set_serving
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation
+from lorad.records.requests import ServeRequest
+from lorad.records.versions import Alias, ServedModel
 from lorad.spec.kept import Eval
 from lorad.spec.model import Model, Spec
 from lorad.spec.text import overridden, override
 from lorad.store import aliases, runs
-from lorad.store.rows import AliasRow
 
 _CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
 _LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
@@ -55,7 +53,7 @@ class _Found(NamedTuple):
     outline: Outline
 
 
-async def serve(ctx: Context, call: Call) -> Served:
+async def serve(ctx: Context, call: Call) -> ServedModel:
     """Serve a base, and adapters of it under aliases.
 
     Raises SpecError, NotAllowed, Conflict (a name is taken, no device is free), AdapterRefused,
@@ -94,7 +92,7 @@ def _base_spec(body: ServeRequest, user: User | None) -> Spec:
     return anchored(spec, Path(body.cwd), user)
 
 
-async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
+async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> ServedModel:
     """Serve the aliases of the caller's runs on this base. Raises SpecError when there are none."""
     rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
     found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
@@ -198,7 +196,7 @@ async def _shown(
         return pool, await load(ctx, pool, one.version(), keep=True)
 
 
-def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> AliasRow:
+def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> Alias:
     """Record the imported version, point its alias at it and keep its pool up. Never awaits."""
     version = import_adapter.settle(ctx, one, attestation, call.caller, pool)
     set_serving(ctx, [one.name], pool)
@@ -207,7 +205,7 @@ def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Atte
     return row
 
 
-async def _answer(ctx: Context, caller: Caller, pool: Pool, rows: list[AliasRow]) -> Served:
+async def _answer(ctx: Context, caller: Caller, pool: Pool, rows: list[Alias]) -> ServedModel:
     """Answer once the gateway serves."""
     chat = await is_chat(ctx, runs.get(ctx.store, rows[0].run))
-    return Served(pool.id, [of_row(Alias, row) for row in rows], chat=chat, **await gateway_up(ctx, caller))
+    return ServedModel(pool.id, rows, chat=chat, **await gateway_up(ctx, caller))

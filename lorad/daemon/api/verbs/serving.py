@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from lorad.client.box_shapes import DoorOwner, ServingOwner
-from lorad.client.requests import DoorRequest, ModelRequest, OwnerRequest, RunRequest
-from lorad.client.shapes import Serving, StoppedServing
 from lorad.daemon.access import find_alias, must_own, of_run, owns, seen, sees
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, Request, request_of, spec_of
@@ -23,12 +20,14 @@ from lorad.daemon.serving.keep_up import end_serving
 from lorad.daemon.storage.prune import prune
 from lorad.errors import NotFound
 from lorad.protocol.listener import uid_named
+from lorad.records.requests import DoorRequest, ModelRequest, OwnerRequest, RunRequest
+from lorad.records.versions import DoorOwner, LoadedModel, ServingOwner, StoppedServing
 from lorad.spec.text import load_spec
 from lorad.store import events, runs
 from lorad.store.rows import VersionRow
 
 
-async def bring_up(ctx: Context, call: Call) -> Serving:
+async def bring_up(ctx: Context, call: Call) -> LoadedModel:
     """Start the pool of a model and load it there.
 
     Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses.
@@ -41,7 +40,7 @@ async def bring_up(ctx: Context, call: Call) -> Serving:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
             await load(ctx, pool, version, keep=version.pinned or bool(version.aliases))
-    return Serving(
+    return LoadedModel(
         model=model,
         run=version.run,
         version=version.version,
@@ -67,7 +66,7 @@ def _newest(ctx: Context, caller: Caller, model: str) -> VersionRow:
     return find_version(ctx, caller, model)
 
 
-async def bring_up_base(ctx: Context, call: Call) -> Serving:
+async def bring_up_base(ctx: Context, call: Call) -> LoadedModel:
     """Start the pool that runs of a spec would have, to sample from its base.
 
     Raises SpecError, Conflict (no device), PoolLost.
@@ -81,7 +80,7 @@ async def bring_up_base(ctx: Context, call: Call) -> Serving:
     request = Request(body.cwd, body.source, body.overrides, *model, facts)
     with staged(ctx, uid, "base", spec, request) as row:
         async with hold_pool(ctx, row) as pool:
-            return Serving(
+            return LoadedModel(
                 model=spec.model.path,
                 run="",
                 version=0,

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import convert
 from msgspec.structs import replace
 
-from lorad.client.requests import SweepRequest
-from lorad.client.shapes import Halving, Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.access import seen
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.views import extended, of_row, run_view
+from lorad.daemon.api.views import extended, run_view
 from lorad.daemon.context import Context, Request
 from lorad.daemon.pool import setup_for
 from lorad.daemon.pools.as_owner import in_thread
@@ -30,6 +27,8 @@ from lorad.daemon.runs.reference import Staged, clear, refuse_other_model, settl
 from lorad.daemon.runs.sweeps import LAST_STEPS, halving_of
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
+from lorad.records.requests import SweepRequest
+from lorad.records.sweeps import StartedSweep, Sweep, SweepRun
 from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.spec.algorithm import Algorithm
 from lorad.spec.kept import Checkpoint
@@ -39,7 +38,7 @@ from lorad.spec.trainer import Trainer
 from lorad.store import runs, sweeps
 from lorad.store.db import Rows
 from lorad.store.metrics import best_eval, mean_metric
-from lorad.store.rows import RunRow, SweepRow
+from lorad.store.rows import RunRow
 
 _UNSEEN = (
     "lr",
@@ -247,11 +246,9 @@ class _Member(NamedTuple):
     loss: float | None
 
 
-async def _sweep_view(ctx: Context, row: SweepRow) -> Sweep:
+async def _sweep_view(ctx: Context, row: Sweep) -> Sweep:
     members = await ctx.read(_members_of, row.sweep, [*row.grid])
-    halving = convert(row.halving, Halving | None, from_attributes=True)
-    rungs = convert(row.rungs, list[Rung], from_attributes=True)
-    return of_row(Sweep, row, halving=halving, rungs=rungs, runs=[_member_view(ctx, one) for one in members])
+    return replace(row, runs=[_member_view(ctx, one) for one in members])
 
 
 def _members_of(rows: Rows, sweep: str, grid: list[str]) -> list[_Member]:

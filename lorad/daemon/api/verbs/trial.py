@@ -16,8 +16,6 @@ from msgspec.structs import replace
 
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.children.ask import lines_of, under_guard
-from lorad.client.requests import TrialRequest
-from lorad.client.shapes import TrialEvent
 from lorad.client.transport import LINES
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, Request, spec_of
@@ -37,6 +35,8 @@ from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.preflight import ErrorSaid
+from lorad.records.requests import TrialRequest
+from lorad.records.samples import TrialEvent
 from lorad.spec.model import Spec
 from lorad.spec.text import load_task
 from lorad.store.rows import RunRow

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from lorad.client.box_shapes import Check, Verification
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pool import Pool
@@ -13,6 +12,7 @@ from lorad.daemon.runs.versions import heard, in_hand
 from lorad.daemon.serving.borrow_pool import call_attest_again
 from lorad.daemon.storage.budget import was_spared
 from lorad.errors import LoradError, NotFound
+from lorad.records.daemon import Verification, VerificationCheck
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -46,7 +46,7 @@ def _subject(ctx: Context, run: RunRow) -> Subject:
     )
 
 
-async def attest_again(ctx: Context, run: RunRow) -> Check:
+async def attest_again(ctx: Context, run: RunRow) -> VerificationCheck:
     """Attest again the versions of the run that a pool has loaded now."""
     await refresh(ctx)
     problems, count = [], 0
@@ -56,7 +56,7 @@ async def attest_again(ctx: Context, run: RunRow) -> Check:
             count += 1
             with in_hand(ctx, rows[name]):
                 problems += await _verdict(ctx, pool, rows[name])
-    return Check("attestation", f"{counted(count, 'version')} loaded now", problems)
+    return VerificationCheck("attestation", f"{counted(count, 'version')} loaded now", problems)
 
 
 async def _verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:

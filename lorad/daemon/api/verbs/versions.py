@@ -10,11 +10,9 @@ from msgspec.structs import asdict
 from lorad.adapters.directory import MANIFEST, amend, read_manifest, verify
 from lorad.adapters.peft import CONFIG
 from lorad.bounds import CONFIG_BYTES
-from lorad.client.requests import ExportRequest, ResultRequest
-from lorad.client.shapes import Checkpoint, Exported, Result, Version
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.views import of_row, version_view
+from lorad.daemon.api.views import version_view
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.pools.life import refresh
@@ -27,9 +25,12 @@ from lorad.daemon.storage.prune import Doomed, delete, discard_all, may_go
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import read_file
 from lorad.models.directory import BUILTIN
+from lorad.records.measured import Result
+from lorad.records.requests import ExportRequest, ResultRequest
+from lorad.records.versions import Checkpoint, Exported, Version
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.rows import ResultRow, VersionRow
+from lorad.store.rows import VersionRow
 from lorad.store.versions import add_result, get_version, results, set_pinned, versions
 
 
@@ -42,7 +43,7 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
     rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
     made: dict[str, list[Result]] = {}
     for one in seen_by_run(ctx, call.caller, await ctx.read(results, run)):
-        made.setdefault(one.sha256, []).append(of_row(Result, one))
+        made.setdefault(one.sha256, []).append(one)
     # in a thread, as looking for the files of thousands of versions takes a while
     return await asyncio.to_thread(lambda: [version_view(ctx, row, made.get(row.sha256, [])) for row in rows])
 
@@ -50,7 +51,7 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
 async def list_checkpoints(ctx: Context, call: Call) -> list[Checkpoint]:
     """List the checkpoints from which a run can resume, oldest first."""
     runs.get(ctx.store, call.run)
-    return [of_row(Checkpoint, row) for row in await ctx.read(checkpoints, call.run)]
+    return await ctx.read(checkpoints, call.run)
 
 
 async def pin(ctx: Context, call: Call) -> Version:
@@ -106,10 +107,10 @@ async def keep_result(ctx: Context, call: Call) -> Result:
         raise SpecError("metrics are not finite numbers", hint="Leave some out.")
     about = {key: getattr(version, key) for key in ("sha256", "run", "version")}
     with ctx.store.write():
-        row = add_result(ctx.store, ResultRow(id=0, at=0.0, by=call.caller.name, **about, **asdict(body)))
-        told = {"version": version.version, "by": row.by, "data": row.data, "metrics": row.metrics}
-        events.append(ctx.store, version.run, "evaluated", told)
-    return of_row(Result, row)
+        result = add_result(ctx.store, Result(by=call.caller.name, **about, **asdict(body)))
+        data = {"version": result.version, "by": result.by, "data": result.data, "metrics": result.metrics}
+        events.append(ctx.store, version.run, "evaluated", data)
+    return result
 
 
 async def list_results(ctx: Context, call: Call) -> list[Result]:
@@ -117,8 +118,7 @@ async def list_results(ctx: Context, call: Call) -> list[Result]:
     run = call.text("run")
     if run is not None:
         runs.get(ctx.store, run)
-    rows = seen_by_run(ctx, call.caller, await ctx.read(results, run))
-    return [of_row(Result, row) for row in rows]
+    return seen_by_run(ctx, call.caller, await ctx.read(results, run))
 
 
 async def export(ctx: Context, call: Call) -> Exported:

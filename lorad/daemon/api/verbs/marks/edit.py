@@ -4,8 +4,6 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.box.paths import RunDir
-from lorad.client.mark_shapes import EditRequest
-from lorad.client.shapes import Run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context, request_of, spec_of
@@ -15,6 +13,8 @@ from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.runs.preflight import preflight
 from lorad.errors import Conflict, SpecError
 from lorad.files import write_whole
+from lorad.records.requests import EditRequest
+from lorad.records.runs import Run
 from lorad.rl.doubts import refuse_contradictions
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import merged, overridden, override

@@ -2,24 +2,26 @@
 
 import re
 
-from lorad.client.mark_shapes import Group, GroupRequest
 from lorad.daemon.access import seen
 from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
 from lorad.errors import SpecError
 from lorad.protocol.listener import user_name
+from lorad.records.requests import GroupRequest
+from lorad.records.runs import RunGroup
 from lorad.spec.errors import NAME_HINT
 from lorad.spec.numbers import NAME
 from lorad.store import groups
 from lorad.store.rows import GroupRow
 
 
-async def list_groups(ctx: Context, call: Call) -> list[Group]:
+async def list_groups(ctx: Context, call: Call) -> list[RunGroup]:
     """List the groups of runs that the caller may see."""
     return [_view(row) for row in seen(ctx, call.caller, groups.groups(ctx.store))]
 
 
-async def limit_group(ctx: Context, call: Call) -> Group:
+async def limit_group(ctx: Context, call: Call) -> RunGroup:
     """Let so many runs of a group of the caller's work at a time. Raises SpecError for what is no name."""
     name, limit = call.request.match_info["group"], call.json(GroupRequest).limit
     if not re.match(NAME, name):
@@ -27,8 +29,8 @@ async def limit_group(ctx: Context, call: Call) -> Group:
     groups.set_limit(ctx.store, call.caller.uid, name, limit)
     ctx.loop.poke()
     mine = (row for row in groups.groups(ctx.store) if (row.owner_uid, row.name) == (call.caller.uid, name))
-    return next((_view(row) for row in mine), Group(name, call.caller.name))
+    return next((_view(row) for row in mine), RunGroup(name, call.caller.name))
 
 
-def _view(row: GroupRow) -> Group:
-    return Group(row.name, user_name(row.owner_uid), row.limit, row.working, row.queued)
+def _view(row: GroupRow) -> RunGroup:
+    return of_row(RunGroup, row, owner=user_name(row.owner_uid))

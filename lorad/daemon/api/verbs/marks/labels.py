@@ -1,11 +1,11 @@
 """Tags and notes of runs; they mean nothing to lorad."""
 
-from lorad.client.mark_shapes import LabelRequest
-from lorad.client.shapes import Run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
 from lorad.errors import SpecError
+from lorad.records.requests import LabelRequest
+from lorad.records.runs import Run
 from lorad.spec.model import TAGS
 from lorad.store import events, runs
 

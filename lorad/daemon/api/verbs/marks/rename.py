@@ -1,11 +1,11 @@
 """Another name for a run."""
 
-from lorad.client.mark_shapes import RenameRequest
-from lorad.client.shapes import Run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
 from lorad.daemon.runs.rename import rename as renamed
+from lorad.records.requests import RenameRequest
+from lorad.records.runs import Run
 
 
 async def rename(ctx: Context, call: Call) -> Run:

@@ -4,13 +4,14 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from lorad.rl.tools.calls import Call
-
 EpisodeEnd = Literal["done", "turns", "tokens", "length", "failed"]
 """done: the environment ended it. turns, tokens: env.turns or env.max_tokens did. length: a turn was cut off.
 failed: the environment gave no answer."""
 
 LIMITS: tuple[EpisodeEnd, ...] = ("turns", "tokens", "length")
+
+
+_Outcome = Literal["ok", "invalid_json", "unknown_tool"]
 
 
 class Task(Struct, frozen=True):
@@ -20,14 +21,32 @@ class Task(Struct, frozen=True):
     seed: int
 
 
+class ToolCall(Struct, frozen=True):
+    """A call of a tool, as the model wrote it.
+
+    Attributes:
+        arguments: None where they cannot be read.
+        error: what was wrong, in words for the model; "" for a call that can be made.
+        written: the text of the call, with its marks.
+    """
+
+    name: str
+    arguments: dict[str, Any] | None
+    error: str = ""
+    outcome: _Outcome = "ok"
+    written: str = ""
+
+
 class EpisodeTurn(Struct, frozen=True):
     """A turn of the model, and what the environment answered.
 
-    tokens, observed: tokens of either; 0 of an observation that a new row begins with.
-    observation: as text; "" where the episode was over.
-    seconds: that the environment took.
-    row: of the episode's rows, from 0, the one that the turn is in.
-    calls: of tools; also those that could not be made. tool_errors: how many of them went wrong.
+    tokens: how many the model sampled.
+    observation: the answer as text; "" where the episode was over.
+    observed: tokens of the answer; 0 where a new row begins with it.
+    seconds: how long the environment took.
+    row: the number, from 0, of the row of the episode that the turn is in.
+    calls: the tools that it called, including calls that could not be made.
+    tool_errors: how many calls went wrong.
     """
 
     text: str
@@ -38,7 +57,7 @@ class EpisodeTurn(Struct, frozen=True):
     observed: int = 0
     seconds: float = 0.0
     row: int = 0
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     tool_errors: int = 0
 
 

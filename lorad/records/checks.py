@@ -1,29 +1,11 @@
-"""What the check of a spec says: all that would be true of a run if it were started now."""
+"""The check of a spec: all that would be true of a run if it were started now."""
 
 from typing import Any
 
 from msgspec import Struct
 
 from lorad.protocol.preflight import DataLook, Rate
-
-
-class Files(Struct, frozen=True):
-    """What a run keeps on disk, and what is there now. Sizes are bytes; free: on that disk, None where not
-    known.
-
-    A version that is pinned, aliased or loaded stays besides.
-    """
-
-    versions: int = 0  # that stay
-    versions_at_once: int = 0  # at most, just before a checkpoint
-    version_bytes: int = 0  # of one
-    checkpoints: int = 0
-    checkpoint_bytes: int = 0  # of one
-    total: int = 0  # at most, with `versions_at_once`
-    free: int | None = None
-    present_versions: int = 0  # from here on nothing before there is a run
-    present_checkpoints: int = 0
-    present: int = 0
+from lorad.records.runs import KeptFiles
 
 
 class Start(Struct, frozen=True):
@@ -73,6 +55,6 @@ class Check(Struct, frozen=True):
     eval_scored: bool = False  # their completions are sampled and have a reward
     eval_likely: bool = False  # they have completions, whose likelihood is measured
     samples_per_step: int = 0
-    files: Files = Files()
+    files: KeptFiles = KeptFiles()
     start: Start = Start("now")
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""The bodies of requests: `Client` encodes them, and the handlers in `lorad/daemon/api/verbs` decode them.
+"""The body of each request: `Client` encodes it, and the handler in `lorad/daemon/api/verbs` decodes it.
 
 A daemon ignores fields that it does not know, except those of `Sampling`, and has defaults for what an older
 client leaves out.
@@ -6,7 +6,7 @@ client leaves out.
 
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from lorad.bounds import (
     BODY_BYTES,
@@ -24,7 +24,7 @@ from lorad.bounds import (
     TRIAL_SAMPLES,
 )
 from lorad.selection import Selection
-from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, Seed
+from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, Seed, Tag
 
 Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
 _Path = Annotated[str, Meta(max_length=PATH_CHARACTERS)]
@@ -156,6 +156,28 @@ class SwapRequest(Body, frozen=True):
     rollback: bool = False  # instead of `version`, take the one that the alias served before this one
 
 
+_NOTE_CHARACTERS = 4000
+_MANY = Meta(max_length=256)
+
+
+class LabelRequest(Body, frozen=True):
+    add: Annotated[list[Tag], _MANY] = field(default_factory=list)
+    remove: Annotated[list[Tag], _MANY] = field(default_factory=list)
+    note: Annotated[str, Meta(max_length=_NOTE_CHARACTERS)] | None = None  # None: as it is
+
+
+class EditRequest(Body, frozen=True):
+    overrides: Overrides
+
+
+class RenameRequest(Body, frozen=True):
+    name: Name  # the run's new one
+
+
+class GroupRequest(Body, frozen=True):
+    limit: NonNegative | None = None  # None: no limit
+
+
 class CollectRequest(Body, frozen=True):
     dry_run: bool = False
 
@@ -177,7 +199,7 @@ class ServeRequest(Body, frozen=True):
 class DoorRequest(Body, frozen=True):
     """A request of the front of the tinker doors.
 
-    owner: login name, or number, of the user whose key was given to it.
+    owner: the login name, or number, of the user whose key was given to it.
     """
 
     owner: Name
@@ -195,8 +217,8 @@ class ModelRequest(Body, frozen=True):
 class OwnerRequest(Body, frozen=True):
     """A request of the front of the gateways for the owner of a model.
 
-    asker: login name, or number, of the user whom the front answers, and who must be allowed to see the
-        model; "": the front itself.
+    asker: the login name, or number, of the user whom the front answers, and who must be allowed to see the
+        model; "" for the front itself.
     """
 
     model: _Path
@@ -222,7 +244,8 @@ _Seeds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1024)]
 class GenerateRequest(Body, frozen=True):
     """Ask for completions of one prompt, or of several that are given as tokens.
 
-    seeds: of the completions of each of `prompts`; none: they follow from `sampling.seed`.
+    seeds: a list for each of `prompts`, with a seed for each completion; else they follow from
+        `sampling.seed`.
     """
 
     MOST_BYTES: ClassVar[int] = BODY_BYTES
