@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import typer
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import asdict
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -24,6 +24,7 @@ from lorad.cli.app import app
 from lorad.limits.limit import BackendLimit
 from lorad.limits.of_engines import OF_ENGINES
 from lorad.limits.of_trainers import OF_TRAINERS
+from lorad.records.routes import ROUTES
 from lorad.spec.algorithm import PRESETS, Algorithm
 from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
@@ -184,6 +185,19 @@ def signature(function: Any) -> str:
     return f"({', '.join(filter(None, [*parts, str(inspect.Signature(kinds))[1:-1]]))})"
 
 
+# -- requests ------------------------------------------------------------------------------------------------
+def requests() -> str:
+    """A row for each request of the daemon: where it goes, the fields of its body, and what it answers."""
+    lines = ["| verb | request | body | answer |", "|---|---|---|---|"]
+    for verb, route in ROUTES.items():
+        fields = () if route.request is None else structs.fields(route.request)
+        body = ", ".join(f"`{field.name}`" for field in fields)
+        (kind, *_) = get_args(route.answer) or (route.answer,)
+        answer = f"{'a list of ' if get_args(route.answer) else ''}`{kind.__name__}`"
+        lines.append(f"| `{verb}` | `{route.method} {route.path}` | {body} | {answer} |")
+    return "\n".join(lines)
+
+
 MADE: dict[str, Callable[[], str]] = {
     "spec": keys_of_spec,
     "config": keys_of_config,
@@ -192,6 +206,7 @@ MADE: dict[str, Callable[[], str]] = {
     "limits_of_trainers": limits_of_trainers,
     "limits_of_engines": limits_of_engines,
     "python": python,
+    "requests": requests,
 }
 
 
