@@ -22,7 +22,7 @@ _Each = tuple[Any, ...]  # what each run has, in their order; None: nothing
 _Trail = list[tuple[int, Any]]  # values of a key, each with the step after which it holds
 
 
-class _Point(Struct, frozen=True):
+class _StepFigures(Struct, frozen=True):
     """Figures of both runs at one step, by their names."""
 
     step: int
@@ -44,7 +44,7 @@ class Difference(Struct, frozen=True):
     inputs: dict[str, _Each]
     software: dict[str, _Each]
     same: dict[str, list[str]]
-    curves: list[_Point]
+    curves: list[_StepFigures]
 
     @property
     def values(self) -> dict[str, _Each]:
@@ -63,7 +63,7 @@ def compare(runs: tuple[str, str], metrics: Sequence[str] | None, *, every: bool
         _show(difference, first, second)
 
 
-def compared(runs: Sequence[RunDetails], curves: list[_Point]) -> Difference:
+def compared(runs: Sequence[RunDetails], curves: list[_StepFigures]) -> Difference:
     """Find what the runs have otherwise. curves: their figures at equal steps."""
     from lorad.tui.spec_lines import flat
 
@@ -134,7 +134,7 @@ def _alike(first: Mapping[str, Any], *others: Mapping[str, Any]) -> list[str]:
 
 def _points(
     client: Client, first: RunDetails, second: RunDetails, metrics: Sequence[str] | None, *, every: bool
-) -> list[_Point]:
+) -> list[_StepFigures]:
     """Read the figures of steps that both made: some of them, the last one and, without `metrics`, where both
     were evaluated.
     """
@@ -147,7 +147,7 @@ def _points(
         "eval",
     ]
     points = [
-        _Point(step, {name: (curves[0][step].get(name), curves[1][step].get(name)) for name in wanted})
+        _StepFigures(step, {name: (curves[0][step].get(name), curves[1][step].get(name)) for name in wanted})
         for step in both
     ]
     return [point for point in points if any(pair != (None, None) for pair in point.figures.values())]

@@ -98,8 +98,8 @@ def watched(
             return next(iter(client.samples(name, step=step, limit=1, brief=True)), None)
         return None
 
-    live = Live(None if quiet else first_sample) if sys.stderr.isatty() else _Lines()
-    view = _Silent() if as_json else live
+    live = Live(None if quiet else first_sample) if sys.stderr.isatty() else _RunLines()
+    view = _SilentRun() if as_json else live
     try:
         with view.shown():
             return _watch(client, name, view, until, restart)
@@ -111,7 +111,7 @@ def watched(
 def _watch(
     client: Client,
     name: str,
-    view: "_Silent",
+    view: "_SilentRun",
     until: Sequence[str],
     restart: Callable[[Client], None],
 ) -> RunDetails:
@@ -142,7 +142,7 @@ def _watch(
         time.sleep(_PERIOD)
 
 
-class _Silent:
+class _SilentRun:
     """Says nothing."""
 
     @contextmanager
@@ -156,7 +156,7 @@ class _Silent:
         """Print a line that stays."""
 
 
-class _Lines(_Silent):
+class _RunLines(_SilentRun):
     """A line when something changes: for logs and pipes."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class _Lines(_Silent):
         self._quiet_since = time.monotonic()
 
 
-class Live(_Silent):
+class Live(_SilentRun):
     """Shows one line with a bar, what the run is doing and the figures of the last step, and above it
     evaluations and completions as they come.
 

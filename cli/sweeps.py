@@ -179,7 +179,7 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
 
     A daemon that dies is started again.
     """
-    view = _Silent() if quiet else (_Live() if sys.stderr.isatty() else _Lines())
+    view = _Silent() if quiet else (_Live() if sys.stderr.isatty() else _SweepLines())
     try:
         with view:
             return _watch(client, name, view)
@@ -214,7 +214,7 @@ class _Silent:
         """Take in the sweep as it is."""
 
 
-class _Lines(_Silent):
+class _SweepLines(_Silent):
     """A line when the state of a run changes or a rung is decided: for logs and pipes."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ _COLUMNS = (
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-class _Seen(Struct, frozen=True):
+class _DeviceSeen(Struct, frozen=True):
     """A device at a moment. device: None where there is none of that name."""
 
     device: Device | None
@@ -49,7 +49,7 @@ class DeviceScreen(Base):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device = device
-        self._seen = _Seen(None)
+        self._seen = _DeviceSeen(None)
 
     def body(self) -> Iterable[Widget]:
         yield Line(id="device-facts")
@@ -61,12 +61,12 @@ class DeviceScreen(Base):
         self.query_one("#processes", Rows).focus()
 
     # -- what is read and shown ------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes) -> _Seen:
+    def read(self, client: Client, changes: Changes) -> _DeviceSeen:
         found = next((one for one in client.devices(history=True) if one.device == self.device), None)
         name = _pool_of(found) if found else None
-        return _Seen(found, next((pool for pool in client.pools() if pool.pool == name), None))
+        return _DeviceSeen(found, next((pool for pool in client.pools() if pool.pool == name), None))
 
-    def show(self, data: _Seen) -> None:
+    def show(self, data: _DeviceSeen) -> None:
         self._seen, device = data, data.device
         self.say_title(Text.assemble(("device ", "bold"), one_line(self.device)))
         facts = self.query_one("#device-facts", Line)
@@ -121,7 +121,7 @@ def _pool_of(device: Device) -> str | None:
     return device.pool or (device.lease.pool if device.lease else None)
 
 
-def _cells(seen: _Seen, number: int) -> Cells:
+def _cells(seen: _DeviceSeen, number: int) -> Cells:
     device = seen.device
     assert device is not None
     one = device.processes[number]

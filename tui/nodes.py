@@ -7,7 +7,7 @@ from rich.text import Text
 from textual.widget import Widget
 
 from lorad.client.client import Client
-from lorad.records.pools import ClusterNode, Pool
+from lorad.records.pools import NodeStatus, Pool
 from lorad.text import age, one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.one_liners import base, counted
@@ -33,7 +33,7 @@ _STYLES = {"lost": "red", "free": "green"}
 
 
 class _Seen(Struct, frozen=True):
-    nodes: list[ClusterNode]
+    nodes: list[NodeStatus]
     pools: list[Pool]
 
 
@@ -89,7 +89,7 @@ class NodesScreen(Base):
         self.app.pop_screen()
 
 
-def _cells(node: ClusterNode) -> Cells:
+def _cells(node: NodeStatus) -> Cells:
     row = {
         "node": node.node,
         "devices": str(node.count) if node.count else "cpu" if node.devices else "",
@@ -104,7 +104,7 @@ def _cells(node: ClusterNode) -> Cells:
     }
 
 
-def _values(node: ClusterNode) -> Values:
+def _values(node: NodeStatus) -> Values:
     return {
         "node": node.node,
         "state": node.state,

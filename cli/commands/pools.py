@@ -14,7 +14,7 @@ from lorad.client import launch, words
 from lorad.client.client import Client
 from lorad.errors import SpecError
 from lorad.records.devices import Device, Lease
-from lorad.records.pools import ClusterNode, Pool, PoolEngine
+from lorad.records.pools import NodeStatus, Pool, PoolEngine
 from lorad.records.requests import ReserveRequest
 from lorad.selection import seconds_in
 
@@ -345,7 +345,7 @@ def nodes(
         time.sleep(_LOOK_SECONDS)
 
 
-def _show_nodes(found: list[ClusterNode], pools: list[Pool], *, watch: bool) -> None:
+def _show_nodes(found: list[NodeStatus], pools: list[Pool], *, watch: bool) -> None:
     if watch:
         print("\x1b[H\x1b[2J", end="")
     output.print_table(_NODES, [_node_row(node) for node in found], empty=_NO_NODES)
@@ -354,7 +354,7 @@ def _show_nodes(found: list[ClusterNode], pools: list[Pool], *, watch: bool) -> 
             output.note(f"{pool.pool} {pool.waiting}")
 
 
-def _node_row(node: ClusterNode) -> tuple[str, ...]:
+def _node_row(node: NodeStatus) -> tuple[str, ...]:
     return (
         node.node,
         node.state,

@@ -18,7 +18,7 @@ from lorad.cli.output import note
 _STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that it started
 
 
-class _Line(msgspec.Struct):
+class _ProbeLine(msgspec.Struct):
     """A line of the probe: a finding, or a note on what takes time."""
 
     check: Finding | None = None
@@ -61,7 +61,7 @@ def _findings(process: subprocess.Popen[bytes]) -> Iterator[Finding]:
     """Yield the findings of the probe; its notes go to the person at once."""
     assert process.stdout is not None
     for text in process.stdout:
-        line = msgspec.json.decode(text, type=_Line)
+        line = msgspec.json.decode(text, type=_ProbeLine)
         if line.check is not None:
             yield line.check
         else:

@@ -19,7 +19,7 @@ _INSTALL = (
 )
 
 
-class _Setting(NamedTuple):
+class _LogoutSetting(NamedTuple):
     """where: the file that says so; "" for what logind was built with."""
 
     value: str
@@ -62,13 +62,13 @@ def own_name() -> str:
         return str(os.getuid())
 
 
-def _kills_processes(root: Path, user: str) -> _Setting | None:
+def _kills_processes(root: Path, user: str) -> _LogoutSetting | None:
     """Return why the last logout ends what `user` started in sessions, or None if it does not."""
     settings = read_settings(root)
     # as systemd comes; most distributions turn it off
-    kills = settings.get("KillUserProcesses", _Setting("yes", ""))
-    spared = settings.get("KillExcludeUsers", _Setting("root", "")).value.split()
-    meant = settings.get("KillOnlyUsers", _Setting("", "")).value.split()
+    kills = settings.get("KillUserProcesses", _LogoutSetting("yes", ""))
+    spared = settings.get("KillExcludeUsers", _LogoutSetting("root", "")).value.split()
+    meant = settings.get("KillOnlyUsers", _LogoutSetting("", "")).value.split()
     if kills.value.lower() not in _YES or user in spared or (meant and user not in meant):
         return None
     return kills
@@ -78,18 +78,18 @@ def has_linger(root: Path, user: str) -> bool:
     return (root / "var/lib/systemd/linger" / user).exists()
 
 
-def read_settings(root: Path) -> dict[str, _Setting]:
+def read_settings(root: Path) -> dict[str, _LogoutSetting]:
     """Read the settings in logind.conf and its drop-ins, in order of file name; the last one counts.
 
     The values commented out in the shipped file are the ones logind was built with.
     """
-    found: dict[str, _Setting] = {}
+    found: dict[str, _LogoutSetting] = {}
     mains = [path for place in _PLACES if (path := root / place / "systemd/logind.conf").is_file()][:1]
     for path in mains:
-        found |= {name: _Setting(value, "") for name, value in _assignments(path, commented=True)}
+        found |= {name: _LogoutSetting(value, "") for name, value in _assignments(path, commented=True)}
     for path in [*mains, *_drop_ins(root)]:
         where = f"/{path.relative_to(root)}"
-        found |= {name: _Setting(value, where) for name, value in _assignments(path)}
+        found |= {name: _LogoutSetting(value, where) for name, value in _assignments(path)}
     return found
 
 

@@ -22,7 +22,7 @@ from lorad.files import expanded
 from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.measured import Result
-from lorad.records.pools import ClusterNode, Pool
+from lorad.records.pools import NodeStatus, Pool
 from lorad.records.requests import HalvingRequest, Sampling
 from lorad.records.runs import Event
 from lorad.records.versions import Completions, Exported, RemovedAlias, ServedAlias, Swapped, Version
@@ -294,7 +294,7 @@ class Lorad:
         return Table(self.client.devices())
 
     @property
-    def nodes(self) -> Table[ClusterNode]:
+    def nodes(self) -> Table[NodeStatus]:
         """The nodes of the cluster, and who has them."""
         return Table(self.client.nodes())
 

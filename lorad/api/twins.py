@@ -68,7 +68,7 @@ def _stream(
     return stream
 
 
-class _Answer(Generic[R]):
+class _Awaited(Generic[R]):
     """What an attribute came to, once it is awaited: `await run.steps`. It may be awaited again, which asks
     again."""
 
@@ -79,7 +79,7 @@ class _Answer(Generic[R]):
         return in_thread(self._ask).__await__()
 
 
-class _Asked(Generic[S, R]):
+class _PropertyTwin(Generic[S, R]):
     """Make the twin of a property."""
 
     def __init__(self, of: type[S], look: Callable[[S], R]) -> None:
@@ -89,11 +89,11 @@ class _Asked(Generic[S, R]):
         self.__doc__ = getattr(self._of, name).__doc__
 
     @overload
-    def __get__(self, twin: None, _: Any = None) -> "_Asked[S, R]": ...
+    def __get__(self, twin: None, _: Any = None) -> "_PropertyTwin[S, R]": ...
     @overload
-    def __get__(self, twin: _Twin[S], _: Any = None) -> _Answer[R]: ...
-    def __get__(self, twin: _Twin[S] | None, _: Any = None) -> "_Asked[S, R] | _Answer[R]":
-        return self if twin is None else _Answer(functools.partial(self._look, twin.sync))
+    def __get__(self, twin: _Twin[S], _: Any = None) -> _Awaited[R]: ...
+    def __get__(self, twin: _Twin[S] | None, _: Any = None) -> "_PropertyTwin[S, R] | _Awaited[R]":
+        return self if twin is None else _Awaited(functools.partial(self._look, twin.sync))
 
     def __set__(self, twin: _Twin[S], _: object) -> None:
         raise AttributeError("it is read, as the property of the sync twin is")
@@ -120,17 +120,17 @@ class AsyncRun(_Twin[Run]):
         """The run as this handle saw it last, without asking."""
         return self.sync.summary
 
-    details = _Asked(Run, lambda one: one.details)
-    state = _Asked(Run, lambda one: one.state)
-    spec = _Asked(Run, lambda one: one.spec)
-    progress = _Asked(Run, lambda one: one.progress)
-    steps = _Asked(Run, lambda one: one.steps)
-    evals = _Asked(Run, lambda one: one.evals)
+    details = _PropertyTwin(Run, lambda one: one.details)
+    state = _PropertyTwin(Run, lambda one: one.state)
+    spec = _PropertyTwin(Run, lambda one: one.spec)
+    progress = _PropertyTwin(Run, lambda one: one.progress)
+    steps = _PropertyTwin(Run, lambda one: one.steps)
+    evals = _PropertyTwin(Run, lambda one: one.evals)
     samples = _call(Run.samples)
     why = _call(Run.why)
-    versions = _Asked(Run, lambda one: one.versions)
-    checkpoints = _Asked(Run, lambda one: one.checkpoints)
-    results = _Asked(Run, lambda one: one.results)
+    versions = _PropertyTwin(Run, lambda one: one.versions)
+    checkpoints = _PropertyTwin(Run, lambda one: one.checkpoints)
+    results = _PropertyTwin(Run, lambda one: one.results)
     events = _stream(Run.events)
     logs = _call(Run.logs)
     follow_logs = _stream(Run.follow_logs)
@@ -156,8 +156,8 @@ class AsyncSweep(_Twin[Sweep]):
         """The sweep's name."""
         return self.sync.name
 
-    details = _Asked(Sweep, lambda one: one.details)
-    runs = _Asked(Sweep, lambda one: _runs(one.runs))
+    details = _PropertyTwin(Sweep, lambda one: one.details)
+    runs = _PropertyTwin(Sweep, lambda one: _runs(one.runs))
     wait = _call(Sweep.wait)
 
 
@@ -169,14 +169,14 @@ class AsyncLorad(_Twin[Lorad]):
         """What asks the daemon, without `await`: its methods block."""
         return self.sync.client
 
-    status = _Asked(Lorad, lambda one: one.status)
+    status = _PropertyTwin(Lorad, lambda one: one.status)
     run = _call_for(Lorad.run, AsyncRun)
     runs = _call_for(Lorad.runs, _runs)
     get = _call_for(Lorad.get, AsyncRun)
     sweep = _call_for(Lorad.sweep, AsyncSweep)
     get_sweep = _call_for(Lorad.get_sweep, AsyncSweep)
     events = _stream(Lorad.events)
-    aliases = _Asked(Lorad, lambda one: one.aliases)
+    aliases = _PropertyTwin(Lorad, lambda one: one.aliases)
     swap = _call(Lorad.swap)
     remove_alias = _call(Lorad.remove_alias)
     pin = _call(Lorad.pin)
@@ -184,9 +184,9 @@ class AsyncLorad(_Twin[Lorad]):
     export = _call(Lorad.export)
     generate = _call(Lorad.generate)
     eval = _call(Lorad.eval)
-    pools = _Asked(Lorad, lambda one: one.pools)
-    devices = _Asked(Lorad, lambda one: one.devices)
-    nodes = _Asked(Lorad, lambda one: one.nodes)
+    pools = _PropertyTwin(Lorad, lambda one: one.pools)
+    devices = _PropertyTwin(Lorad, lambda one: one.devices)
+    nodes = _PropertyTwin(Lorad, lambda one: one.nodes)
 
 
 async def connect_async(home: str | os.PathLike[str] | None = None, *, start: bool = True) -> AsyncLorad:

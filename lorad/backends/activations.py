@@ -21,7 +21,7 @@ _KEPT, _DROPOUT = 1.4, 0.7
 inputs, 0.65 more; with DoRA, which keeps the outputs, 0.5 (builtin), for which the same is set aside."""
 
 
-class _Kept(NamedTuple):
+class _TokenBytes(NamedTuple):
     """Bytes that a token keeps. dropout: how many more with dropout, or DoRA. recomputed: with activation
     checkpointing, one layer's included.
     """
@@ -31,7 +31,7 @@ class _Kept(NamedTuple):
     recomputed: int
 
 
-def kept(facts: ModelFacts, width: int, parts: int = 1) -> _Kept:
+def kept(facts: ModelFacts, width: int, parts: int = 1) -> _TokenBytes:
     """width: bytes of a number. parts: ranks over which a token is cut."""
     dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
     experts = sum(sum(shape) for shape in facts.experts.values())
@@ -40,7 +40,7 @@ def kept(facts: ModelFacts, width: int, parts: int = 1) -> _Kept:
     numbers = (dense + int(experts * met)) // parts
     states = facts.hidden_size * facts.layers // parts
     layer = numbers // max(1, facts.layers)
-    return _Kept(
+    return _TokenBytes(
         token=int(_KEPT * numbers * width),
         dropout=int(_DROPOUT * numbers * width),
         recomputed=int((states + _KEPT * layer) * width),

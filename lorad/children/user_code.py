@@ -30,7 +30,7 @@ _MOST = 1 << 60  # bytes of memory: no limit
 _LARGEST = 1e30  # of a reward: training computes in fp32
 
 
-class _Named(Protocol):
+class _FunctionInFile(Protocol):
     """A function in a file, see `Code`."""
 
     file: str
@@ -117,7 +117,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def import_function(code: _Named) -> Callable[..., Any]:
+def import_function(code: _FunctionInFile) -> Callable[..., Any]:
     """Import the file, of this text, as a module, and return its function; its directory comes first on
     sys.path, as for a script. Raises LoradError, and whatever the import raises.
 
@@ -153,7 +153,7 @@ def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
     )
 
 
-def describe(error: BaseException, code: _Named) -> str:
+def describe(error: BaseException, code: _FunctionInFile) -> str:
     """Say what was raised, and in which line of the user's file: `rewards.py:12: ValueError: what`."""
     if isinstance(error, LoradError):
         return str(error)

@@ -57,12 +57,12 @@ _PART = 1 << 16
 _PAUSE_SECONDS = 0.001  # between parts that are left out: reading them all must not take a core
 
 
-class _Answer(Protocol):
+class _ChildAnswer(Protocol):
     @property
     def is_last(self) -> bool: ...
 
 
-_Message = TypeVar("_Message", bound=_Answer)
+_Message = TypeVar("_Message", bound=_ChildAnswer)
 _Loaded = TypeVar("_Loaded", bound=Ready)
 
 

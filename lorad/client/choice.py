@@ -67,7 +67,7 @@ _VALUES: Mapping[str, Callable[[Amounts], float | None]] = {
 }
 
 
-class _Word(NamedTuple):
+class _ChoiceWord(NamedTuple):
     """field: `end`, an amount, `failed`, or "" for what the text has to contain."""
 
     is_not: bool
@@ -133,17 +133,17 @@ def ordered_by(text: str) -> Order:
     raise SpecError(f"samples are not sorted by {text[:40]}", hint=f"Sort by one of: {', '.join(ORDERS)}.")
 
 
-def _words(text: str) -> list[_Word]:
+def _words(text: str) -> list[_ChoiceWord]:
     """Split what was typed into words. Raises SpecError."""
-    found = list[_Word]()
+    found = list[_ChoiceWord]()
     for no, end, amount, sign, quoted, plain in _WORD.findall(text):
         value = quoted or plain
         if amount:
-            found.append(_Word(bool(no), amount, sign, _number(f"{amount}{sign}", value)))
+            found.append(_ChoiceWord(bool(no), amount, sign, _number(f"{amount}{sign}", value)))
         elif plain in ("failed", TRUNCATED) and not end:
-            found.append(_Word(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
+            found.append(_ChoiceWord(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
         elif end or value:
-            found.append(_Word(bool(no), end, "", value if end else value.casefold()))
+            found.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
     return found
 
 

@@ -23,7 +23,7 @@ from lorad.records.checks import Check
 from lorad.records.daemon import Census, Collected, Orphan, Shutdown, Status, Verification
 from lorad.records.devices import Device
 from lorad.records.measured import Evaluation, Result, Step
-from lorad.records.pools import ClusterNode, Pool
+from lorad.records.pools import NodeStatus, Pool
 from lorad.records.routes import Api, Route
 from lorad.records.runs import Event, Forked, LogPart, Removed, Resumed, Run, RunDetails, RunGroup
 from lorad.records.samples import Sample, TrialEvent
@@ -116,7 +116,7 @@ class Client:
         hours = {key: None if at is None else int(at) for key, at in times.items()}
         return self._ask(Api.show_bill, {"by": by, "user": user or None, **hours})
 
-    def nodes(self) -> builtins.list[ClusterNode]:
+    def nodes(self) -> builtins.list[NodeStatus]:
         """List the nodes of the cluster, see docs/cluster.md."""
         return self._ask(Api.list_nodes)
 
@@ -455,7 +455,7 @@ def _written(
     if content is None or isinstance(content, Struct):
         return route.method, address, content
     query = urlencode({key: value for key, value in content.items() if value is not None})
-    return route.method, f"{address}?{query}", None
+    return route.method, f"{address}?{query}" if query else address, None
 
 
 def _as(kind: type[T], answer: Any) -> T:

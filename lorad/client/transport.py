@@ -34,7 +34,7 @@ _TIMEVAL = struct.Struct("ll")  # struct timeval
 _LINE = 1 << 16  # bytes of a header
 
 
-class _Answer(NamedTuple):
+class _HttpAnswer(NamedTuple):
     """An answer of the daemon. The names of its headers are in lower case.
 
     file: the body.
@@ -90,7 +90,7 @@ class Transport:
             raise from_wire(found["body"]["error"])
         return found if is_whole else found["body"]
 
-    def _last_of(self, answer: _Answer) -> Json:
+    def _last_of(self, answer: _HttpAnswer) -> Json:
         """Read an answer that comes in lines, and pass on all but the last. Raises EOFError without that."""
         on_doing = self.on_doing or (lambda _: None)
         try:
@@ -112,7 +112,7 @@ class Transport:
         except _CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
 
-    def request(self, method: str, path: str, body: msgspec.Struct | None) -> _Answer:
+    def request(self, method: str, path: str, body: msgspec.Struct | None) -> _HttpAnswer:
         try:
             data = b"" if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError as error:
@@ -131,7 +131,7 @@ class Transport:
             raise from_wire(_error_body(answer))
         return answer
 
-    def _asked(self, method: str, path: str, data: bytes) -> _Answer:
+    def _asked(self, method: str, path: str, data: bytes) -> _HttpAnswer:
         """Send a request and read the head of its answer. Raises what is in _CUT_OFF."""
         headers = {
             "Host": "lorad",
@@ -180,7 +180,7 @@ class Transport:
             connection.connect(str(self.socket))
 
 
-def _head(file: BufferedReader) -> _Answer:
+def _head(file: BufferedReader) -> _HttpAnswer:
     """Raises what is in _CUT_OFF."""
     if not (first := file.readline(_LINE)):
         raise EOFError("the connection was closed")
@@ -189,10 +189,10 @@ def _head(file: BufferedReader) -> _Answer:
     while (line := file.readline(_LINE)).strip():
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
-    return _Answer(int(status), headers, file)
+    return _HttpAnswer(int(status), headers, file)
 
 
-def _error_body(answer: _Answer) -> dict[str, str]:
+def _error_body(answer: _HttpAnswer) -> dict[str, str]:
     try:
         with answer.file:
             text = answer.read()

@@ -29,14 +29,14 @@ from lorad.store import aliases, events, runs
 from lorad.store.rows import RunRow, VersionRow
 
 
-class _Owned(Protocol):
+class _OwnedRow(Protocol):
     """A row that somebody owns, as of a run or a sweep."""
 
     @property
     def owner_uid(self) -> int: ...
 
 
-class _Named(Protocol):
+class _KnownRun(Protocol):
     """A run as the queue and lists know it."""
 
     @property
@@ -47,7 +47,7 @@ class _Named(Protocol):
     def owner_uid(self) -> int: ...
 
 
-OwnedRow = TypeVar("OwnedRow", bound=_Owned)
+OwnedRow = TypeVar("OwnedRow", bound=_OwnedRow)
 RowOfRun = TypeVar("RowOfRun", AliasMove, Alias, Event, Line, Result, VersionRow)
 
 
@@ -81,10 +81,10 @@ class Reader(NamedTuple):
     def sees(self, owner_uid: int) -> bool:
         return self.sees_all or self.uid == owner_uid
 
-    def name(self, run: _Named) -> str:
+    def name(self, run: _KnownRun) -> str:
         return run.name if self.sees(run.owner_uid) else f"a run of {run.owner}'s"
 
-    def name_all(self, tenants: Sequence[_Named]) -> str:
+    def name_all(self, tenants: Sequence[_KnownRun]) -> str:
         """Name runs: `run a`, `runs a, b and c`, `runs a, b and 6 others`, `run a and 2 runs of ann's`."""
         names = [one.name for one in tenants if self.sees(one.owner_uid)]
         hidden = Counter(one.owner for one in tenants if not self.sees(one.owner_uid))
@@ -115,12 +115,12 @@ def anybody(ctx: Context) -> Reader:
     return Reader(-1, ctx.config.sharing.read == "all")
 
 
-def owner_of(ctx: Context, run: _Named) -> Reader:
+def owner_of(ctx: Context, run: _KnownRun) -> Reader:
     """Return the reader of what is written down about a run."""
     return reader(ctx, Caller(run.owner_uid, run.owner))
 
 
-def name_for(ctx: Context, run: _Named, name: str) -> str:
+def name_for(ctx: Context, run: _KnownRun, name: str) -> str:
     """Return what another run is called in a text about `run`, which the owner of `run` may read.
 
     name: of a run that exists or existed; "" for none.

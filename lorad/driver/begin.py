@@ -30,7 +30,7 @@ from lorad.models.facts import read_facts
 from lorad.protocol.batch import GIVEN_RATIO, VALUE_LOSS
 from lorad.protocol.calls import CRITIC, LoadVersion, Nothing, OpenCritic, Opened
 from lorad.protocol.inputs import HASHED_BYTES, Input, look
-from lorad.protocol.journal import Attempt, Placed, Record, Reference, lineage, read
+from lorad.protocol.journal import AttemptFact, Placed, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.rl.data import name_of
 from lorad.rl.streaming.pinned import commits
@@ -87,7 +87,7 @@ def begin(session: Session) -> PoolInfo:
 
 
 def _journal(
-    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, begun: Attempt, *, again: bool
+    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, begun: AttemptFact, *, again: bool
 ) -> None:
     """Write down what the attempt begins with, and on which nodes. again: something came before, of which
     only what led to `restored` counts from now on.
@@ -277,9 +277,9 @@ def _attempt(
     restored: checkpoint.Restored | None,
     opened: Opened,
     inputs: dict[str, Input],
-) -> Attempt:
+) -> AttemptFact:
     kl = session.params.reference
-    return Attempt(
+    return AttemptFact(
         pid=os.getpid(),
         steps=session.params.steps,
         pool=info.pool,

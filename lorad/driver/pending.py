@@ -79,7 +79,7 @@ def _prompts(sample: Sample) -> list[int]:
     return [len(sample.example.tokens), *(len(fork.prompt) for fork in sample.forks)]
 
 
-class _Kept(Struct, frozen=True):
+class _KeptRollout(Struct, frozen=True):
     """A rollout. places: of its prompts behind `position`; digest: of them. consumed, sampled, made: see
     `Rollout`, whose `tokens` is `made`. Of its samples, in order: tokens, int32, and logprobs,
     float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
@@ -130,7 +130,7 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     path = checkpoint / _FILE
     if not session.spec.rollout.max_staleness or not path.exists():
         return []
-    found = msgspec.msgpack.decode(path.read_bytes(), type=list[_Kept])
+    found = msgspec.msgpack.decode(path.read_bytes(), type=list[_KeptRollout])
     attested = [(r.step, r.data["version"]) for r in facts if r.kind == "version"]
     for kept in found:
         if kept.version not in _current(attested, kept.trained):
@@ -150,7 +150,7 @@ def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
     return {version for made, version in attested if made == newest}
 
 
-def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
+def _usable(session: Session, found: list[_KeptRollout]) -> Iterator[Rollout]:
     limit = session.spec.rollout.max_staleness
     for kept in found:
         looked = session.train_data.take(kept.position, kept.places[-1] + 1)
@@ -167,11 +167,11 @@ def _usable(session: Session, found: list[_Kept]) -> Iterator[Rollout]:
         yield _rollout(session, kept, examples)
 
 
-def _kept(rollout: Rollout) -> _Kept:
+def _kept(rollout: Rollout) -> _KeptRollout:
     wanted, samples, scores = rollout.plan, rollout.samples, rollout.scoring.scores()
     examples = [group[0].example for group in rollout.groups]
     episodes = [sample.episode for sample in samples if sample.episode is not None]
-    return _Kept(
+    return _KeptRollout(
         step=wanted.step,
         position=wanted.position,
         version=wanted.version,
@@ -196,7 +196,7 @@ def _kept(rollout: Rollout) -> _Kept:
     )
 
 
-def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
+def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> Rollout:
     size = len(kept.lengths) // len(kept.places)
     each = [example for example in examples for _ in range(size)]
     if kept.episodes:
@@ -223,7 +223,7 @@ def _rollout(session: Session, kept: _Kept, examples: list[Example]) -> Rollout:
     )
 
 
-def _samples(session: Session, kept: _Kept, examples: list[Example]) -> list[Sample]:
+def _samples(session: Session, kept: _KeptRollout, examples: list[Example]) -> list[Sample]:
     """examples: one of each sample."""
     version, size = session.name_of(kept.version), len(kept.lengths) // len(kept.places)
     cuts = np.cumsum(kept.lengths)[:-1]

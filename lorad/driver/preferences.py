@@ -31,7 +31,7 @@ class Preferences:
         self._wanted = session.spec.algorithm.preference
         self._of: LogprobsOf = "reference" if session.params.reference else "base"
         self._knows_pairs = OF_PAIRS in info.losses
-        self._kept: _Kept | None = None
+        self._kept: _LogprobsFile | None = None
         if session.spec.algorithm.has_reference:
             assert isinstance(session.train_data, TargetDataset)
             told = session.params.reference
@@ -39,7 +39,7 @@ class Preferences:
             name = hashlib.sha256(f"{about} {session.train_data.tokens_digest}".encode()).hexdigest()
             directory = session.run_dir.reference_logprobs
             directory.mkdir(exist_ok=True)
-            self._kept = _Kept(directory / f"{name[:32]}.f32", session.train_data.lengths)
+            self._kept = _LogprobsFile(directory / f"{name[:32]}.f32", session.train_data.lengths)
 
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
         batch = batch_of(examples)
@@ -174,7 +174,7 @@ class Preferences:
         return values
 
 
-class _Kept:
+class _LogprobsFile:
     """Log-probabilities of each row in a file; NaN is not computed yet.
 
     The file is whole on disk, all NaN, before it has its name. After a loss of power each number is NaN or

@@ -74,7 +74,7 @@ class Rewarder:
 
     def __init__(self, rewards: Sequence[RewardSpec], cwd: Path) -> None:
         """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
-        self._functions = [_Function(spec, cwd) for spec in rewards]
+        self._functions = [_Reward(spec, cwd) for spec in rewards]
 
     @property
     def files(self) -> list[_UserFile]:
@@ -152,7 +152,8 @@ class Rewarder:
             some = groups[:1] if function.spec.name == "judge" else groups
             if function.workers is None or not function.workers.start().is_batch:
                 some = [group[:1] for group in some]
-            part, samples = _Part(function, [*map(len, some)]), [sample for group in some for sample in group]
+            part = _FunctionScores(function, [*map(len, some)])
+            samples = [sample for group in some for sample in group]
             for place, sample in enumerate(samples):
                 part.add(place, sample)
             replies = zip(samples, part.replies_until(deadline), strict=True)
@@ -182,7 +183,7 @@ class Rewarder:
         self.close()
 
 
-class _Function:
+class _Reward:
     """One reward of the spec. workers: None for a builtin that runs here."""
 
     def __init__(self, spec: RewardSpec, cwd: Path) -> None:
@@ -212,10 +213,10 @@ class _Function:
 class Scoring:
     """The scores of the samples of a step, which are added in any order as they end."""
 
-    def __init__(self, functions: Sequence[_Function], groups: Sequence[int]) -> None:
+    def __init__(self, functions: Sequence[_Reward], groups: Sequence[int]) -> None:
         self._started = time.monotonic()
         self._functions = functions
-        self._parts = [_Part(function, groups) for function in functions]
+        self._parts = [_FunctionScores(function, groups) for function in functions]
         self._scores: list[Score] | None = None
         self.seconds = 0.0  # from the beginning to the last score
 
@@ -261,10 +262,10 @@ class Scoring:
         return Score(value, "", seconds, parts, costs)
 
 
-class _Part:
+class _FunctionScores:
     """What one function says of the samples."""
 
-    def __init__(self, function: _Function, groups: Sequence[int]) -> None:
+    def __init__(self, function: _Reward, groups: Sequence[int]) -> None:
         self._function, self._retries = function, function.spec.retries
         self._replies: list[Reply | None] = [None] * sum(groups)
         self._changed = threading.Condition()

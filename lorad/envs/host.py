@@ -79,7 +79,7 @@ class Host:
         if spec.sandbox != "none":
             given = environment(os.environ, spec.pass_env)
             within = sandboxed(self.file or Path(__file__), python, given, "env.sandbox")
-        self._workers = [_Worker(self._setup, spec, python, within) for _ in range(spec.workers)]
+        self._workers = [_EnvProcess(self._setup, spec, python, within) for _ in range(spec.workers)]
         self._lending = Lending(spec.workers)
         self._numbers = itertools.count()
 
@@ -104,7 +104,7 @@ class Host:
         ]
         found: dict[int, Answer] = {}
 
-        def work(worker: _Worker, share: list[int]) -> None:
+        def work(worker: _EnvProcess, share: list[int]) -> None:
             with HEART.waits():  # for a child, each time for no longer than its time limit
                 for place in share:
                     found[place] = worker.answer(episodes[place])
@@ -144,7 +144,7 @@ class Host:
             worker.close()
 
 
-class _Worker:
+class _EnvProcess:
     """One process. over: episodes that it need not hold any more; _held: those that it holds."""
 
     def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:

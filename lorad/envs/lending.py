@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(eq=False)
-class _Waiter:
+class _WaitingEpisode:
     """An episode that waits. worker: the one that it got."""
 
     episode: int
@@ -26,7 +26,7 @@ class Lending:
     def __init__(self, count: int) -> None:
         self._busy = [False] * count
         self._knows: dict[int, int] = {}  # episode -> worker
-        self._waiting: list[_Waiter] = []
+        self._waiting: list[_WaitingEpisode] = []
         self._lock = threading.Lock()
 
     def take(self, episode: int, cost: float = 0.0) -> tuple[int, int | None]:
@@ -34,7 +34,7 @@ class Lending:
 
         cost: seconds that a worker which does not know the episode would need.
         """
-        waiter = _Waiter(episode, time.monotonic(), cost)
+        waiter = _WaitingEpisode(episode, time.monotonic(), cost)
         with self._lock:
             before = self._knows.get(episode)
             if not self._serve(waiter):
@@ -60,7 +60,7 @@ class Lending:
         with self._lock:
             return self._knows.pop(episode, None)
 
-    def _serve(self, waiter: _Waiter) -> bool:
+    def _serve(self, waiter: _WaitingEpisode) -> bool:
         known = self._knows.get(waiter.episode)
         if known is not None and not self._busy[known]:
             chosen = known

@@ -23,10 +23,10 @@ _LEFT_OUT = ("auto", "default", "custom")  # they need transformers, or code of 
 
 def open_format(spec: Spec, tokenizer: Tokenizer) -> Format:
     """Return what `env.format` names. Raises SpecError."""
-    return Format(spec, tokenizer) if spec.env.format in _OWN else _Rendered(spec, tokenizer)
+    return Format(spec, tokenizer) if spec.env.format in _OWN else _RendererFormat(spec, tokenizer)
 
 
-class _Rendered(Format):
+class _RendererFormat(Format):
     """A renderer extends what was read and said. What the model thought stays, where the renderer can."""
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:

@@ -30,7 +30,7 @@ from lorad.spec.model import Spec
 _AT_ONCE = 256  # episodes
 
 
-class _Setting(Struct, frozen=True):
+class _EpisodeSetting(Struct, frozen=True):
     """What episodes depend on. version: run@number."""
 
     spec: Spec
@@ -72,7 +72,7 @@ def played(
         for first in range(0, len(examples), step):
             some = [*examples[first : first + step]]
             plan, n = Plan(0, some, 0, 0, 0), sampling.n
-            setting = _Setting(spec, version)
+            setting = _EpisodeSetting(spec, version)
             groups, _ = play(setting, hosts, ask, plan, n, how, seed=EVAL_SEED, is_eval=True)
             print(f"{first + len(some)} of {len(examples)} problems", file=sys.stderr, flush=True)
             yield from groups

@@ -53,7 +53,7 @@ class _PerSecond:
         self._second = max(self._second, second)
 
 
-class _Answer(NamedTuple):
+class _Timing(NamedTuple):
     """ended: by the clock; first, seconds: until the first token, if it was streamed, and until the end."""
 
     ended: float
@@ -71,7 +71,7 @@ class _Tally:
     tokens: int = 0
     ends: _PerSecond = field(default_factory=_PerSecond)
     made: _PerSecond = field(default_factory=_PerSecond)
-    recent: deque[_Answer] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[_Timing] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def figures(self, now: float) -> Figures:
         recent = [answer for answer in self.recent if now - answer.ended <= WINDOW]
@@ -182,7 +182,7 @@ class Counted:
             tally.failed += failed
             tally.ends.add(now, 1)
             if self._is_whole and not failed:
-                tally.recent.append(_Answer(now, self._first if self._streams else None, now - self._began))
+                tally.recent.append(_Timing(now, self._first if self._streams else None, now - self._began))
 
 
 @contextlib.asynccontextmanager

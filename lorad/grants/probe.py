@@ -58,7 +58,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     seconds: float = 90.0
 
 
-class _Seen(Struct, frozen=True):
+class _ProbedNode(Struct, frozen=True):
     python: str
     free: int
     gpus: list[str]
@@ -91,7 +91,7 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     how = await child.ended()
     lines = [line.removeprefix(f"{node.name}: ") for line in log.read_text().splitlines()]
     try:
-        seen = msgspec.json.decode(lines[-1] if lines else "", type=_Seen)
+        seen = msgspec.json.decode(lines[-1] if lines else "", type=_ProbedNode)
     except msgspec.MsgspecError:
         _say(Finding(node.name, False, f"the look {how}: {lines[-1] if lines else 'it said nothing'}"))
         return
@@ -104,7 +104,7 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     _say(Finding(node.name, is_same, "builtin:tiny has the weights of this machine's", hint))
 
 
-def _findings(node: Node, asked: Asked, seen: _Seen) -> Iterator[Finding]:
+def _findings(node: Node, asked: Asked, seen: _ProbedNode) -> Iterator[Finding]:
     about = f"lorad {node.told.lorad}, Python {seen.python}, uid {node.told.uid}, {size(seen.free)} free"
     yield Finding(node.name, seen.free > 2 << 30, about, "Versions and checkpoints are staged there.")
     wanted = asked.devices.get(node.name, 0)

@@ -45,7 +45,7 @@ class _Over(Exception):
     """The pool closed the connection."""
 
 
-class _Pool:
+class _PoolConnection:
     """The connection to the pool: lines go there, and nothing is read but its end."""
 
     def __init__(self, path: str) -> None:
@@ -149,7 +149,7 @@ class _Agent:
 def main() -> int:
     with open(sys.argv[1]) as file:
         request = json.load(file)
-    pool = _Pool(request["socket"])
+    pool = _PoolConnection(request["socket"])
     try:
         address = reach(pool, request["setup"])
         _connect(address, _group_name(request))
@@ -201,7 +201,7 @@ def _count(setup: _Json) -> int:
     return nodes
 
 
-def _placed(pool: _Pool, request: _Json) -> Any:
+def _placed(pool: _PoolConnection, request: _Json) -> Any:
     """Wait for room, saying what is lacking; returns the group. The daemon decides for how long.
 
     Nodes that had the base are tried first, for as long as a group takes that has room.
@@ -362,7 +362,7 @@ def _name_nodes(seen: list[_Json], group: Any) -> None:
             node["node"] = f"{name}-{number}"
 
 
-def _follow(pool: _Pool, request: _Json, group: Any, nodes: list[_Json]) -> None:
+def _follow(pool: _PoolConnection, request: _Json, group: Any, nodes: list[_Json]) -> None:
     """Say which agents end, and how; returns when all have. Raises _Over.
 
     A node without ranks that is lost gets another agent in its bundle, which Ray places on another node

@@ -31,7 +31,7 @@ except AuthenticationError:
 _IS_OPEN, _NO_TOKEN = 0, 11  # exit codes of _PROBE; others: no answer
 
 
-class _Pool(Protocol):
+class _Listener(Protocol):
     def say(self, kind: str, **fields: object) -> None: ...
 
     def pause(self, seconds: float) -> None: ...
@@ -45,7 +45,7 @@ class RefusedError(Exception):
         self.words, self.hint = words, hint
 
 
-def reach(pool: _Pool, setup: dict[str, Any]) -> str:
+def reach(pool: _Listener, setup: dict[str, Any]) -> str:
     """Return the cluster's address once it answers there.
 
     Raises RefusedError where it refuses the token, or is open to everybody.

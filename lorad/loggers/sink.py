@@ -31,7 +31,7 @@ _POLL_SECONDS = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0  # seconds before a logger that failed is tried again
 
 
-class _Seen(Struct):
+class _JournalSeen(Struct):
     """What is known of one run's journal.
 
     size: of the journal when all of it was written; -1 before.
@@ -52,7 +52,7 @@ class Sink:
     def __init__(self, choice: Choice, files: Path) -> None:
         self._choice, self._files = choice, files
         self._wanted: dict[str, Followed] = {}
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _JournalSeen] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name=choice.id, daemon=True)
         self._thread.start()
@@ -82,7 +82,7 @@ class Sink:
             stopping, wanted = self._stop.is_set(), self._wanted
             for run in wanted.values():
                 HEART.work(f"{self._choice.name} of {run.run}")
-                self._bring_up_to_date(run, self._seen.setdefault(run.run, _Seen()))
+                self._bring_up_to_date(run, self._seen.setdefault(run.run, _JournalSeen()))
             HEART.work("")
             for name in list(self._seen):
                 if stopping or name not in wanted:
@@ -92,7 +92,7 @@ class Sink:
                 return
             self._stop.wait(_POLL_SECONDS)
 
-    def _bring_up_to_date(self, run: Followed, seen: _Seen) -> None:
+    def _bring_up_to_date(self, run: Followed, seen: _JournalSeen) -> None:
         size = _size(run)
         if time.monotonic() < seen.not_before or (size, run.is_over) == (seen.size, seen.is_over):
             return
@@ -114,7 +114,7 @@ class Sink:
                 log.info("%s of %s: written again", self._choice.name, run.run)
             seen.size, seen.is_over, seen.pause, seen.fault = size, run.is_over, 0.0, None
 
-    def _drop(self, seen: _Seen) -> None:
+    def _drop(self, seen: _JournalSeen) -> None:
         if seen.follower is not None:
             seen.follower.drop()
             seen.follower = None

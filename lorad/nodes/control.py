@@ -121,7 +121,7 @@ class Control:
     async def _follow(self, asked: messages.Spawn, child: Child, place: Path) -> None:
         """Send what the child logs, and files that it changes, until it has ended."""
         ended = asyncio.create_task(child.ended())
-        news = _News(asked.name, place, asked.follow)
+        news = _ChildNews(asked.name, place, asked.follow)
         while True:
             done, _ = await asyncio.wait({ended}, timeout=_LOOK_SECONDS)
             for message in news.look():
@@ -139,7 +139,7 @@ class Control:
         return self._sha256[key]
 
 
-class _News:
+class _ChildNews:
     """What a child wrote since the last look."""
 
     def __init__(self, name: str, place: Path, patterns: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ The journal is the truth, the database its index. One writer (a file lock on the
 is cut by the next writer and skipped by readers; `seq` removes doubles.
 
 Kinds and their data (docs of the fields: the structs below):
-    attempt     a life begins: Attempt                    version     a version is current: VersionFact
+    attempt     a life begins: AttemptFact                version     a version is current: VersionFact
     rewind      facts after step `to` no longer count     eval        a held-out evaluation: EvalFact
     step        an optimizer step is done: StepFact       checkpoint  a checkpoint is whole: CheckpointFact
     warning     something to look at: {message}           end         the attempt is over: EndFact
@@ -69,7 +69,7 @@ class Reference(Struct, frozen=True):
     attested: str = ""
 
 
-class Attempt(Struct, frozen=True):
+class AttemptFact(Struct, frozen=True):
     """A record of kind `attempt`: what an attempt began with.
 
     resumed_from: the checkpoint's step; None for a fresh start.

@@ -87,7 +87,7 @@ class Pool(Struct, frozen=True):
     waiting: str = ""  # what it asks a cluster for, and what is lacking
 
 
-class ClusterNode(Struct, frozen=True):
+class NodeStatus(Struct, frozen=True):
     """A node of a cluster.
 
     state: granted to a pool, free, lost, or `unknown` before a pool had it.

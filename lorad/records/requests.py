@@ -47,7 +47,7 @@ _Settings = Annotated[
 ]
 
 
-class Body(Struct, frozen=True):
+class RequestBody(Struct, frozen=True):
     """This is the body of a request, of which each text, list and table has a bound, and so has the whole.
 
     MOST_BYTES: how large its JSON may be.
@@ -56,12 +56,12 @@ class Body(Struct, frozen=True):
     MOST_BYTES: ClassVar[int] = SMALL_BODY_BYTES
 
 
-class ShutdownRequest(Body, frozen=True):
+class ShutdownRequest(RequestBody, frozen=True):
     gateway: bool = False  # end the gateway, too
     pools: bool = False  # end the pools that have no active run, too
 
 
-class RunRequest(Body, frozen=True):
+class RunRequest(RequestBody, frozen=True):
     MOST_BYTES: ClassVar[int] = SPEC_BODY_BYTES
 
     spec: Annotated[str, Meta(max_length=SPEC_BYTES)]  # the text of the file
@@ -76,7 +76,7 @@ class RunRequest(Body, frozen=True):
 _Moment = Annotated[float, Meta(gt=0, le=1e11)]  # seconds, of which calendars know a date
 
 
-class ReserveRequest(Body, frozen=True):
+class ReserveRequest(RequestBody, frozen=True):
     """Keep a device from lorad; with neither `seconds` nor `until` that lasts until it is released."""
 
     seconds: _Moment | None = None  # from when it is free
@@ -85,7 +85,7 @@ class ReserveRequest(Body, frozen=True):
     now: bool = False  # runs there stop at their next step
 
 
-class SelectRequest(Body, frozen=True):
+class SelectRequest(RequestBody, frozen=True):
     """Which runs to list, in which order, with which of their figures."""
 
     MOST_BYTES: ClassVar[int] = 2 * SMALL_BODY_BYTES
@@ -101,7 +101,7 @@ class SelectRequest(Body, frozen=True):
     limit: NonNegative = 0  # how many runs; 0: all
 
 
-class TrialRequest(Body, frozen=True):
+class TrialRequest(RequestBody, frozen=True):
     MOST_BYTES: ClassVar[int] = SPEC_BODY_BYTES
 
     spec: Annotated[str, Meta(max_length=SPEC_BYTES)]  # the text of the file
@@ -134,24 +134,24 @@ class SweepRequest(RunRequest, frozen=True):
     points: PointsRequest = PointsRequest()
 
 
-class ResumeRequest(Body, frozen=True):
+class ResumeRequest(RequestBody, frozen=True):
     step: NonNegative | None = None  # of the checkpoint; None: the newest
     steps: Positive | None = None  # that the run makes in all; None: as many as before
     overrides: Overrides = []  # keys of the spec that change from this attempt on
 
 
-class ForkRequest(Body, frozen=True):
+class ForkRequest(RequestBody, frozen=True):
     overrides: Overrides = []
     name: Name | None = None
     steps: Positive | None = None
     fresh: bool = False  # without the state of the optimizer
 
 
-class ExportRequest(Body, frozen=True):
+class ExportRequest(RequestBody, frozen=True):
     directory: _Path
 
 
-class SwapRequest(Body, frozen=True):
+class SwapRequest(RequestBody, frozen=True):
     version: Name | None = None
     rollback: bool = False  # instead of `version`, take the one that the alias served before this one
 
@@ -160,25 +160,25 @@ _NOTE_CHARACTERS = 4000
 _MANY = Meta(max_length=256)
 
 
-class LabelRequest(Body, frozen=True):
+class LabelRequest(RequestBody, frozen=True):
     add: Annotated[list[Tag], _MANY] = field(default_factory=list)
     remove: Annotated[list[Tag], _MANY] = field(default_factory=list)
     note: Annotated[str, Meta(max_length=_NOTE_CHARACTERS)] | None = None  # None: as it is
 
 
-class EditRequest(Body, frozen=True):
+class EditRequest(RequestBody, frozen=True):
     overrides: Overrides
 
 
-class RenameRequest(Body, frozen=True):
+class RenameRequest(RequestBody, frozen=True):
     name: Name  # the run's new one
 
 
-class GroupRequest(Body, frozen=True):
+class GroupRequest(RequestBody, frozen=True):
     limit: NonNegative | None = None  # None: no limit
 
 
-class CollectRequest(Body, frozen=True):
+class CollectRequest(RequestBody, frozen=True):
     dry_run: bool = False
 
 
@@ -189,14 +189,14 @@ class AdapterRequest(Struct, frozen=True):
     directory: _Path
 
 
-class ServeRequest(Body, frozen=True):
+class ServeRequest(RequestBody, frozen=True):
     model: _Path
     cwd: _Path  # where relative paths begin
     adapters: Annotated[list[AdapterRequest], Meta(max_length=64)] = []
     overrides: Overrides = []
 
 
-class DoorRequest(Body, frozen=True):
+class DoorRequest(RequestBody, frozen=True):
     """A request of the front of the tinker doors.
 
     owner: the login name, or number, of the user whose key was given to it.
@@ -205,7 +205,7 @@ class DoorRequest(Body, frozen=True):
     owner: Name
 
 
-class ModelRequest(Body, frozen=True):
+class ModelRequest(RequestBody, frozen=True):
     """A request about what is served.
 
     model: an alias, run@number, or a run's name; where serving is to end, a base as well.
@@ -214,7 +214,7 @@ class ModelRequest(Body, frozen=True):
     model: _Path
 
 
-class OwnerRequest(Body, frozen=True):
+class OwnerRequest(RequestBody, frozen=True):
     """A request of the front of the gateways for the owner of a model.
 
     asker: the login name, or number, of the user whom the front answers, and who must be allowed to see the
@@ -241,7 +241,7 @@ _Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(max_length=
 _Seeds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1024)]
 
 
-class GenerateRequest(Body, frozen=True):
+class GenerateRequest(RequestBody, frozen=True):
     """Ask for completions of one prompt, or of several that are given as tokens.
 
     seeds: a list for each of `prompts`, with a seed for each completion; else they follow from
@@ -257,7 +257,7 @@ class GenerateRequest(Body, frozen=True):
     seeds: Annotated[list[_Seeds], Meta(max_length=PROMPTS)] = []
 
 
-class ResultRequest(Body, frozen=True):
+class ResultRequest(RequestBody, frozen=True):
     """What a version came to, to be kept with it; the fields are those of `Result`."""
 
     data: _Text

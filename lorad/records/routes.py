@@ -32,7 +32,7 @@ class Route(NamedTuple, Generic[Answered]):
     method: str
     path: str
     answer: type[Answered]
-    request: type[requests.Body] | None = None
+    request: type[requests.RequestBody] | None = None
 
     def address(self, names: Mapping[str, str]) -> str:
         """Return the path with the names filled in. Raises NotFound for what would be another path."""
@@ -52,7 +52,7 @@ class Api:
     shutdown = Route("POST", "/v1/shutdown", daemon.Shutdown, requests.ShutdownRequest)
     list_pools = Route("GET", "/v1/pools", list[pools.Pool])
     stop_pool = Route("DELETE", "/v1/pools/{pool}", pools.Pool)
-    list_nodes = Route("GET", "/v1/nodes", list[pools.ClusterNode])
+    list_nodes = Route("GET", "/v1/nodes", list[pools.NodeStatus])
     list_devices = Route("GET", "/v1/devices", list[devices.Device])
     reserve_device = Route("POST", "/v1/devices/{device}/reserve", devices.Device, requests.ReserveRequest)
     release_device = Route("DELETE", "/v1/devices/{device}/reservation", devices.Device)

@@ -32,7 +32,7 @@ def test_a_quiet_run_says_what_it_is_doing(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
-    view = follow._Lines()
+    view = follow._RunLines()
 
     def said(seconds: float, doing: str, *steps: Step) -> list[str]:
         now[0] += seconds

@@ -7,7 +7,7 @@ import pytest
 from lorad.cli.app import app
 from lorad.client.client import Client
 from lorad.errors import SpecError
-from lorad.records.pools import ClusterNode
+from lorad.records.pools import NodeStatus
 from lorad.records.runs import LogPart
 
 LOG = "h1: rank 0 is ready\nh2: rank 1 is ready\nthe pool is up\nh1: step 1\nh1: half a li"
@@ -38,9 +38,7 @@ def test_a_node_needs_one_log_of_a_run() -> None:
 
 
 def test_nodes_say_what_is_free(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    there = [
-        ClusterNode("h1", state="granted", count=8, free=0, agents=["a-1@1"], bases=["/m/one", "/m/two"])
-    ]
+    there = [NodeStatus("h1", state="granted", count=8, free=0, agents=["a-1@1"], bases=["/m/one", "/m/two"])]
     monkeypatch.setattr(Client, "nodes", lambda self: there)
     monkeypatch.setattr(Client, "pools", lambda self: [])
     header, row = printed(capsys, "nodes").splitlines()

@@ -43,7 +43,7 @@ from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import PASS
 from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, LoradError, NotFound
-from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, JournalWriter, StepFact, VersionFact
+from lorad.protocol.journal import AttemptFact, CheckpointFact, EndFact, JournalWriter, StepFact, VersionFact
 from lorad.states import MOVES, RunState
 from lorad.store import events, runs
 from lorad.store.check import check
@@ -222,7 +222,7 @@ class Lives(RuleBasedStateMachine):
             return
         begun.touch()
         start = row.resume_step or 0
-        journal.append("attempt", start, Attempt(1, row.steps, row.pool or "", "", start or None, 1))
+        journal.append("attempt", start, AttemptFact(1, row.steps, row.pool or "", "", start or None, 1))
         journal.append("rewind", start, {"to": start if start else -1})
         self.steps[row.name] = start
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.protocol.journal import (
-    Attempt,
+    AttemptFact,
     CheckpointFact,
     EndFact,
     EvalFact,
@@ -47,7 +47,7 @@ def records_of(path: Path) -> list[Record]:
 
 
 def begin(writer: JournalWriter, resumed_from: int | None = None) -> None:
-    writer.append("attempt", resumed_from or 0, Attempt(1, 10, "tiny-1", "00", resumed_from, 100))
+    writer.append("attempt", resumed_from or 0, AttemptFact(1, 10, "tiny-1", "00", resumed_from, 100))
     if resumed_from is not None:
         writer.append("rewind", resumed_from, {"to": resumed_from})
 

@@ -44,7 +44,7 @@ _TEXTS = frozenset({"sweep", "group", "tags", "pool", "device", "origin", "reaso
 _UNORDERED = frozenset({"recent", "why", "waiting", "behind", "starts", "note", "tags"})
 
 
-class _Kept(Struct, frozen=True):
+class _KeptColumns(Struct, frozen=True):
     columns: list[str]
 
 
@@ -69,7 +69,7 @@ def remembered() -> tuple[Sequence[str], str]:
     """Read the columns that were chosen, else the usual ones; and what is wrong with the file, or ""."""
     path = columns_file()
     try:
-        kept = read_state(path, _Kept).columns
+        kept = read_state(path, _KeptColumns).columns
     except FileNotFoundError:
         return USUAL, ""
     except OSError as error:
@@ -90,7 +90,7 @@ def remember(names: Sequence[str]) -> None:
         if tuple(names) == USUAL:
             path.unlink(missing_ok=True)
             return
-        write_state(path, _Kept([*names]))
+        write_state(path, _KeptColumns([*names]))
     except OSError as error:
         raise NotAllowed(
             f"The columns stay until this session ends: {path}: {error.strerror}.",

@@ -36,7 +36,7 @@ class PoolLogs(Logs):
         return self.part(client, (self._of, life), names)
 
 
-class _News(Struct, frozen=True):
+class _PoolNews(Struct, frozen=True):
     seen: Seen
     log: Part | None
 
@@ -72,10 +72,10 @@ class PoolScreen(Base):
         return self.query_one("#pool-rows", Rows)
 
     # -- what is read and shown ------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes) -> _News | None:
+    def read(self, client: Client, changes: Changes) -> _PoolNews | None:
         pool = next((pool for pool in client.pools() if pool.pool == self.pool), None)
         if pool is None:
-            return _News(Seen(None), None)
+            return _PoolNews(Seen(None), None)
         runs = client.list()
         named = {*pool.tenants, *(name.rpartition("@")[0] for name in pool.loaded)}
         inside = [run for run in runs if run.name in named]
@@ -91,9 +91,9 @@ class PoolScreen(Base):
         if through is not None:
             with contextlib.suppress(NotAllowed, NotFound):  # it ended just now, or is somebody else's
                 log = self._logs.read_of(client, through, pool.pid)
-        return _News(Seen(pool, inside, waiting, client.aliases()), log)
+        return _PoolNews(Seen(pool, inside, waiting, client.aliases()), log)
 
-    def show(self, data: _News) -> None:
+    def show(self, data: _PoolNews) -> None:
         self._seen, pool = data.seen, data.seen.pool
         facts = self.query_one("#pool-facts", Line)
         if pool is None:

@@ -10,9 +10,9 @@ from msgspec import Meta
 from lorad.bounds import BODY_BYTES
 from lorad.daemon.process.users import Caller
 from lorad.errors import Conflict, NotFound, SpecError
-from lorad.records.requests import Body
+from lorad.records.requests import RequestBody
 
-T = TypeVar("T", bound=Body)
+T = TypeVar("T", bound=RequestBody)
 _Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
 _HINT = "Use the lorad command or lorad.client."
 _NUL = b"\\u0000"  # JSON holds no other than an escaped one

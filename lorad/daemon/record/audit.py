@@ -36,7 +36,7 @@ class _Maker(Struct, frozen=True):
     until: int
 
 
-class _Line(Struct, frozen=True):
+class _AuditedSample(Struct, frozen=True):
     """What the audit reads of a sample."""
 
     step: int
@@ -161,7 +161,7 @@ def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Cou
     sampled: Counter[str] = Counter()
     for place, text in enumerate(lines, 1):
         try:
-            line = msgspec.json.decode(text, type=_Line)
+            line = msgspec.json.decode(text, type=_AuditedSample)
         except msgspec.MsgspecError as error:
             yield f"its samples cannot be read: {error}"
             return

@@ -37,7 +37,7 @@ class _Chat(Struct):
     is_open: bool
 
 
-class _Row(Struct):
+class _ChainRow(Struct):
     """parts: (tokens, whether they were sampled). last: the chat at its end. busy: it is being continued.
     routes: see `Live`.
     """
@@ -52,7 +52,7 @@ class _Row(Struct):
     routes: np.ndarray | None = None
 
 
-class _Place(NamedTuple):
+class _AnswerPlace(NamedTuple):
     """Where the answer to a request belongs.
 
     row: the one that it continues; None: it begins one.
@@ -86,11 +86,11 @@ class Chains:
 
     def __init__(self, format: Format) -> None:
         self._format = format
-        self._rows: list[_Row] = []
+        self._rows: list[_ChainRow] = []
         self._chats: list[_Chat] = []
         self._lock = threading.Lock()
 
-    def place(self, messages: Sequence[Message], tools: _Tools) -> _Place:
+    def place(self, messages: Sequence[Message], tools: _Tools) -> _AnswerPlace:
         """Find where the answer to a request belongs; a row that it continues is its own until `say` or
         `leave`.
 
@@ -119,23 +119,25 @@ class Chains:
         if ends:
             longest = max(ends, key=lambda chat: len(chat.context))
             return self._at(longest, context, given, tools, text)
-        return _Place(context, None, 0, given, tools, text)
+        return _AnswerPlace(context, None, 0, given, tools, text)
 
-    def _at(self, chat: _Chat, context: list[int], given: list[Message], tools: _Tools, text: str) -> _Place:
+    def _at(
+        self, chat: _Chat, context: list[int], given: list[Message], tools: _Tools, text: str
+    ) -> _AnswerPlace:
         with self._lock:
             row = self._rows[chat.row]
             if row.last is not chat or row.busy:
-                return _Place(context, None, 0, given, tools, text)
+                return _AnswerPlace(context, None, 0, given, tools, text)
             row.busy = True
-            return _Place(context, chat.row, len(chat.context), given, tools, text)
+            return _AnswerPlace(context, chat.row, len(chat.context), given, tools, text)
 
-    def leave(self, place: _Place) -> None:
+    def leave(self, place: _AnswerPlace) -> None:
         """Give a place up: nothing was said."""
         if place.row is not None:
             with self._lock:
                 self._rows[place.row].busy = False
 
-    def say(self, place: _Place, chunks: Sequence[Chunk], text: str, answer: Message) -> None:
+    def say(self, place: _AnswerPlace, chunks: Sequence[Chunk], text: str, answer: Message) -> None:
         """Add an answer of the model. answer: as the program gets it."""
         tokens = joined([chunk.tokens for chunk in chunks])
         with self._lock:
@@ -150,7 +152,7 @@ class Chains:
             )
             self._chats.append(chat)
             if place.row is None:
-                self._rows.append(_Row(place.context, place.text, [], [], [], chat))
+                self._rows.append(_ChainRow(place.context, place.text, [], [], [], chat))
             row = self._rows[number]
             if place.row is not None:
                 observed = place.context[place.known :]
@@ -186,7 +188,7 @@ class Chains:
         )
 
 
-def _size(row: _Row) -> int:
+def _size(row: _ChainRow) -> int:
     """Count the tokens behind a row's prompt."""
     return sum(tokens.size for tokens, _ in row.parts)
 

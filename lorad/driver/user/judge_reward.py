@@ -47,7 +47,7 @@ class _Judged(NamedTuple):
     costs: dict[str, float]
 
 
-class _Settings(NamedTuple):
+class _JudgeSettings(NamedTuple):
     """Keys of the spec, with absolute paths. bounds: lowest and highest score. price: of a million tokens."""
 
     url: str
@@ -79,8 +79,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def judge(**settings: Any) -> Callable[..., Awaitable[_Judged]]:
-    """Return the function that scores. settings: `_Settings`. Raises SpecError for a wrong key file."""
-    made = _Judge(_Settings(**settings))
+    """Return the function that scores. settings: `_JudgeSettings`. Raises SpecError for a wrong key file."""
+    made = _Judge(_JudgeSettings(**settings))
     if "{answer}" not in made.template:
 
         async def score(prompt: str, completion: str) -> _Judged:
@@ -97,7 +97,7 @@ def judge(**settings: Any) -> Callable[..., Awaitable[_Judged]]:
 class _Judge:
     """What a server is asked, and how its replies are read."""
 
-    def __init__(self, settings: _Settings) -> None:
+    def __init__(self, settings: _JudgeSettings) -> None:
         """Raises SpecError for a wrong key file."""
         self._settings, self.template = settings, settings.template
         self._url = settings.url.rstrip("/") + "/chat/completions"

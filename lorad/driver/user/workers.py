@@ -84,7 +84,7 @@ class _Request(Struct):
     groups: list[int]
 
 
-class _Answer(Struct):
+class _WorkerAnswer(Struct):
     """is_last: the process is of no further use.
 
     computed: seconds in which the call computed, or waited for a core; memory: bytes of its process. Both are
@@ -244,7 +244,7 @@ class Workers:
         with self._changed:
             return self._first.seconds
 
-    def ended(self, answer: _Answer, seconds: float, *, is_first: bool) -> None:
+    def ended(self, answer: _WorkerAnswer, seconds: float, *, is_first: bool) -> None:
         """Note what a call took; its process's first one tells little of others."""
         with self._changed:
             if is_first:
@@ -446,7 +446,7 @@ class _Worker:
             return
         self._ended(answer, ended)
 
-    def _ended(self, answer: _Answer, ended: _UnderWay) -> None:
+    def _ended(self, answer: _WorkerAnswer, ended: _UnderWay) -> None:
         """Pass on what a call came to. Once the first has ended, others have no more than the usual time."""
         now = time.monotonic()
         self._workers.ended(answer, now - ended.began, is_first=self._is_new)
@@ -481,8 +481,8 @@ class _Worker:
         self._is_new, self.first_began = True, 0.0
 
 
-def _decoded(line: bytes) -> _Answer:
+def _decoded(line: bytes) -> _WorkerAnswer:
     try:
-        return msgspec.json.decode(line, type=_Answer)
+        return msgspec.json.decode(line, type=_WorkerAnswer)
     except msgspec.MsgspecError:
         raise Lost("the reward process answered out of turn") from None

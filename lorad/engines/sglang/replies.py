@@ -38,7 +38,7 @@ class Reply(msgspec.Struct, frozen=True):
     meta_info: _Meta = _Meta()
 
 
-class _Failure(msgspec.Struct, frozen=True):
+class _SglangFailure(msgspec.Struct, frozen=True):
     message: str = ""
     code: int = 400
 
@@ -46,7 +46,7 @@ class _Failure(msgspec.Struct, frozen=True):
 def parsed(data: Any) -> Reply:
     """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
     if isinstance(data, Mapping) and "error" in data:
-        failure = msgspec.convert(data["error"], _Failure)
+        failure = msgspec.convert(data["error"], _SglangFailure)
         text = _first_words(failure.message)
         raise ServerRefused(f"/generate answered {failure.code}: {text}", status=failure.code, text=text)
     try:

@@ -27,7 +27,7 @@ _FINISHES: dict[str | None, Finish | None] = {
 _TEXT_LIMIT = 500
 
 
-class _TokenLogprobs(msgspec.Struct, frozen=True):
+class _LogprobsReply(msgspec.Struct, frozen=True):
     token_logprobs: list[float | None] = []
 
 
@@ -39,12 +39,12 @@ class _Choice(msgspec.Struct, frozen=True):
     """token_ids: of this reply alone, in a stream those that are new."""
 
     token_ids: list[int] | None = None
-    logprobs: _TokenLogprobs | None = None
+    logprobs: _LogprobsReply | None = None
     finish_reason: str | None = None
     prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class _CompletionReply(msgspec.Struct, frozen=True):
     choices: list[_Choice]
 
 
@@ -59,7 +59,7 @@ def choice(data: Any, route: str) -> _Choice:
         if isinstance(data, Mapping) and data.get("error"):
             failure = msgspec.convert(data["error"], _Failure)
             raise refused(route, failure.code, failure.message)
-        return msgspec.convert(data, _Reply).choices[0]
+        return msgspec.convert(data, _CompletionReply).choices[0]
     except (msgspec.ValidationError, IndexError) as error:
         raise LoradError(f"vLLM answered {route} in a form that lorad does not know: {error}") from error
 

@@ -19,7 +19,7 @@ _environment = threading.RLock()  # MLflow reads its key from there
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "lost": "FAILED", "attestation_failed": "FAILED"}
 
 
-class _Settings(Settings, frozen=True, kw_only=True):
+class _MlflowSettings(Settings, frozen=True, kw_only=True):
     """The keys of `mlflow`.
 
     Attributes:
@@ -42,7 +42,7 @@ class _Settings(Settings, frozen=True, kw_only=True):
 
 
 class MLflow(Logger):
-    settings_type = _Settings
+    settings_type = _MlflowSettings
     modules = ("mlflow", "sqlalchemy", "alembic")
     extra = "mlflow"
     place = "uri"

@@ -19,7 +19,7 @@ from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
 _MARK = ".lorad.json"  # whose directory it is
 
 
-class _Settings(Settings, frozen=True, kw_only=True):
+class _TensorboardSettings(Settings, frozen=True, kw_only=True):
     """The keys of `tensorboard`.
 
     Attributes:
@@ -33,7 +33,7 @@ class _Settings(Settings, frozen=True, kw_only=True):
 
 
 class TensorBoard(Logger):
-    settings_type = _Settings
+    settings_type = _TensorboardSettings
     modules = ("tensorboard",)
     extra = "tensorboard"
     place = "dir"

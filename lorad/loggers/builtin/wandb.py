@@ -19,7 +19,7 @@ _WHOLE_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
 
-class _Settings(Settings, frozen=True, kw_only=True):
+class _WandbSettings(Settings, frozen=True, kw_only=True):
     """The keys of `wandb`.
 
     Attributes:
@@ -45,7 +45,7 @@ class _Settings(Settings, frozen=True, kw_only=True):
 
 
 class Wandb(Logger):
-    settings_type = _Settings
+    settings_type = _WandbSettings
     modules = ("wandb",)
     extra = "wandb"
     place = "dir"

@@ -24,7 +24,7 @@ _BLOCKS = {
 }
 
 
-class _Place(NamedTuple):
+class _TensorPlace(NamedTuple):
     """Says where a tensor lies. shape: the last dimension is the contiguous one, as in numpy."""
 
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class Gguf:
             return [self._value(inner) for _ in range(count)]
         return self._numbers(_NUMBERS[kind])[0]
 
-    def _place(self) -> _Place:
+    def _place(self) -> _TensorPlace:
         (dimensions,) = self._numbers("I")
         shape = self._numbers("Q" * dimensions)[::-1]
-        return _Place(shape, *self._numbers("IQ"))
+        return _TensorPlace(shape, *self._numbers("IQ"))

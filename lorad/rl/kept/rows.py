@@ -63,7 +63,7 @@ class Facts(Struct, frozen=True):
     unended: int = 0
 
 
-class _Row(Struct, frozen=True, array_like=True):
+class _KeptRow(Struct, frozen=True, array_like=True):
     number: int
     where: str
     source: str
@@ -85,7 +85,7 @@ class _Footer(Struct, frozen=True):
     crc: int
 
 
-_ROWS, _SAMPLES = msgspec.msgpack.Decoder(_Row), msgspec.msgpack.Decoder(_Sample)
+_ROWS, _SAMPLES = msgspec.msgpack.Decoder(_KeptRow), msgspec.msgpack.Decoder(_Sample)
 
 
 class KeptRows(Sequence[Kept]):
@@ -182,14 +182,14 @@ class KeptRows(Sequence[Kept]):
         return [self._rows, self._samples, self._sources, self.prompt_lengths, self.completion_lengths]
 
     def _add_row(self, row: Row) -> int:
-        record = _Row(row.number, row.where, row.source, row.values)
+        record = _KeptRow(row.number, row.where, row.source, row.values)
         try:
             encoded = msgspec.msgpack.encode(record)
             if _ROWS.decode(encoded).values == row.values:
                 return self._append(encoded)
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
             pass
-        at = self._append(msgspec.msgpack.encode(_Row(row.number, row.where, row.source, None)))
+        at = self._append(msgspec.msgpack.encode(_KeptRow(row.number, row.where, row.source, None)))
         self._odd[at] = row.values
         return at
 

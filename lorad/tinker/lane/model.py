@@ -20,7 +20,7 @@ from lorad.protocol.calls import Closed, Nothing, Opened, Publish, Save
 from lorad.protocol.calls import Published as PublishDone
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
-from lorad.protocol.journal import Attempt, CheckpointFact, JournalWriter, Placed, lineage, read
+from lorad.protocol.journal import AttemptFact, CheckpointFact, JournalWriter, Placed, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.spec.model import Spec
 from lorad.tinker.lane.state import WEIGHTS, State
@@ -167,9 +167,9 @@ class Model:
                 self._journal.append("placed", self.state.step, placed)
         self._is_open, self._origin = True, start
 
-    def _attempt(self, opened: Opened, resumed_from: int | None) -> Attempt:
+    def _attempt(self, opened: Opened, resumed_from: int | None) -> AttemptFact:
         info = self._info
-        return Attempt(
+        return AttemptFact(
             pid=os.getpid(),
             steps=self._params.steps,
             pool=info.pool,

@@ -101,7 +101,7 @@ class SlotLora:
         each = zip(self.slots, self.ranges, strict=True)
         return self.add(x, y, self.parts((slot, (layer, group), rows) for slot, rows in each))
 
-    def add(self, x: Tensor, y: Tensor, parts: list[_Part]) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, parts: list[_SlotDelta]) -> Tensor:
         """Return y with what the slots add to their rows."""
         if not parts or (self.is_merged and not torch.is_grad_enabled()):
             return y
@@ -109,14 +109,14 @@ class SlotLora:
             return apply(_TakeGradients, x.detach(), y, self.anchor, parts)  # type: ignore[no-any-return]
         return apply(_AddLora, x, y, self.anchor, parts)  # type: ignore[no-any-return]
 
-    def parts(self, where: Iterable[tuple[Slot, tuple[int, str], slice]]) -> list[_Part]:
+    def parts(self, where: Iterable[tuple[Slot, tuple[int, str], slice]]) -> list[_SlotDelta]:
         """Return what each slot has at a place (layer, group) for some rows."""
         found = []
         for slot, place, rows in where:
             site = slot.sites.get(place)
             if site is not None and rows.stop > rows.start:
                 dropout = slot.spec.adapter.dropout if self.train else 0.0
-                found.append(_Part(site, rows, self.amplify * site.scale, dropout, slot.dropout))
+                found.append(_SlotDelta(site, rows, self.amplify * site.scale, dropout, slot.dropout))
         return found
 
 
@@ -133,7 +133,7 @@ class _RoutedSlots:
         self._lora, self._layer, self._where = lora, layer, where
 
     def product(self, linear: str, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
-        lora, parts = self._lora, list[_Part]()
+        lora, parts = self._lora, list[_SlotDelta]()
         for slot, rows, its_ends in self._where:
             dropout = slot.spec.adapter.dropout if lora.train else 0.0
             for experts, site in slot.of_experts.get((self._layer, linear), ()):
@@ -146,7 +146,7 @@ class _RoutedSlots:
 
 
 @dataclass(slots=True)
-class _Part:
+class _SlotDelta:
     """One slot's delta on its rows of one fused linear."""
 
     site: Site
@@ -252,7 +252,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _ExpertsPart(_Part):
+class _ExpertsPart(_SlotDelta):
     """One slot's delta on its rows of one linear of some experts, without DoRA: products for all of them.
 
     ends: where among the rows those of each expert end, int32 [experts].
@@ -333,7 +333,7 @@ class _AddLora(Function):
     """Writes the deltas into y. The anchor makes autograd record it where neither x nor y has a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_Part]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_SlotDelta]) -> Tensor:
         ctx.mark_dirty(y)
         ctx.parts, tensors = parts, [x]
         for part in parts:
@@ -365,7 +365,7 @@ class _Routed(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, weights: Weight, ends: Tensor, parts: list[_Part]
+        ctx: Any, x: Tensor, anchor: Tensor, weights: Weight, ends: Tensor, parts: list[_SlotDelta]
     ) -> Tensor:
         y = grouped_plainly(x, weights, ends)
         ctx.weights, ctx.parts, tensors = weights, parts, [x, ends]
@@ -392,7 +392,7 @@ class _TakeGradients(Function):
     """y as it is; the backward takes the gradients of A and B, and x gets its own from the merged product."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_Part]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_SlotDelta]) -> Tensor:
         ctx.mark_dirty(y)
         ctx.parts = parts
         ctx.save_for_backward(x)

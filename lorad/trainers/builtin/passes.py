@@ -69,7 +69,7 @@ def forward_backward(
     if of_samples and len(chunks) > 1:
         first_pass = _logprobs(base, rows, lora, states.detach(), temperature)
     wanted = _targets(base, rows, work, first_pass)
-    found: list[list[_Found]] = [[] for _ in work]
+    found: list[list[_TokenFigures]] = [[] for _ in work]
     gradients = torch.empty_like(states)
     for chunk in chunks:
         ranges = _within(rows.tokens, chunk)
@@ -90,7 +90,7 @@ def forward_backward(
                 losses = token_losses(here.logprobs, those, w.loss, here.entropy)
                 totals.append(losses.loss.sum() / w.normaliser)
                 kept = losses._replace(loss=losses.loss.detach())
-                found[index].append(_Found(kept, TokenLogprobs(*(values.detach() for values in here))))
+                found[index].append(_TokenFigures(kept, TokenLogprobs(*(values.detach() for values in here))))
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad
@@ -108,7 +108,7 @@ def _counted(found: Gradients, rows: Microbatch, work: ForwardBackward, inside: 
     return replace(found, replayed=replayed, rerouted=rerouted, unrouted=unrouted)
 
 
-class _Wanted(NamedTuple):
+class _PieceTargets(NamedTuple):
     """The targets of a piece. loss: the sum of the losses of its pairs; None where tokens have their own."""
 
     tokens: TokenTargets
@@ -118,7 +118,7 @@ class _Wanted(NamedTuple):
 @torch.no_grad()
 def _targets(
     base: Base, rows: Microbatch, work: Sequence[ForwardBackward], logprobs: Tensor | None
-) -> list[_Wanted]:
+) -> list[_PieceTargets]:
     """Return the targets of each piece. logprobs: [M], those of the policy; without them what losses of whole
     samples need is missing.
     """
@@ -131,7 +131,7 @@ def _targets(
         elif logprobs is not None:
             sizes = torch.from_numpy(lengths).to(base.device)
             those = sequence_ratios(logprobs[inside], those, w.loss, sizes)
-        found.append(_Wanted(those, loss))
+        found.append(_PieceTargets(those, loss))
     return found
 
 
@@ -152,14 +152,14 @@ def _logprobs(
     return torch.cat(parts)
 
 
-class _Found(NamedTuple):
+class _TokenFigures(NamedTuple):
     """What the statistics need of some tokens; without gradient."""
 
     losses: TokenLosses
     likely: TokenLogprobs
 
 
-def _gradients(parts: Sequence[_Found], work: ForwardBackward, wanted: _Wanted) -> Gradients:
+def _gradients(parts: Sequence[_TokenFigures], work: ForwardBackward, wanted: _PieceTargets) -> Gradients:
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )

@@ -104,26 +104,26 @@ class AdapterRoom:
         for (path, linear), pair in experts.put(self._mixtures, config, dtype, device).items():
             names = [f"{path}.{expert}.{linear}" for expert in pair.experts]
             for half, weight in zip(_HALVES, (pair.a, pair.b), strict=True):
-                places.append(_Place([f"{name}.{half}.weight" for name in names], weight))
+                places.append(_ParameterParts([f"{name}.{half}.weight" for name in names], weight))
         return _ReplicatedAdapter(places)
 
     def _put_on_linears(
         self, config: AdapterConfig, dtype: torch.dtype, device: torch.device
-    ) -> "list[_Place]":
+    ) -> "list[_ParameterParts]":
         if not config.modules:
             return []
         self._peft.add_adapter(_NAME, _lora(config), low_cpu_mem_usage=True)
         self._holds = True
         self._check_places(config)
         places = [
-            _Place([f"{name}.{half}.weight"], self._fill(name, half, dtype, device))
+            _ParameterParts([f"{name}.{half}.weight"], self._fill(name, half, dtype, device))
             for name in config.modules
             for half in _HALVES
         ]
         if config.dora:
             for name in config.modules:
                 magnitude = _put_dora(self._linears[name], device)
-                places.append(_Place([f"{name}.{MAGNITUDE}"], magnitude))
+                places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], magnitude))
         self._peft.set_adapter(_NAME)
         self._adapted = [self._linears[name] for name in config.modules]
         return places
@@ -198,7 +198,7 @@ def _put_dora(linear: Any, device: torch.device) -> nn.Parameter:
     return holder.weight
 
 
-class _Place(NamedTuple):
+class _ParameterParts(NamedTuple):
     """A parameter, and the tensors of an adapter that it holds: one, or a stack of several."""
 
     names: list[str]
@@ -215,7 +215,7 @@ class _ReplicatedAdapter(Mounted):
     magnitudes of DoRA, then A and B of each layer's experts.
     """
 
-    def __init__(self, places: Sequence[_Place]) -> None:
+    def __init__(self, places: Sequence[_ParameterParts]) -> None:
         self._places = list(places)
 
     @property
@@ -242,7 +242,7 @@ class _ReplicatedAdapter(Mounted):
             )
         return [self._stacked(place, logical) for place in self._places]
 
-    def _stacked(self, place: _Place, logical: Mapping[str, np.ndarray]) -> Tensor:
+    def _stacked(self, place: _ParameterParts, logical: Mapping[str, np.ndarray]) -> Tensor:
         for name in place.names:
             if logical[name].shape != place.shape:
                 raise AdapterRefused(

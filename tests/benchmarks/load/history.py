@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from lorad.protocol.journal import Attempt, EndFact, Record, StepFact, VersionFact, encode
+from lorad.protocol.journal import AttemptFact, EndFact, Record, StepFact, VersionFact, encode
 from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -126,7 +126,7 @@ def records(name: str, steps: int, chance: random.Random) -> list[Record]:
         data = msgspec.to_builtins(fact)
         found.append(Record(1, len(found) + 1, name, 1, step, kind, time.time(), data))
 
-    add("attempt", 0, Attempt(1, steps, "tiny-1", "00", None, 100))
+    add("attempt", 0, AttemptFact(1, steps, "tiny-1", "00", None, 100))
     for step in range(1, steps + 1):
         metrics = {"reward": chance.random(), "seconds": 0.1, "tokens_per_second": 100.0}
         metrics |= {name: chance.random() for name in NAMES}

@@ -12,7 +12,7 @@ from lorad.bounds import OVERRIDES_CHARACTERS
 from lorad.daemon.api import verbs
 from lorad.daemon.context import request_of
 from lorad.errors import SpecError
-from lorad.records.requests import Body, ResultRequest
+from lorad.records.requests import RequestBody, ResultRequest
 from lorad.selection import Selection
 from lorad.store import runs
 from tests.daemon.test_daemon import raw
@@ -22,10 +22,11 @@ SIZED = inspect.StrType | inspect.ListType | inspect.VarTupleType | inspect.SetT
 NUMBERS = {"GenerateRequest.seeds"}  # of 64 bits, which msgspec cannot bound
 
 
-def bodies() -> list[type[Body]]:
+def bodies() -> list[type[RequestBody]]:
     assert verbs.ROUTES  # whose modules define them
     return sorted(
-        Body.__subclasses__() + [two for one in Body.__subclasses__() for two in one.__subclasses__()],
+        RequestBody.__subclasses__()
+        + [two for one in RequestBody.__subclasses__() for two in one.__subclasses__()],
         key=str,
     )
 
@@ -60,9 +61,9 @@ def test_every_part_of_a_body_is_bounded() -> None:
 async def test_body_beyond_its_own_bound_is_refused(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        body = msgspec.json.encode({"name": "b", "else": "x" * Body.MOST_BYTES})
+        body = msgspec.json.encode({"name": "b", "else": "x" * RequestBody.MOST_BYTES})
         status, answer = await asyncio.to_thread(raw, api.client, "POST", "/v1/runs/a/rename", body)
-        assert status == 413 and f"larger than {Body.MOST_BYTES} bytes" in answer.decode()
+        assert status == 413 and f"larger than {RequestBody.MOST_BYTES} bytes" in answer.decode()
 
 
 async def test_edits_keep_one_value_of_each_key(home: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lorad.daemon.runs.bases import bases_of, refuse_other_base
 from lorad.errors import Conflict
-from lorad.protocol.journal import Attempt, JournalWriter
+from lorad.protocol.journal import AttemptFact, JournalWriter
 from lorad.store import runs
 from lorad.store.ingest import ingest
 from tests.daemon.serving.test_serve import adapter_in, serve
@@ -24,7 +24,7 @@ def says(api: Api, name: str, sha256: str) -> None:
     run = runs.get(api.ctx.store, name)
     journal = Path(run.directory) / "journal.jsonl"
     with JournalWriter(journal, name, run.attempt) as writer:
-        writer.append("attempt", 0, Attempt(1, 6, "tiny-1", "c", None, 1, model_sha256=sha256))
+        writer.append("attempt", 0, AttemptFact(1, 6, "tiny-1", "c", None, 1, model_sha256=sha256))
     ingest(api.ctx.store, name, journal)
 
 

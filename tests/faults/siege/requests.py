@@ -13,7 +13,7 @@ import msgspec
 from msgspec.inspect import type_info
 
 from lorad.daemon.api.verbs import ROUTES
-from lorad.records.requests import Body
+from lorad.records.requests import RequestBody
 from tests.faults.hostile import NAMES, QUERIES
 
 RUN, WAITING, ALIAS = "mine", "waiting", "front"
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
     body: Callable[[], bytes | None] = lambda: None
 
 
-def body_of(handler: Callable[..., Any]) -> type[Body] | None:
+def body_of(handler: Callable[..., Any]) -> type[RequestBody] | None:
     """Find the Struct that a handler reads its body as; None where it reads none."""
     found = re.search(r"call\.json\((\w+)\)", inspect.getsource(handler))
     return None if found is None else handler.__globals__[found[1]]
@@ -102,15 +102,15 @@ def _is_sendable(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
-def usual_body(kind: type[Body] | None) -> bytes | None:
+def usual_body(kind: type[RequestBody] | None) -> bytes | None:
     return None if kind is None else json.dumps(usual_of(kind)).encode()
 
 
-def usual_of(kind: type[Body]) -> dict[str, Any]:
+def usual_of(kind: type[RequestBody]) -> dict[str, Any]:
     return {key: USUAL[key] for key in kind.__struct_fields__ if key in USUAL}
 
 
-def bodies(kind: type[Body]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def bodies(kind: type[RequestBody]) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yield what makes bodies of which one field is strange each."""
     for field in type_info(kind).fields:  # type: ignore[attr-defined]
         for number, value in enumerate(extremes(field.type, kind.MOST_BYTES - 2000)):

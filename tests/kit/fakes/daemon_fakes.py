@@ -26,7 +26,7 @@ with quick_imports():
     from lorad.protocol import heartbeat
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import (
-        Attempt,
+        AttemptFact,
         CheckpointFact,
         EndFact,
         JournalWriter,
@@ -95,7 +95,7 @@ class Driver:
         found = [f for f in facts if f.kind == "checkpoint" and (self.run_dir.root / f.data["path"]).exists()]
         found = [f for f in found if wanted is None or f.step == wanted]
         self.step = found[-1].step if found else 0
-        attempt = Attempt(
+        attempt = AttemptFact(
             os.getpid(), self.params["steps"], self.params["pool"], "", self.step if found else None, 1
         )
         self.journal.append("attempt", self.step, attempt)

@@ -16,7 +16,7 @@ import msgspec
 from lorad.box.paths import RunDir
 from lorad.protocol.evals import SetScore
 from lorad.protocol.journal import (
-    Attempt,
+    AttemptFact,
     CheckpointFact,
     EndFact,
     EvalFact,
@@ -291,7 +291,7 @@ class Writer:
     def begin(self, at: float, resumed_from: int | None) -> None:
         self.attempt += 1
         tiny = self.story.is_tiny
-        about = Attempt(
+        about = AttemptFact(
             4000 + self.attempt,
             self.story.steps,
             self.story.pool or "qwen3-8b-2",

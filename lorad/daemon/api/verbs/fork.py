@@ -42,7 +42,7 @@ _NAME_LENGTH = 63
 _FREE = frozenset({"lora.dropout", "lora.type"})  # keys of `lora` that do not change the adapter's shape
 
 
-class _Start(NamedTuple):
+class _ForkStart(NamedTuple):
     """What a fork begins with.
 
     trained: the spec of the attempt that made the checkpoint.
@@ -104,14 +104,14 @@ def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:
     return [f"only weights are taken: Adam's moments are of {before.algorithm.name}, not of {wanted.name}"]
 
 
-def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _Start:
+def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _ForkStart:
     """Find the newest checkpoint that holds `version`.
 
     Raises NotFound, which lists the versions that have one.
     """
     origin = f"{version.run}@{version.version}"
     if fresh:
-        return _Start(origin, Path(version.path), version.step)
+        return _ForkStart(origin, Path(version.path), version.step)
     present = [row for row in checkpoints(ctx.store, parent.name) if has_files(row.path)]
     found = [row for row in present if row.version == version.version]
     if not found:
@@ -122,10 +122,10 @@ def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _S
             hint=f"{there}With --fresh only the weights are taken, and Adam starts from zero.",
         )
     trained = spec_at(parent.dir.attempt(found[-1].attempt))
-    return _Start(origin, Path(found[-1].path), found[-1].step, trained)
+    return _ForkStart(origin, Path(found[-1].path), found[-1].step, trained)
 
 
-def _respecified(parent: RunRow, body: ForkRequest, start: _Start) -> Spec:
+def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
     """Make the fork's spec of the parent's, without a name unless one is set.
 
     Raises SpecError for overrides of what defines the adapter.
@@ -184,7 +184,7 @@ def _free_name(ctx: Context, parent: str) -> str:
         suffix = f"-fork-{number}"
 
 
-async def taken(ctx: Context, start: _Start, spec: Spec, uids: tuple[int, int]) -> Path:
+async def taken(ctx: Context, start: _ForkStart, spec: Spec, uids: tuple[int, int]) -> Path:
     """Copy what the fork begins with, verified, into a directory of its own that nothing deletes from.
 
     uids: the owners of both runs.
@@ -270,7 +270,7 @@ def _settled(
     call: Call,
     spec: Spec,
     request: Request,
-    origin: tuple[_Start, Path, str],
+    origin: tuple[_ForkStart, Path, str],
     kl: Staged | None,
 ) -> RunRow:
     """Create the run, with its origin in its directory before it exists.

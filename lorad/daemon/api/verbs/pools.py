@@ -8,7 +8,7 @@ from lorad.daemon.pool import devices_on
 from lorad.daemon.pools import life
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.errors import Conflict, NotFound
-from lorad.records.pools import ClusterNode, Pool
+from lorad.records.pools import NodeStatus, Pool
 from lorad.store import pools as rows
 from lorad.store.pools import GrantRow, NodeRow
 
@@ -51,7 +51,7 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
     return pool_view(ctx, pool)
 
 
-async def list_nodes(ctx: Context, call: Call) -> list[ClusterNode]:
+async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
     """List the nodes of the cluster: those of config.yaml, and those that pools had."""
     known = {row.node: row for row in rows.nodes(ctx.store)}
     hosts = {node.host: node.devices for node in ctx.config.cluster.nodes} if ctx.config.cluster else {}
@@ -64,7 +64,7 @@ async def list_nodes(ctx: Context, call: Call) -> list[ClusterNode]:
 
 def _node_view(
     ctx: Context, who: Reader, name: str, row: NodeRow | None, count: int, grant: GrantRow | None
-) -> ClusterNode:
+) -> NodeStatus:
     """Describe a node, without the pools that `who` may not see. count: devices by config.yaml. grant: the
     last one that has the node.
     """
@@ -75,13 +75,13 @@ def _node_view(
                 held |= {*devices_on(node)}
                 agents += [f"{pool.id}@{pool.number}"] if who.sees(pool.setup.owner) else []
     if row is None:
-        return ClusterNode(name, cluster="static", count=count, free=count)
+        return NodeStatus(name, cluster="static", count=count, free=count)
     gpus = [device for device in row.devices if not device.endswith("/cpu")]
     count = max(count, len(gpus))
     says = f"{grant.state}: {grant.detail}" if grant and grant.detail else grant.state if grant else ""
     last = ctx.pools.get(grant.pool) if grant else None
     is_shown = who.sees_all if last is None else who.sees(last.setup.owner)
-    return ClusterNode(
+    return NodeStatus(
         node=name,
         cluster=row.cluster,
         state=row.state,

@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder(Sample)
 _TOKEN = 32  # bytes of a token and its log-probability in an answer, about
 
 
-class _Wanted(NamedTuple):
+class _Excerpt(NamedTuple):
     """What is read of a file.
 
     limit: at most so many samples. name: a set of problems, whose lines begin with it; "": of training.
@@ -52,7 +52,7 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     sort, reverse = ordered_by(call.text("sort") or "drawn"), call.number("reverse", 0) != 0
     choice = Choice(call.text("where") or "", sort, reverse)
     choice.test()  # a word that is not understood is refused here
-    wanted = _Wanted(
+    wanted = _Excerpt(
         max(call.number("limit", 1000), 0),
         call.text("eval") or "",
         choice,
@@ -74,7 +74,7 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
 
 
 async def _list_completions(
-    ctx: Context, call: Call, run: RunRow, wanted: _Wanted, *, follows: bool
+    ctx: Context, call: Call, run: RunRow, wanted: _Excerpt, *, follows: bool
 ) -> list[Sample]:
     """follows: one problem, from step to step."""
     known, name = {MAIN, *spec_of(run).eval.sets}, wanted.name
@@ -100,7 +100,7 @@ def _has(row: EvalRow, name: str) -> bool:
     return row.problems > 0 if name == MAIN else name in row.sets
 
 
-def _follow(files: Sequence[tuple[Path, str]], wanted: _Wanted) -> list[Sample]:
+def _follow(files: Sequence[tuple[Path, str]], wanted: _Excerpt) -> list[Sample]:
     """Read the completions of one problem, in order of steps. Evaluations whose completions were deleted are
     left out.
 
@@ -115,7 +115,7 @@ def _follow(files: Sequence[tuple[Path, str]], wanted: _Wanted) -> list[Sample]:
     return [one for group in reversed(found) for one in group][: wanted.limit]
 
 
-def _read(path: Path, sha256: str, wanted: _Wanted) -> list[Sample]:
+def _read(path: Path, sha256: str, wanted: _Excerpt) -> list[Sample]:
     """Read samples of a file, whose digest is checked first. Raises NotFound, IntegrityError, SpecError."""
     try:
         data = read_file(path, SAMPLES_BYTES, links=False)
@@ -135,7 +135,7 @@ def _read(path: Path, sha256: str, wanted: _Wanted) -> list[Sample]:
         raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
 
 
-class _Line(NamedTuple):
+class _SampleLine(NamedTuple):
     """What the lines of a file are ordered by. number: of its prompt, from 1."""
 
     place: int
@@ -147,20 +147,20 @@ class _Line(NamedTuple):
     turn_count: int
 
 
-def _chosen(lines: Sequence[bytes], wanted: _Wanted) -> Iterator[Sample]:
+def _chosen(lines: Sequence[bytes], wanted: _Excerpt) -> Iterator[Sample]:
     """Yield the samples that are wanted, in order; however many there are, few of them are in memory.
 
     Raises NotFound for a number that no prompt has.
     """
     places: Iterable[int] = range(len(lines))
     if wanted.choice != Choice() or wanted.prompt:
-        kept, numbers = list[_Line](), dict[str, int]()
+        kept, numbers = list[_SampleLine](), dict[str, int]()
         takes = wanted.choice.test()
         for place, one in enumerate(map(_DECODER.decode, lines)):
             number = numbers.setdefault(one.prompt_id, one.problem or len(numbers) + 1)
             if takes(one):
                 amounts = (one.reward, one.advantage, one.size, one.turn_count)
-                kept.append(_Line(place, number, one.prompt_id, *amounts))
+                kept.append(_SampleLine(place, number, one.prompt_id, *amounts))
         if isinstance(wanted.prompt, int) and wanted.prompt not in numbers.values():
             last = max(numbers.values(), default=0)
             said = f"{wanted.name} has no problem" if wanted.name else "that step has no prompt"
@@ -170,7 +170,7 @@ def _chosen(lines: Sequence[bytes], wanted: _Wanted) -> Iterator[Sample]:
     yield from (_DECODER.decode(lines[place]) for place in itertools.islice(places, wanted.limit))
 
 
-def _fitting(samples: Iterable[Sample], wanted: _Wanted) -> Iterator[Sample]:
+def _fitting(samples: Iterable[Sample], wanted: _Excerpt) -> Iterator[Sample]:
     """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
     for sample in samples:

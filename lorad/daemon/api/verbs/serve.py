@@ -45,7 +45,7 @@ _LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
 _OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
 
 
-class _Found(NamedTuple):
+class _FoundAdapter(NamedTuple):
     """An adapter that was found in a directory: its weights are not read before it is known to fit."""
 
     name: str
@@ -122,11 +122,11 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
     """Every adapter, checked against the base and staged: the largest rank first, as servers are started for
     it.
     """
-    found = list[_Found]()
+    found = list[_FoundAdapter]()
     for adapter in body.adapters:
         source = Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
         with _blamed(adapter.name, source):
-            found.append(_Found(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
+            found.append(_FoundAdapter(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
     found.sort(key=lambda one: -one.outline.config.max_rank)
     largest = replace(
         _brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.max_rank)
@@ -164,7 +164,7 @@ def _roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
 
 
-async def _staged(ctx: Context, uid: int, found: _Found, spec: Spec, asked: Request) -> Import:
+async def _staged(ctx: Context, uid: int, found: _FoundAdapter, spec: Spec, asked: Request) -> Import:
     name, source, shape = found
     with _blamed(name, source):
         adapter, own = await on_behalf(

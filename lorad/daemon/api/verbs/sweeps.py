@@ -54,7 +54,7 @@ _UNSEEN = (
 )
 
 
-class _Point(NamedTuple):
+class _GridPoint(NamedTuple):
     """One run that the sweep will make."""
 
     spec: Spec
@@ -116,14 +116,14 @@ def _planned(body: SweepRequest) -> tuple[Axes, list[list[str]]]:
 
 def _named(
     fresh: str, user: User | None, body: SweepRequest, overrides: list[list[str]]
-) -> tuple[str, list[_Point]]:
+) -> tuple[str, list[_GridPoint]]:
     """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
     name = body.name or _loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
     for number, point in enumerate(overrides, 1):
         own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
-        points.append(_Point(_loaded(user, body, [*point, f"name={own}"]), point))
+        points.append(_GridPoint(_loaded(user, body, [*point, f"name={own}"]), point))
     return name, points
 
 
@@ -131,7 +131,7 @@ def _loaded(user: User | None, body: SweepRequest, overrides: list[str]) -> Spec
     return anchored(load_task(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
 
 
-def _refuse_names(ctx: Context, name: str, points: list[_Point]) -> None:
+def _refuse_names(ctx: Context, name: str, points: list[_GridPoint]) -> None:
     """Raises Conflict when a name is in use."""
     sweeps.refuse_used(ctx.store, name)
     for point in points:
@@ -139,8 +139,8 @@ def _refuse_names(ctx: Context, name: str, points: list[_Point]) -> None:
 
 
 async def _looked_at(
-    ctx: Context, points: list[_Point], references: list[Staged | None], body: SweepRequest, uid: int
-) -> tuple[list[_Point], list[SpecFacts]]:
+    ctx: Context, points: list[_GridPoint], references: list[Staged | None], body: SweepRequest, uid: int
+) -> tuple[list[_GridPoint], list[SpecFacts]]:
     """Run the preflight for each point, once for all points that need the same, and fill in their rates.
 
     Raises what the preflight raises.
@@ -164,7 +164,7 @@ async def _looked_at(
 
 
 @contextlib.contextmanager
-def _blaming(point: _Point) -> Iterator[None]:
+def _blaming(point: _GridPoint) -> Iterator[None]:
     """Name the point in what is raised within the block."""
     try:
         yield
@@ -195,7 +195,7 @@ def _need(spec: Spec) -> bytes:
 
 
 def _placed(
-    ctx: Context, body: SweepRequest, point: _Point, facts: SpecFacts, reference: Staged | None
+    ctx: Context, body: SweepRequest, point: _GridPoint, facts: SpecFacts, reference: Staged | None
 ) -> Path:
     """The directory of a run that is to be, with its reference."""
     model = facts.model_path, facts.model_dtype, facts.parameters
@@ -206,7 +206,9 @@ def _placed(
     return directory
 
 
-def _split_pools(ctx: Context, points: list[_Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
+def _split_pools(
+    ctx: Context, points: list[_GridPoint], facts: list[SpecFacts], keys: list[str]
+) -> list[str]:
     """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
     kinds = {_kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
