@@ -31,7 +31,7 @@ from lorad.models.facts import read_facts
 from lorad.pool import host
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.spec.model import Spec, convert
-from lorad.trainers.base import SlotSpec
+from lorad.trainers.base import OpenSlot, SlotSpec
 from lorad.trainers.fsdp.body import open_body as open_fsdp
 from lorad.trainers.megatron.body import open_body as open_megatron
 from lorad.trainers.sharded.body import BodySettings
@@ -162,7 +162,7 @@ def refused_by_ranks(case: Case, directory: Path) -> tuple[str, str]:
             body: Any = SimpleNamespace(setup=settings.backend_setup(spec.trainer.backend))
             slot = SlotSpec(case.adapter, lora_type=spec.lora.type, critic=spec.algorithm.has_critic)
             nobody: Any = None
-            RankTrainer(body, nobody, "base").open("run", slot)
+            RankTrainer(body, nobody, "base").open(OpenSlot("run", slot))
     return words(refused.value)
 
 

@@ -45,7 +45,7 @@ def relocate(ctx: Context) -> None:
     log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)
 
 
-class Place(Struct, frozen=True):
+class RunPlace(Struct, frozen=True):
     """Where the files of a run lie, and its spec as JSON text, which may name such files."""
 
     name: str
@@ -53,11 +53,11 @@ class Place(Struct, frozen=True):
     spec: str
 
 
-def place_of(run: RunRow) -> Place:
-    return Place(run.name, run.directory, run.spec)
+def place_of(run: RunRow) -> RunPlace:
+    return RunPlace(run.name, run.directory, run.spec)
 
 
-def corrected(run: Place, runs_root: Path) -> Place | None:
+def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
     """The place of a run whose files lie in `runs_root` while its row says elsewhere; None for any other.
 
     Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to
@@ -68,10 +68,10 @@ def corrected(run: Place, runs_root: Path) -> Place | None:
     is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
     if old == new or not _is_run(new) or (is_there and not _is_copy(old, new)):
         return None
-    return Place(run.name, str(new), _respecified(run.spec, old.parent, runs_root))
+    return RunPlace(run.name, str(new), _respecified(run.spec, old.parent, runs_root))
 
 
-def _is_known(ctx: Context, place: Place) -> bool:
+def _is_known(ctx: Context, place: RunPlace) -> bool:
     """Check whether the directory has the journal that the database has taken in."""
     directory = RunDir(Path(place.directory))
     try:

@@ -17,7 +17,7 @@ from lorad.box.paths import Home, RunDir
 from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import Told, read
 from lorad.daemon.record import from_directories
-from lorad.daemon.record.relocate import Place, corrected
+from lorad.daemon.record.relocate import RunPlace, corrected
 from lorad.errors import Conflict, IntegrityError
 from lorad.files import fsync
 from lorad.records.daemon import Repaired
@@ -85,7 +85,7 @@ def _facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str
         if "directory" not in row:  # the line with its beginning is lost
             row |= from_directories.of_directory(runs_root / name) | row
     for row in tables.rows["runs"].values():
-        if place := corrected(Place(row["name"], row["directory"], row["spec"]), runs_root):
+        if place := corrected(RunPlace(row["name"], row["directory"], row["spec"]), runs_root):
             row |= structs.asdict(place)
     words += from_directories.add_unknown(tables, runs_root)
     if not told.is_complete:

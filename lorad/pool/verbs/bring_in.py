@@ -20,7 +20,7 @@ from lorad.protocol.calls import Attestation
 _TRIES = 3  # of an engine that dies and comes back
 
 
-class Predict(NamedTuple):
+class Predictors(NamedTuple):
     """What the trainer says of the version, amplified. Each takes its own turn.
 
     anew: on the canaries, or (True) on twice as many. replayed: for each server, with its routes.
@@ -41,7 +41,7 @@ class Live(NamedTuple):
 
 
 async def bring(
-    pool: Pool, version: str, source: AdapterSource, claim: Claim, predict: Predict, *, run: str = ""
+    pool: Pool, version: str, source: AdapterSource, claim: Claim, predict: Predictors, *, run: str = ""
 ) -> Live:
     """Load and attest a version; the verdict is in its entry. Nobody finds it before it is put into
     `pool.loaded`.
@@ -63,7 +63,7 @@ async def bring(
 
 
 async def again(
-    pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predict
+    pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predictors
 ) -> Attestation:
     """Return the verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
 
@@ -76,7 +76,7 @@ async def again(
 
 
 async def _judged(
-    pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str
+    pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predictors, run: str
 ) -> Live:
     """Store the verdict in the version's entry, after a second look where the first one was not enough."""
     live = await _replayed(pool, live, predict)
@@ -88,7 +88,7 @@ async def _judged(
     return live
 
 
-async def _replayed(pool: Pool, live: Live, predict: Predict) -> Live:
+async def _replayed(pool: Pool, live: Live, predict: Predictors) -> Live:
     """Judge an amplified test again, with the routes of the engine, where these are known and may differ."""
     amplified = live.outcome.amplified
     if amplified is None or (seen := amplified.rerouted) is None:
@@ -123,7 +123,9 @@ async def _loaded(pool: Pool, version: str, source: AdapterSource, claim: Claim,
         return Live(entry, outcome, loaded - begun, time.perf_counter() - loaded)
 
 
-async def _looked_again(pool: Pool, live: Live, source: AdapterSource, predict: Predict, run: str) -> Outcome:
+async def _looked_again(
+    pool: Pool, live: Live, source: AdapterSource, predict: Predictors, run: str
+) -> Outcome:
     """Run an amplified test, or, where that was done already, one on more canaries."""
     prediction = await predict.anew(live.outcome.amplified is not None)
     if prediction is None:

@@ -21,7 +21,7 @@ from lorad.pool.attest.verdict import Claim
 from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
-from lorad.pool.verbs.bring_in import Live, Predict, again, bring
+from lorad.pool.verbs.bring_in import Live, Predictors, again, bring
 from lorad.pool.verbs.generate import payer_of
 from lorad.protocol import calls
 
@@ -84,7 +84,7 @@ async def _bring(pool: Pool, args: calls.LoadVersion) -> Entry:
     ).entry
 
 
-async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
+async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predictors]:
     """Compute what the trainer makes of the same files, for the engine to be compared with."""
     files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
     every = await pool.attester.any_canaries()
@@ -103,7 +103,7 @@ async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple
         trainer = await predictor.plain(slot, few)
         is_amplified = not pool.attester.is_direct_enough
         prediction = await predictor.amplified(slot, every, None) if is_amplified else None
-    return Claim(few, trainer, prediction=prediction), Predict(anew, replayed)
+    return Claim(few, trainer, prediction=prediction), Predictors(anew, replayed)
 
 
 async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
@@ -142,7 +142,7 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
         claim = await _publishing_claim(pool, tenant, is_amplified=is_amplified)
     scored = time.perf_counter()
     source = AdapterSource(digest, adapter=adapter)
-    predict = Predict(
+    predict = Predictors(
         lambda more: _predict(pool, tenant, more=more), lambda seen: _replayed(pool, tenant, seen)
     )
     live = await bring(pool, version, source, claim, predict, run=tenant.run)
