@@ -87,6 +87,7 @@ def test_every_made_part_is_in_a_page() -> None:
     ]
     assert sorted(parts) == [
         ("docs/algorithms.md", "presets"),
+        ("docs/architecture/requests.md", "requests"),
         ("docs/cli.md", "commands"),
         ("docs/configuration.md", "config"),
         ("docs/engines.md", "limits_of_engines"),

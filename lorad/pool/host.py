@@ -82,7 +82,7 @@ async def _started(
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
     """
-    if config.engine_class is None:
+    if config.engine_class is None or config.mode == "fused":  # a class of its own may sleep
         parts = {name: getattr(config, name) for name in ("trainer", "engine", "mode", "quantize")}
         refuse(BackendSetup(**parts))
     training, engine = await _Start(config, compute, root, grant).both()

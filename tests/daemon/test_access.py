@@ -18,7 +18,7 @@ from lorad.daemon.queue.device_holders import holder_of_pool
 from lorad.daemon.queue.foresee import keep_forecasts
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.preempt import queue_again
-from lorad.daemon.serving import gateways
+from lorad.daemon.services import gateway
 from lorad.errors import NotFound
 from lorad.states import Move
 from lorad.store import aliases, events, runs
@@ -61,8 +61,8 @@ def test_hidden_is_looked_up_as_missing(ctx: Context, monkeypatch: pytest.Monkey
 
 def test_gateway_of_hidden_runs_is_the_callers(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody but root can connect to the one for tokens."""
-    monkeypatch.setattr(gateways, "answers", lambda socket: True)
-    found = [gateways.gateway_address(ctx, Caller(uid, "x"))["gateway"] for uid in (ANN, os.geteuid())]
+    monkeypatch.setattr(gateway, "answers", lambda socket: True)
+    found = [gateway.gateway_address(ctx, Caller(uid, "x"))["gateway"] for uid in (ANN, os.geteuid())]
     assert found == [str(ctx.home.gateway_socket_of(ANN)), str(ctx.home.gateway_socket)]
 
 

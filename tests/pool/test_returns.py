@@ -215,7 +215,7 @@ def test_servers_end_when_the_base_cannot_load(tmp_path: Path) -> None:
 
 
 def test_servers_are_not_one_process_with_the_trainer(tmp_path: Path) -> None:
-    with pytest.raises(LoradError, match="a process of its own"), running_pool(tmp_path, **SERVER):
+    with pytest.raises(LoradError, match="a server of its own"), running_pool(tmp_path, **SERVER):
         pass
 
 

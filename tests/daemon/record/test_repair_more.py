@@ -210,7 +210,8 @@ def test_what_follows_a_torn_line_is_told(home: Path, monkeypatch: pytest.Monkey
     ctx, write = open_context(home), os.write
     finished(ctx)
     with monkeypatch.context() as disk, pytest.raises(StorageError):
-        disk.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+        half = iter([lambda fd, data: write(fd, data[:20])])
+        disk.setattr(os, "write", lambda fd, data: next(half, failed)(fd, data))
         disk.setattr(os, "ftruncate", failed)
         set_pinned(ctx.store, "a", 1002, True, by="me")
     set_pinned(ctx.store, "a", 1003, True, by="me")
