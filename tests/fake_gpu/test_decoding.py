@@ -1,0 +1,119 @@
+"""Steps of decoding on the fake device: captured, two reads each, and no more kernels than today."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from lorad.engines.builtin.prefix import PrefixCache
+from lorad.trainers.builtin import routes
+from tests.fake_gpu.cuda import fake_gpu
+from tests.fake_gpu.device import FakeGpu
+from tests.fake_gpu.scenes import (
+    PLAIN,
+    base_of,
+    batch_of,
+    call,
+    config,
+    even_experts,
+    finish,
+    mixture,
+    version,
+)
+
+STEPS = 6
+SAMPLING = 48  # kernels of sampling and of the ends of rows
+A_LAYER = {100: 29, 300: 68}  # most kernels of a layer with an adapter, by tokens of a prompt: 256 are shared
+SECOND_ADAPTER = 12  # kernels of a layer more
+
+
+def assert_fused(gpu: FakeGpu) -> None:
+    """Hold all attention to kernels that neither keep all scores nor build plans."""
+    assert {way.kernel for way in gpu.attentions} <= {"flash", "efficient"}, gpu.attentions
+    assert not gpu.plans
+
+
+@pytest.mark.system(but="1-100")
+@pytest.mark.parametrize("prompt", A_LAYER)
+@pytest.mark.parametrize("adapters", [1, 2])
+def test_a_step_is_captured_and_read_twice(prompt: int, adapters: int) -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config())
+        batch = batch_of(base)
+        gpu.forget()
+        finish(batch, [call(version(base, name), [4, 4], prompt, STEPS) for name in "ab"[:adapters]])
+        replays = sum(graph.replays for graph in gpu.graphs)
+        assert replays >= STEPS - 1
+        assert len(gpu.reads) <= 2 * (replays + adapters), Counter(read.place for read in gpu.reads)
+        most = max(sum(graph.kernels.values()) for graph in gpu.graphs)
+        layer = A_LAYER[prompt] + SECOND_ADAPTER * (adapters - 1)
+        assert most <= SAMPLING + len(base.layers) * layer
+        assert_fused(gpu)
+
+
+@pytest.mark.system(but="True")
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_step_of_a_mixture_is_fused(adapted: bool) -> None:
+    with fake_gpu() as gpu:
+        base = base_of(mixture())
+        gpu.fill = even_experts(gpu)
+        held = version(base, "a") if adapted else PLAIN
+        gpu.forget()
+        finish(batch_of(base), [call(held, [4, 4], 100, STEPS)])
+        assert_fused(gpu)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"top_k": 20, "top_p": 0.8, "temperature": 0.5},
+    ],
+)
+def test_every_way_of_sampling_is_captured(sampling: dict[str, float]) -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config())
+        finish(batch_of(base), [call(version(base, "a"), [3, 2], 100, STEPS, **sampling)])
+        assert sum(graph.replays for graph in gpu.graphs) >= STEPS - 1
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("prompt", [200, 400])
+def test_prompts_begin_with_tokens_of_earlier_ones(prompt: int) -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config())
+        held = version(base, "a")
+        batch = batch_of(base, prefixes=PrefixCache(1 << 28))
+        for tokens in (prompt, prompt + 30):
+            finish(batch, [call(held, [3, 2], tokens, STEPS)])
+        assert_fused(gpu)
+
+
+@pytest.mark.system
+def test_routes_of_a_mixture_are_kept() -> None:
+    with fake_gpu() as gpu:
+        base = base_of(mixture())
+        gpu.fill = even_experts(gpu)
+        finish(batch_of(base), [call(version(base, "a"), [3, 2], 100, STEPS, routes=True)])
+        assert routes.experts_met(base, np.arange(4, 20), np.arange(20, 30))
+
+
+@pytest.mark.system
+def test_rows_without_room_wait_for_their_turn() -> None:
+    with fake_gpu():
+        base = base_of(config())
+        finish(batch_of(base, cache=256 * 400), [call(version(base, "a"), [4, 4], 100, 40)])
+        finish(batch_of(base, rows=3), [call(version(base, "a"), [4, 4], 100, STEPS)])
+
+
+@pytest.mark.system
+def test_a_base_in_float32_decodes() -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config(), torch.float32)
+        finish(batch_of(base), [call(version(base, "a"), [3, 2], 100, STEPS)])
+        assert gpu.graphs

@@ -1,0 +1,163 @@
+"""Passes, steps and checkpoints of the trainer on the fake device: reads, bytes and kernels of attention."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lorad.backends.activations import kept
+from lorad.models.facts import read_facts
+from lorad.protocol.batch import PolicyLoss, ValueLoss, ValueTargets
+from lorad.trainers.builtin import critic, passes
+from lorad.trainers.builtin.microbatch import pack, plan
+from lorad.trainers.builtin.slot import load_slot, save_slot
+from tests.fake_gpu.cuda import fake_gpu
+from tests.fake_gpu.scenes import (
+    Rounding,
+    base_of,
+    config,
+    even_experts,
+    gradients,
+    mixture,
+    slot_of,
+    wide,
+    work_of,
+)
+from tests.fake_gpu.test_decoding import assert_fused
+
+LOSSES = {
+    "clip": PolicyLoss(),
+    "kl": PolicyLoss(kl_coef=0.1),
+    "kl weighed": PolicyLoss(kl_coef=0.1, kl_weighed=True),
+    "geometric": PolicyLoss(ratio="geometric"),
+    "sequence": PolicyLoss(ratio="sequence"),
+    "dual": PolicyLoss(dual=3.0),
+    "weighted": PolicyLoss(surrogate="weighted", drops=True),
+    "soft": PolicyLoss(surrogate="soft"),
+    "divergence": PolicyLoss(surrogate="divergence"),
+    "dro": PolicyLoss(surrogate="dro"),
+    "rectified": PolicyLoss(surrogate="rectified"),
+    "linear": PolicyLoss(surrogate="linear"),
+    "entropy": PolicyLoss(entropy_coef=0.01),
+    "capped": PolicyLoss(importance_cap=2.0),
+    "returns": PolicyLoss(returns_logprobs=True),
+    "warm": PolicyLoss(temperature=0.7),
+}
+READS = {"geometric": 2, "sequence": 2, "returns": 2}  # of a micro-batch; the others have one
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "dropout": {"adapter": {"dropout": 0.1}},
+    "dora": {"adapter": {"dora": True}},
+    "dora and dropout": {"adapter": {"dora": True, "dropout": 0.1}},
+    "head": {"head": True},
+    "rank of experts": {"adapter": {"expert_rank": 4}},
+    "layout of Megatron": {"lora_type": "lora"},
+}
+
+
+@pytest.mark.system(but="clip")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_pass_reads_once_a_micro_batch(loss: str) -> None:
+    with fake_gpu(grad=True) as gpu:
+        base = base_of(config())
+        slot = slot_of(base, tokens=2048)
+        work = work_of(base, 2, 70, 60, per=4, ragged=30)
+        gpu.forget()
+        pieces = gradients(base, slot, work, LOSSES[loss])
+        assert len(gpu.reads) <= len(pieces) * READS.get(loss, 1), Counter(read.place for read in gpu.reads)
+        assert_fused(gpu)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("experts", [False, True])
+def test_every_adapter_trains(kind: str, experts: bool) -> None:
+    if "dora" in kind and experts:
+        pytest.skip("DoRA is refused on experts")
+    with fake_gpu(grad=True) as gpu:
+        base = base_of(mixture() if experts else config())
+        gpu.fill = even_experts(gpu)
+        slot = slot_of(base, tokens=2048, **ADAPTERS[kind])
+        gradients(base, slot, work_of(base, 2, 70, 60, per=4, ragged=30))
+        norm, applied = slot.optim_step(1e-5, 1.0)
+        assert applied, norm
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("experts", [False, True])
+def test_activations_are_recomputed(experts: bool) -> None:
+    with fake_gpu(grad=True) as gpu:
+        base = base_of(mixture() if experts else config())
+        gpu.fill = even_experts(gpu)
+        gradients(base, slot_of(base, tokens=2048), work_of(base, 2, 70, 60, per=4), recompute=True)
+        assert_fused(gpu)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_steps_snapshots_and_checkpoints_mix_no_devices(quantize: Rounding, tmp_path: Path) -> None:
+    with fake_gpu(grad=True):
+        base = base_of(config(), quantize=quantize)
+        slot = slot_of(base)
+        gradients(base, slot, work_of(base, 2, 70, 60, per=4))
+        assert slot.optim_step(1e-5, 1.0)[1]
+        assert slot.snapshot().tensors
+        save_slot(slot, tmp_path, "model")
+        load_slot(slot, tmp_path)
+        assert base.checksum()
+
+
+@pytest.mark.system
+def test_a_critic_learns_values() -> None:
+    with fake_gpu(grad=True):
+        base = base_of(config())
+        batch, _ = work_of(base, 2, 70, 60, per=4, ragged=30)
+        slot = slot_of(base, tokens=2048, critic=True)
+        zeros = np.zeros(batch.completions.size, np.float32)
+        for piece in plan(batch, 2048, share=True):
+            critic.values(base, slot, piece)
+            critic.backward(
+                base, slot, piece, ValueTargets(zeros, zeros), ValueLoss(), float(batch.completions.size)
+            )
+        assert slot.optim_step(1e-5, 1.0)[1]
+
+
+@pytest.mark.system
+def test_samples_are_scored_by_the_base() -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config())
+        batch, _ = work_of(base, 2, 70, 60, per=4, ragged=30)
+        for piece in plan(batch, 2048, share=True):
+            passes.score(base, pack(base, [piece]), None, 0.7)
+        assert_fused(gpu)
+
+
+@pytest.mark.system
+def test_a_pass_keeps_what_is_foreseen(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(wide()))
+    (tmp_path / "model.safetensors").touch()
+    foreseen = kept(read_facts(tmp_path), torch.bfloat16.itemsize).token
+    with fake_gpu(grad=True) as gpu:
+        base = base_of(wide())
+        slot = slot_of(base, rank=32)
+        work = work_of(base, 1, 120, 250)
+        gpu.forget()
+        before = gpu.bytes
+        pieces = gradients(base, slot, work)
+        tokens = max(rows.ids.numel() for rows in pieces)
+        assert gpu.peak - before <= foreseen * tokens
+        del pieces
+        assert gpu.bytes <= before + (64 << 20)
+
+
+@pytest.mark.system
+def test_lengths_that_differ_need_no_plans() -> None:
+    with fake_gpu(grad=True) as gpu:
+        base = base_of(config())
+        slot = slot_of(base, tokens=4096)
+        for seed in range(2):
+            gradients(base, slot, work_of(base, 4, 300, 300, ragged=150, seed=seed))
+        assert_fused(gpu)
