@@ -11,10 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lorad.engines.builtin import steps
 from lorad.engines.builtin.calls import HeldLora
 from lorad.models.base import Base
-from lorad.models.merge import Merger
 from tests.fake_gpu.cuda import fake_gpu
 from tests.fake_gpu.device import FakeGpu
 from tests.fake_gpu.scenes import (
@@ -83,8 +81,6 @@ def _decoding(name: str) -> Table:
 def _step(gpu: FakeGpu, base: Base, held: list[HeldLora], prompt: int) -> None:
     """Do a step that is not the first; leave the counts of it alone, with the graph that it replays."""
     batch = batch_of(base, cache=8 << 30)
-    if base.config.experts is not None:
-        batch.stepper = steps._EagerSteps(Merger(base))
     for version_ in held:
         batch.join(call(version_, [4, 4], prompt, _STEPS))
     batch.run(0.0)

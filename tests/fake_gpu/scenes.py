@@ -22,7 +22,8 @@ from lorad.models.directory import linear_shapes
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampling
-from lorad.trainers.base import GradientWork, SlotSpec
+from lorad.protocol.calls import ForwardBackward
+from lorad.trainers.base import SlotSpec
 from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Microbatch, mixed, pack, plan
@@ -191,7 +192,7 @@ def gradients(
 ) -> list[Microbatch]:
     """Compute gradients as the trainer does, and return the micro-batches."""
     batch, targets = work
-    gradient = GradientWork("s", batch, targets, loss or PolicyLoss(), float(batch.completions.size))
+    gradient = ForwardBackward(batch, targets, loss or PolicyLoss(), float(batch.completions.size), "s")
     pieces = [plan(batch, slot.tokens_per_microbatch, share=True)]
     packed = []
     for joined in mixed(pieces, slot.tokens_per_microbatch):

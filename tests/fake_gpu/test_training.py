@@ -12,6 +12,7 @@ import torch
 from lorad.backends.activations import kept
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import PolicyLoss, ValueLoss, ValueTargets
+from lorad.protocol.calls import ValueBackward
 from lorad.trainers.builtin import critic, passes
 from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import load_slot, save_slot
@@ -117,11 +118,10 @@ def test_a_critic_learns_values() -> None:
         batch, _ = work_of(base, 2, 70, 60, per=4, ragged=30)
         slot = slot_of(base, tokens=2048, critic=True)
         zeros = np.zeros(batch.completions.size, np.float32)
+        work = ValueBackward(batch, ValueTargets(zeros, zeros), ValueLoss(), float(batch.completions.size))
         for piece in plan(batch, 2048, share=True):
             critic.values(base, slot, piece)
-            critic.backward(
-                base, slot, piece, ValueTargets(zeros, zeros), ValueLoss(), float(batch.completions.size)
-            )
+            critic.backward(base, slot, piece, work)
         assert slot.optim_step(1e-5, 1.0)[1]
 
 
