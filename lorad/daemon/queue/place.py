@@ -73,7 +73,9 @@ def place_requests(ctx: Context) -> None:
     """
     for request in [request for request in ctx.queue.requests if not request.pool.done()]:
         try:
-            request.pool.set_result(pool_for(ctx, request.run).id)
+            pool = pool_for(ctx, request.run)
+            pool.guests += 1  # at once, or a run behind it would have the pool stopped as an idle one
+            request.pool.set_result(pool.id)
         except Exception as error:  # which is the trouble of this request alone
             changes = ctx.gpus.sights.since is not None
             changes = changes or any(pool.is_leaving for pool in ctx.pools.values())

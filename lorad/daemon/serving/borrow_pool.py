@@ -57,17 +57,10 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     Raises Conflict (no device), PoolLost.
     """
     pool = warm_pool(ctx, run)
-    if pool is None:
-        doing().tell("waiting for a device")
-        until = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
-        request = PoolRequest(run, until, asyncio.get_running_loop().create_future())
-        ctx.queue.requests.append(request)
-        ctx.loop.poke()
-        try:
-            pool = ctx.pools[await request.pool]
-        finally:
-            ctx.queue.requests.remove(request)
-    pool.guests += 1
+    if pool is not None:
+        pool.guests += 1
+    else:
+        pool = await _placed(ctx, run)
     try:
         doing().tell(f"waiting for pool {pool.id}", lambda: ctx.processes.in_words(pool.attempt()))
         await _ready(ctx, pool)
@@ -75,6 +68,23 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
         ctx.loop.poke()
+
+
+async def _placed(ctx: Context, run: RunRow) -> Pool:
+    """Wait until the loop has a pool for a request, which then counts as its guest. Raises Conflict."""
+    doing().tell("waiting for a device")
+    until = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
+    request = PoolRequest(run, until, asyncio.get_running_loop().create_future())
+    ctx.queue.requests.append(request)
+    ctx.loop.poke()
+    try:
+        return ctx.pools[await request.pool]
+    except asyncio.CancelledError:
+        if request.pool.done() and not request.pool.cancelled() and request.pool.exception() is None:
+            ctx.pools[request.pool.result()].guests -= 1
+        raise
+    finally:
+        ctx.queue.requests.remove(request)
 
 
 async def _ready(ctx: Context, pool: Pool) -> None:

@@ -53,6 +53,20 @@ async def test_request_is_refused_where_a_run_works(home: Path) -> None:
         assert ctx.queue.requests == []
 
 
+async def test_pool_of_a_request_has_it_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reconciling(home) as ctx:
+        await idle_pools(ctx, "one")
+        monkeypatch.setattr("lorad.daemon.serving.borrow_pool.warm_pool", lambda *_: None)
+        task = asyncio.create_task(held(ctx, "one"))
+        await asyncio.sleep(0)
+        place.place_requests(ctx)
+        assert ctx.pools["one-1"].guests == 1  # no run behind it stops the pool
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ctx.pools["one-1"].guests == 0 and ctx.queue.requests == []
+
+
 async def test_trouble_of_one_request_is_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise StorageError("the disk is full")
