@@ -257,7 +257,8 @@ def main() -> None:
     if sys.argv[1:2] not in (["daemon"], ["doctor"], ["tui"]):
         start_dead_daemons()
     try:
-        app()  # which flushes stdout
+        with _flushed():
+            app()
     except LoradError as error:
         _fail(error)
     except KeyboardInterrupt:
@@ -271,6 +272,16 @@ def main() -> None:
         if sys.getfilesystemencoding() == "utf-8":
             raise
         _fail(StorageError(f"this locale has no name for a file: {error}", hint="Set LC_ALL=C.UTF-8."))
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Write what is left for stdout at the end of a command, while its errors can still be told."""
+    try:
+        yield
+    except SystemExit:
+        sys.stdout.flush()
+        raise
 
 
 def _fail(error: LoradError) -> NoReturn:

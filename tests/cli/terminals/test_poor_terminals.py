@@ -129,7 +129,7 @@ def test_a_home_of_nobody_is_told(arguments: tuple[str, ...], written: Written) 
 def run(command: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash, in which `lorad` is a command."""
     line = f'lorad() {{ "{sys.executable}" -m lorad "$@"; }}; {command}'
-    env = os.environ | {"LORAD_HOME": str(home)} | environment
+    env = os.environ | {"LORAD_HOME": str(home), "PYTHONUNBUFFERED": ""} | environment
     return subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, check=False)
 
 
