@@ -82,9 +82,10 @@ async def _started(
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
     """
-    if config.engine_class is None or config.mode == "fused":  # a class of its own may sleep
-        parts = {name: getattr(config, name) for name in ("trainer", "engine", "mode", "quantize")}
-        refuse(BackendSetup(**parts))
+    if config.engine_class is None or config.mode == "fused":  # an engine's own class may sleep
+        mode = "auto" if config.mode == "resident" else config.mode  # the builtin two may be apart here
+        parts = {name: getattr(config, name) for name in ("trainer", "engine", "quantize")}
+        refuse(BackendSetup(**parts, mode=mode))
     training, engine = await _Start(config, compute, root, grant).both()
     returns = None
     try:

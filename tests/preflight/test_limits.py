@@ -111,7 +111,7 @@ IN_POOLS = [
     {"pool": {"mode": "fused"}, "trainer": fsdp()},
     {"pool": {"mode": "fused"}, "rollout": {"backend": "vllm"}},
     {"pool": {"mode": "timesliced"}, "trainer": fsdp()},
-    {"pool": {"mode": "resident"}},
+    {"pool": {"mode": "timesliced"}},
     {"model": {"quantize": "nf4"}, "rollout": {"backend": "sglang"}},
 ]
 """Specs that a pool refuses before trainer and engine start."""
