@@ -27,7 +27,7 @@ _EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes
 _PACKAGES = ("transformers", "triton", "flashinfer-python", "sglang-kernel")
 _WANTED = {
     "sglang": Wanted(_PACKAGES, ("sgl_kernel",), for_gpus=("flashinfer", "torch_memory_saver")),
-    "vllm": Wanted(_PACKAGES, ("vllm._C",)),
+    "vllm": Wanted(_PACKAGES, (), for_gpus=("vllm._C",)),  # that of CPUs is for AVX-512 alone
 }
 
 

@@ -35,12 +35,12 @@ def fault(module):
         return f"{type(error).__name__}: {error}"
 import torch
 gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-packages, modules = json.loads(sys.argv[1])
+packages, modules, for_gpus = json.loads(sys.argv[1])
 print("\\n" + json.dumps({
     "python": platform.python_version(), "torch": torch.__version__, "torch_cuda": torch.version.cuda,
     "cuda_available": torch.cuda.is_available(), "gpus": gpus,
     "packages": {name: version(name) for name in packages},
-    "kernels": {module: fault(module) for module in modules},
+    "kernels": {module: fault(module) for module in modules + (for_gpus if gpus else [])},
 }))
 """
 
@@ -109,9 +109,7 @@ def installation(python: Path, env: Mapping[str, str], wanted: Wanted, hint: str
         return
     yield _torch_and_gpus(seen)
     for module, fault in seen["kernels"].items():
-        needed = bool(seen["gpus"]) or module not in wanted.for_gpus
-        detail = "imports" if not fault else fault if needed else "not there; only GPUs need it"
-        yield Finding(module, not (fault and needed), detail, hint)
+        yield Finding(module, not fault, fault or "imports", hint)
 
 
 def _torch_and_gpus(seen: dict[str, Any]) -> Finding:
@@ -134,7 +132,7 @@ def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any]
         str(python),
         "-c",
         _LOOK,
-        json.dumps([list(wanted.packages), [*wanted.modules, *wanted.for_gpus]]),
+        json.dumps([wanted.packages, wanted.modules, wanted.for_gpus]),
     ]
     try:
         done = subprocess.run(
