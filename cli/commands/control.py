@@ -112,7 +112,11 @@ def wait(
 
 
 def _verb(name: str, does: Callable[[str], Run], stopping: str, states: Sequence[str]) -> many.Verb:
-    """Make a verb that ends runs. stopping: what a run does until it is over. states: those that it fits."""
+    """Make a verb that ends runs.
+
+    stopping: what a run is said to do until it is over.
+    states: the states of runs that it may be asked of.
+    """
 
     def says(run: Any) -> str:
         return f"{run.name} {stopping}." if run.state == "stopping" else many.state_in_words(run)

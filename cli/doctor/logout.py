@@ -20,7 +20,10 @@ _INSTALL = (
 
 
 class _LogoutSetting(NamedTuple):
-    """where: the file that says so; "" for what logind was built with."""
+    """A setting of logind.
+
+    where: the file that says so; "" for what logind was built with.
+    """
 
     value: str
     where: str
@@ -83,22 +86,22 @@ def read_settings(root: Path) -> dict[str, _LogoutSetting]:
 
     The values commented out in the shipped file are the ones logind was built with.
     """
-    found: dict[str, _LogoutSetting] = {}
+    settings: dict[str, _LogoutSetting] = {}
     mains = [path for place in _PLACES if (path := root / place / "systemd/logind.conf").is_file()][:1]
     for path in mains:
-        found |= {name: _LogoutSetting(value, "") for name, value in _assignments(path, commented=True)}
+        settings |= {name: _LogoutSetting(value, "") for name, value in _assignments(path, commented=True)}
     for path in [*mains, *_drop_ins(root)]:
         where = f"/{path.relative_to(root)}"
-        found |= {name: _LogoutSetting(value, where) for name, value in _assignments(path)}
-    return found
+        settings |= {name: _LogoutSetting(value, where) for name, value in _assignments(path)}
+    return settings
 
 
 def _drop_ins(root: Path) -> list[Path]:
     """Return the drop-ins; one hides those of the same name in later places."""
-    found: dict[str, Path] = {}
+    drop_ins: dict[str, Path] = {}
     for place in reversed(_PLACES):
-        found |= {path.name: path for path in (root / place / "systemd/logind.conf.d").glob("*.conf")}
-    return [found[name] for name in sorted(found) if found[name].is_file()]
+        drop_ins |= {path.name: path for path in (root / place / "systemd/logind.conf.d").glob("*.conf")}
+    return [path for _, path in sorted(drop_ins.items()) if path.is_file()]
 
 
 def _assignments(path: Path, *, commented: bool = False) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,11 @@ class _TokenBytes(NamedTuple):
 
 
 def kept(facts: ModelFacts, width: int, parts: int = 1) -> _TokenBytes:
-    """width: bytes of a number. parts: ranks over which a token is cut."""
+    """Foresee what a token of a model keeps.
+
+    width: how many bytes a number has.
+    parts: over how many ranks a token is cut.
+    """
     dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
     experts = sum(sum(shape) for shape in facts.experts.values())
     of_experts = sum(out * into for out, into in facts.experts.values())

@@ -68,7 +68,10 @@ _VALUES: Mapping[str, Callable[[Amounts], float | None]] = {
 
 
 class _ChoiceWord(NamedTuple):
-    """field: `end`, an amount, `failed`, or "" for what the text has to contain."""
+    """A word of `where`, which a sample fits or not.
+
+    field: `end`, an amount, `failed`, or "" for a text that the sample has to contain.
+    """
 
     is_not: bool
     field: str
@@ -77,15 +80,15 @@ class _ChoiceWord(NamedTuple):
 
     def holds(self, sample: Scored) -> bool:
         if self.field == "end":
-            found = sample.ending in (CUT if self.value == TRUNCATED else (self.value,))
+            fits = sample.ending in (CUT if self.value == TRUNCATED else (self.value,))
         elif self.field == "failed":
-            found = bool(sample.error)
+            fits = bool(sample.error)
         elif self.field:
             amount = _VALUES[self.field](sample)
-            found = amount is not None and _SIGNS[self.sign](amount, float(self.value))
+            fits = amount is not None and _SIGNS[self.sign](amount, float(self.value))
         else:
-            found = any(self.value in text.casefold() for text in sample.searched)
-        return found is not self.is_not
+            fits = any(self.value in text.casefold() for text in sample.searched)
+        return fits is not self.is_not
 
 
 class Choice(Struct, frozen=True):
@@ -135,16 +138,16 @@ def ordered_by(text: str) -> Order:
 
 def _words(text: str) -> list[_ChoiceWord]:
     """Split what was typed into words. Raises SpecError."""
-    found = list[_ChoiceWord]()
+    words = list[_ChoiceWord]()
     for no, end, amount, sign, quoted, plain in _WORD.findall(text):
         value = quoted or plain
         if amount:
-            found.append(_ChoiceWord(bool(no), amount, sign, _number(f"{amount}{sign}", value)))
+            words.append(_ChoiceWord(bool(no), amount, sign, _number(f"{amount}{sign}", value)))
         elif plain in ("failed", TRUNCATED) and not end:
-            found.append(_ChoiceWord(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
+            words.append(_ChoiceWord(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
         elif end or value:
-            found.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
-    return found
+            words.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
+    return words
 
 
 def _number(before: str, value: str) -> str:

@@ -121,9 +121,9 @@ def owner_of(ctx: Context, run: _KnownRun) -> Reader:
 
 
 def name_for(ctx: Context, run: _KnownRun, name: str) -> str:
-    """Return what another run is called in a text about `run`, which the owner of `run` may read.
+    """Name another run as the owner of `run` may know it.
 
-    name: of a run that exists or existed; "" for none.
+    name: the name of a run that exists or existed; "" for none.
     """
     other, who = runs.find(ctx.store, name) if name else None, owner_of(ctx, run)
     if other is None:

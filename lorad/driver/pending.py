@@ -130,16 +130,16 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     path = checkpoint / _FILE
     if not session.spec.rollout.max_staleness or not path.exists():
         return []
-    found = msgspec.msgpack.decode(path.read_bytes(), type=list[_KeptRollout])
+    rollouts = msgspec.msgpack.decode(path.read_bytes(), type=list[_KeptRollout])
     attested = [(r.step, r.data["version"]) for r in facts if r.kind == "version"]
-    for kept in found:
-        if kept.version not in _current(attested, kept.trained):
+    for rollout in rollouts:
+        if rollout.version not in _current(attested, rollout.trained):
             raise IntegrityError(
-                f"{path} holds samples of {session.name_of(kept.version)}, and the journal has no such "
-                f"version of step {kept.trained} that counts",
+                f"{path} holds samples of {session.name_of(rollout.version)}, and the journal has no such "
+                f"version of step {rollout.trained} that counts",
                 hint=f"Continue from another checkpoint: `lorad checkpoints {session.params.run}`.",
             )
-    return list(_usable(session, found))
+    return list(_usable(session, rollouts))
 
 
 def _current(attested: list[tuple[int, int]], step: int) -> set[int]:

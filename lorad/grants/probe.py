@@ -91,11 +91,11 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     how = await child.ended()
     lines = [line.removeprefix(f"{node.name}: ") for line in log.read_text().splitlines()]
     try:
-        seen = msgspec.json.decode(lines[-1] if lines else "", type=_ProbedNode)
+        answer = msgspec.json.decode(lines[-1] if lines else "", type=_ProbedNode)
     except msgspec.MsgspecError:
         _say(Finding(node.name, False, f"the look {how}: {lines[-1] if lines else 'it said nothing'}"))
         return
-    for finding in _findings(node, asked, seen):
+    for finding in _findings(node, asked, answer):
         _say(finding)
     _say(await _put(node, work))
     tiny = resolve("builtin:tiny")

@@ -92,9 +92,9 @@ async def serve(
 
         for listener in listeners:
             if isinstance(listener, SocketFile):
-                named = listen(listener.path, listener.mode, advice=listener.advice)
+                bound = listen(listener.path, listener.mode, advice=listener.advice)
                 stack.callback(remove, listener.path)
-                enter(named, str(listener.path))
+                enter(bound, str(listener.path))
             elif isinstance(listener, socket.socket):
                 enter(listener, _url(listener))
             elif listener is not None:

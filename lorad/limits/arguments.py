@@ -31,13 +31,11 @@ _FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked
-    for or not.
-    """
-    seen: set[str] = set()
+    """Yield all linears that Megatron computes as one product, for each product that has any of `modules`."""
+    begun: set[str] = set()
     for module in modules:
         parent, _, last = module.rpartition(".")
         for first, names in _FUSED.items():
-            if last in names and f"{parent}.{first}" not in seen:
-                seen.add(f"{parent}.{first}")
+            if last in names and f"{parent}.{first}" not in begun:
+                begun.add(f"{parent}.{first}")
                 yield tuple(f"{parent}.{name}" for name in names)

@@ -59,13 +59,13 @@ class Joint:
             return await self._trainer.forward_backward(
                 work.slot, work.batch, work.targets, work.loss, work.normaliser
             )
-        asked = Asked(work, caller(), max(1, tokens_of(work.batch)))
-        self._waiting.append(asked)
+        waiting = Asked(work, caller(), max(1, tokens_of(work.batch)))
+        self._waiting.append(waiting)
         self._returns.came(work.slot)
         self._came.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        return await asked.done
+        return await waiting.done
 
     def forget(self, slot: str) -> None:
         """Wait for a slot no more, as it is closed."""

@@ -183,7 +183,11 @@ class ForwardBackward(TrainerVerb[Gradients], frozen=True, tag="forward_backward
 
 
 class StepResult(Struct, frozen=True):
-    """grad_norm: L2 over all adapter gradients before clipping. `applied` is False when it was not finite."""
+    """The result of an optimizer step.
+
+    grad_norm: the L2 norm of all gradients of the adapter before clipping.
+    applied: False when that was not finite, and the step was left out.
+    """
 
     grad_norm: float
     applied: bool

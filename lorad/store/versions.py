@@ -129,11 +129,11 @@ def add_result(store: Store, result: Result) -> Result:
     marks = ", ".join("?" * len(row))
     own = (result.run, result.version)
     with store.write() as connection:
-        made = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*row.values()])
+        cursor = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*row.values()])
         newest = "SELECT id FROM results WHERE run = ? AND version = ? ORDER BY id DESC LIMIT ?"
         old = f"DELETE FROM results WHERE run = ? AND version = ? AND id NOT IN ({newest})"
         connection.execute(old, (*own, *own, RESULTS))
-        return _results(store, "WHERE id = ?", made.lastrowid)[0]
+        return _results(store, "WHERE id = ?", cursor.lastrowid)[0]
 
 
 def results(store: Rows, run: str | None = None) -> list[Result]:

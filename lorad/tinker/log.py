@@ -174,8 +174,8 @@ class LogWriter:
             if kind is not None:
                 with open_file(path) as file:
                     records = log.read(file, path, _frames(partial(_decode, kind)))
-                    if kept := [record for record, _ in records if stays(record)]:
-                        self.append(*kept)
+                    if again := [record for record, _ in records if stays(record)]:
+                        self.append(*again)
             path.unlink()
 
     def close(self) -> None:

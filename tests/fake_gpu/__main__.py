@@ -74,7 +74,7 @@ def _decoding(name: str) -> Table:
                 kernels = sum((graph.kernels if graph else gpu.kernels).values())
                 counts = [kernels, len(gpu.reads), len(gpu.writes)]
                 captured = "yes" if graph else "no"
-                table.add_row(f"{kind}, {adapters or 'no'} adapters", captured, *map(str, counts))
+                table.add_row(f"{kind}, adapters: {adapters}", captured, *map(str, counts))
     return table
 
 

@@ -125,8 +125,8 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Sna
                 pool = find_or_make(ctx, choice.setup)
                 step = run.resume_step
                 if step is None:
-                    kept = checkpoints(ctx.store, run.name)
-                    step = kept[-1].step if kept else None
+                    newest = checkpoints(ctx.store, run.name)[-1:]
+                    step = newest[0].step if newest else None
                 waiting = starting(pool, run.name)
                 runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=step)
                 forecasts.started(ctx.store, run.name, time.time())

@@ -57,7 +57,7 @@ class _World:
     last: the run that ended last.
     looks: how often it may still look for room.
     paces: of runs that were looked up, None where nobody has measured it.
-    found: the starts that are known.
+    starts: what is foreseen of each run that starts.
     """
 
     ctx: Context
@@ -70,7 +70,7 @@ class _World:
     last: str = ""
     looks: int = 0
     paces: dict[str, Pace | None] = field(default_factory=dict)
-    found: dict[str, Foreseen] = field(default_factory=dict)
+    starts: dict[str, Foreseen] = field(default_factory=dict)
 
 
 def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
@@ -83,7 +83,7 @@ def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
         for pool in now.pools
         if now.tenants_of(pool) or pool.stop_asked is None
     ]
-    lasting = {name: found for name, found in now.occupied.items() if not found[1]}
+    lasting = {name: occupied for name, occupied in now.occupied.items() if not occupied[1]}
     quietly = dataclasses.replace(now.with_runs(now.active, quiet), occupied=lasting)
     world = _World(ctx, at, quietly, list(now.queued), looks=MOST_LOOKS)
     for run in now.active:
@@ -94,7 +94,7 @@ def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
     _place_all(world)
     while world.waiting and world.looks > 0 and _advance(world):
         _place_all(world)
-    return world.found
+    return world.starts
 
 
 def _foresee_end(world: _World, run: RunRow) -> None:
@@ -175,7 +175,7 @@ def _make_leave(world: _World, victim: RunRow, run: RunRow) -> None:
     left = round((ends - world.ends[victim.name]) / max(pace.step_seconds, 1e-9))
     world.again[victim.name] = replace(victim, step=victim.steps - left, state=RunState.QUEUED)
     leaving = replace(victim, state=RunState.STOPPING, preempted=run.name)
-    active = [leaving if one.name == victim.name else one for one in world.now.active]
+    active = [leaving if other.name == victim.name else other for other in world.now.active]
     world.now = world.now.with_runs(active, world.now.pools)
 
 
@@ -185,13 +185,13 @@ def _start(world: _World, run: RunRow, setup: PoolSetup) -> None:
     pool = next((pool for pool in now.pools if pool.setup.key == setup.key and now.is_used(pool)), None)
     pools = list(now.pools)
     if pool is None:
-        named = replace(setup, pool=f"new-{len(world.found) + 1}")
+        named = replace(setup, pool=f"new-{len(world.starts) + 1}")
         pool = Pool(named, _NOWHERE, grant=GrantStatus(state="granted") if setup.nodes else None)
         pools.append(pool)
     begun = replace(run, state=RunState.STARTING, pool=pool.id, attempt=run.attempt + 1, preempted=None)
     world.now = now.with_runs([*now.active, begun], pools)
-    world.waiting = [one for one in world.waiting if one.name != run.name]
-    world.found.setdefault(run.name, Foreseen(world.at, world.last))
+    world.waiting = [other for other in world.waiting if other.name != run.name]
+    world.starts.setdefault(run.name, Foreseen(world.at, world.last))
     _foresee_end(world, begun)
 
 

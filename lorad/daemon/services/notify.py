@@ -152,8 +152,9 @@ def _look_at_alarms(ctx: Context) -> None:
             clock = RunClock(run.attempt, run.step, ahead)
         clocks[run.name] = clock
         raised = alarms([run], ctx.config.alarms, clock.ahead + time.monotonic())
-        said = [AlarmSaid(alarm.level, alarm.kind, alarm.says) for alarm in raised]
-        outbox = _post(ctx, outbox, run, [message_of("alarm", now, _facts(run), alarm) for alarm in said])
+        facts = _facts(run)
+        says = [AlarmSaid(alarm.level, alarm.kind, alarm.says) for alarm in raised]
+        outbox = _post(ctx, outbox, run, [message_of("alarm", now, facts, alarm) for alarm in says])
     ctx.notify.clocks = clocks
     _keep_outbox(ctx, outbox)
 

@@ -289,5 +289,5 @@ async def stop(ctx: Context, service: Service) -> bool:
         if time.monotonic() > deadline:
             break
         await asyncio.sleep(0.02)
-    asked = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
-    return OWN in asked
+    ending = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
+    return OWN in ending

@@ -70,16 +70,16 @@ def _completed(question: Question, tell: Tell) -> Completions:
         message = f"a prompt of {size} characters exceeds the {facts.max_positions} positions of the model"
         raise SpecError(message, hint="Shorten the prompt.")
     if body.prompts:
-        asked = body.prompts
+        token_lists = body.prompts
     elif question.chat is None:
-        asked = [tokenizer.encode(body.prompt, special=True)]
+        token_lists = [tokenizer.encode(body.prompt, special=True)]
     else:  # as the run tokenizes its own prompts
         messages = with_system(question.chat, [{"role": "user", "content": body.prompt}])
         with contextlib.closing(tokenizer):
-            asked = [tokenizer.encode(tokenizer.chat(messages, question.chat.chat_template_kwargs))]
-    for tokens in asked:
+            token_lists = [tokenizer.encode(tokenizer.chat(messages, question.chat.chat_template_kwargs))]
+    for tokens in token_lists:
         _refuse_unfit(tokens, wish.max_new_tokens, facts)
-    prompts = _prompts(asked, body.seeds, wish)
+    prompts = _prompts(token_lists, body.seeds, wish)
     sampling = Sampling(
         logprobs=False,
         max_new_tokens=wish.max_new_tokens,

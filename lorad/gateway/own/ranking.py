@@ -65,8 +65,8 @@ class Ranking:
             for piece in pieces
         ]
         starts = [max(text.size - len(piece.tokens), 1) for piece, text in zip(pieces, texts, strict=True)]
-        asked = Rank(self._version, texts, starts, self._wish.alternatives)
-        ranked: Ranked = await self._peer.connection.call("rank", asked)
+        request = Rank(self._version, texts, starts, self._wish.alternatives)
+        ranked: Ranked = await self._peer.connection.call("rank", request)
         counts = [text.size - start for text, start in zip(texts, starts, strict=True)]
         ends = np.cumsum([0, *counts]).tolist()
         return [

@@ -40,8 +40,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[None]
     for_all = os.environ.get(FOR_ALL) == "1"
     limits = Limits(requests_at_once(_MOST_REQUESTS), MOST_OF_ONE)
     access = Access(settings.tokens, for_all=for_all, private=not for_all)
-    named = SocketFile(home.gateway_socket, 0o666 if for_all else 0o600)
-    listeners = [named, settings.fixed_port]
+    listeners = [SocketFile(home.gateway_socket, 0o666 if for_all else 0o600), settings.fixed_port]
     async with (
         contextlib.aclosing(Routes(home)) as routes,
         contextlib.aclosing(Owners("gateway", home.gateway_socket_of)) as owners,
@@ -63,8 +62,8 @@ async def _forward(
     owner = await routes.find(_model_in(body), access.owner(request), access.viewer(request))
     wake = partial(routes.ask, owner.version)
     headers = {"Content-Type": "application/json", VERSION: owner.version}
-    asked = owners.asked(owner.owner_uid, wake, "POST", request.path, data=body, headers=headers)
-    async with asked as answer:
+    answering = owners.asked(owner.owner_uid, wake, "POST", request.path, data=body, headers=headers)
+    async with answering as answer:
         if answer.content_type != EVENT_STREAM:
             return await pass_on(request, answer, _PASSED_ON, content_type="application/json")
         gone = PoolLost("the gateway of the version's owner went away", hint=AGAIN)

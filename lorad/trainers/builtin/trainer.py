@@ -164,14 +164,15 @@ class BuiltinTrainer(Trainer):
         await self._compute.run(self._slots.trained(slot).grads.zero_)
 
     async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        held = None if policy.slot is None else self._slots[policy.slot]
+        open_slot = None if policy.slot is None else self._slots[policy.slot]
         check_batch(batch, self.capabilities(), temperature)
         size = batch.targets.size
         result = Predictions(np.empty(size, np.float32), np.empty(size, np.bool_))
-        pieces = list(plan(batch, held.tokens_per_microbatch if held else _TOKENS_PER_MICROBATCH, share=True))
-        quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
-        for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
-            result.logprobs[piece.targets], result.correct[piece.targets] = found
+        budget = open_slot.tokens_per_microbatch if open_slot else _TOKENS_PER_MICROBATCH
+        pieces = list(plan(batch, budget, share=True))
+        quanta = (partial(self._score, open_slot, piece, temperature, policy.amplify) for piece in pieces)
+        for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
+            result.logprobs[piece.targets], result.correct[piece.targets] = scores
         return result
 
     async def unmet_experts(self, batch: Batch) -> Sequence[str]:
@@ -183,23 +184,23 @@ class BuiltinTrainer(Trainer):
         return routes.unmet(self._base, met)
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        held = self._slots.critic(slot)
+        head_slot = self._slots.critic(slot)
         check_batch(batch, self.capabilities(), 1.0)
         result = np.empty(batch.targets.size, np.float32)
-        pieces = list(plan(batch, held.tokens_per_microbatch, share=True))
-        quanta = (partial(critic.values, self._base, held, piece) for piece in pieces)
-        for piece, found in zip(pieces, await self._compute.each(quanta), strict=True):
-            result[piece.targets] = found
+        pieces = list(plan(batch, head_slot.tokens_per_microbatch, share=True))
+        quanta = (partial(critic.values, self._base, head_slot, piece) for piece in pieces)
+        for piece, values in zip(pieces, await self._compute.each(quanta), strict=True):
+            result[piece.targets] = values
         return result
 
     async def value_backward(
         self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
     ) -> LossStats:
-        held = self._slots.critic(slot, trained=True)
+        head_slot = self._slots.critic(slot, trained=True)
         work = ValueBackward(batch, targets, loss, normaliser)
         check_values(work, self.capabilities())
-        pieces = plan(batch, held.tokens_per_microbatch, share=not held.spec.adapter.dropout)
-        quanta = (partial(critic.backward, self._base, held, piece, work) for piece in pieces)
+        pieces = plan(batch, head_slot.tokens_per_microbatch, share=not head_slot.spec.adapter.dropout)
+        quanta = (partial(critic.backward, self._base, head_slot, piece, work) for piece in pieces)
         return sum(await self._compute.each(quanta), LossStats())
 
     async def export(self, slot: str) -> Adapter:

@@ -136,12 +136,12 @@ def _check(settings: BodySettings) -> None:
 
 def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packed: bool) -> dict[str, object]:
     """Collect the fields that lorad decides, and those that Megatron's own layers need."""
-    found = own_fields(settings, dtype, pads=vocab % settings.tp > 0)
+    own = own_fields(settings, dtype, pads=vocab % settings.tp > 0)
     if not packed:
         from megatron.bridge.models.gpt_provider import local_layer_spec
 
-        found |= {"transformer_layer_spec": local_layer_spec, **_NO_FUSION}
-    return found
+        own |= {"transformer_layer_spec": local_layer_spec, **_NO_FUSION}
+    return own
 
 
 def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None:

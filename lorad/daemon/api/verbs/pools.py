@@ -52,21 +52,23 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
 
 
 async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
-    """List the nodes of the cluster: those of config.yaml, and those that pools had."""
-    known = {row.node: row for row in rows.nodes(ctx.store)}
+    """List the nodes that config.yaml names, and the nodes that pools had."""
+    nodes = {row.node: row for row in rows.nodes(ctx.store)}
     hosts = {node.host: node.devices for node in ctx.config.cluster.nodes} if ctx.config.cluster else {}
-    grants = sorted(rows.grants(ctx.store), key=lambda one: one.since)
+    grants = sorted(rows.grants(ctx.store), key=lambda grant: grant.since)
     last = {name: grant for grant in grants for name in grant.nodes}
-    names = sorted({*known, *hosts})
+    names = sorted({*nodes, *hosts})
     who = reader(ctx, call.caller)
-    return [_node_view(ctx, who, name, known.get(name), hosts.get(name, 0), last.get(name)) for name in names]
+    return [_node_view(ctx, who, name, nodes.get(name), hosts.get(name, 0), last.get(name)) for name in names]
 
 
 def _node_view(
     ctx: Context, who: Reader, name: str, row: NodeRow | None, count: int, grant: GrantRow | None
 ) -> NodeStatus:
-    """Describe a node, without the pools that `who` may not see. count: devices by config.yaml. grant: the
-    last one that has the node.
+    """Describe a node, without the pools that `who` may not see.
+
+    count: how many devices config.yaml says that it has.
+    grant: the last grant of the node.
     """
     held, agents = set[str](), list[str]()
     for pool in ctx.pools.values():

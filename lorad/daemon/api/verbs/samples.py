@@ -154,19 +154,20 @@ def _chosen(lines: Sequence[bytes], wanted: _Excerpt) -> Iterator[Sample]:
     """
     places: Iterable[int] = range(len(lines))
     if wanted.choice != Choice() or wanted.prompt:
-        kept, numbers = list[_SampleLine](), dict[str, int]()
+        fitting = list[_SampleLine]()
+        numbers = dict[str, int]()
         takes = wanted.choice.test()
-        for place, one in enumerate(map(_DECODER.decode, lines)):
-            number = numbers.setdefault(one.prompt_id, one.problem or len(numbers) + 1)
-            if takes(one):
-                amounts = (one.reward, one.advantage, one.size, one.turn_count)
-                kept.append(_SampleLine(place, number, one.prompt_id, *amounts))
+        for place, sample in enumerate(map(_DECODER.decode, lines)):
+            number = numbers.setdefault(sample.prompt_id, sample.problem or len(numbers) + 1)
+            if takes(sample):
+                amounts = (sample.reward, sample.advantage, sample.size, sample.turn_count)
+                fitting.append(_SampleLine(place, number, sample.prompt_id, *amounts))
         if isinstance(wanted.prompt, int) and wanted.prompt not in numbers.values():
             last = max(numbers.values(), default=0)
-            said = f"{wanted.name} has no problem" if wanted.name else "that step has no prompt"
-            raise NotFound(f"{said} {wanted.prompt}", hint=f"They are numbered from 1 to {last}.")
-        found = [one for one in kept if wanted.prompt in ("", one.number, one.prompt_id)]
-        places = [line.place for line in in_order(found, wanted.choice)]
+            what = f"{wanted.name} has no problem" if wanted.name else "that step has no prompt"
+            raise NotFound(f"{what} {wanted.prompt}", hint=f"They are numbered from 1 to {last}.")
+        of_prompt = [line for line in fitting if wanted.prompt in ("", line.number, line.prompt_id)]
+        places = [line.place for line in in_order(of_prompt, wanted.choice)]
     yield from (_DECODER.decode(lines[place]) for place in itertools.islice(places, wanted.limit))
 
 

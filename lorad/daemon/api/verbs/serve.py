@@ -119,33 +119,31 @@ def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> N
 
 
 async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> list[Import]:
-    """Every adapter, checked against the base and staged: the largest rank first, as servers are started for
-    it.
-    """
-    found = list[_FoundAdapter]()
+    """Check every adapter against the base and stage it, the largest rank first, for which servers start."""
+    adapters = list[_FoundAdapter]()
     for adapter in body.adapters:
         source = Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
         with _blamed(adapter.name, source):
-            found.append(_FoundAdapter(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
-    found.sort(key=lambda one: -one.outline.config.max_rank)
+            adapters.append(_FoundAdapter(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
+    adapters.sort(key=lambda outlined: -outlined.outline.config.max_rank)
     largest = replace(
-        _brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.max_rank)
+        _brief(spec, body.overrides), lora=replace(spec.lora, rank=adapters[0].outline.config.max_rank)
     )
     facts = await preflight(ctx, largest, body.cwd, uid)
     spec = _roomy(spec, body.overrides, facts.max_positions)
     model = facts.model_path, facts.model_dtype, facts.parameters
-    asked = Request(body.cwd, "", body.overrides, *model, facts)
+    request = Request(body.cwd, "", body.overrides, *model, facts)
     await refresh(ctx)
-    made: list[Import] = []
+    imports: list[Import] = []
     try:
-        for place, one in enumerate(found, 1):
-            doing().tell(f"reading adapter {place} of {len(found)}")
-            made.append(await _staged(ctx, uid, one, spec, asked))
+        for place, outlined in enumerate(adapters, 1):
+            doing().tell(f"reading adapter {place} of {len(adapters)}")
+            imports.append(await _staged(ctx, uid, outlined, spec, request))
     except BaseException:
-        for staged_before in made:
+        for staged_before in imports:
             discard(staged_before.staged)
         raise
-    return made
+    return imports
 
 
 def _brief(spec: Spec, overrides: Sequence[str]) -> Spec:
@@ -190,7 +188,7 @@ def _blamed(name: str, source: Path) -> Iterator[None]:
 async def _shown(
     ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack
 ) -> tuple[Pool, Attestation]:
-    """The pool that has loaded and attested it, which stays up till the stack is left."""
+    """Have a pool load and attest it; the pool stays up until the stack is left."""
     pool = await stack.enter_async_context(hold_pool(ctx, one.row()))
     with _blamed(one.name, one.source):
         return pool, await load(ctx, pool, one.version(), keep=True)

@@ -250,7 +250,7 @@ class _Member(NamedTuple):
 
 async def _sweep_view(ctx: Context, row: Sweep) -> Sweep:
     members = await ctx.read(_members_of, row.sweep, [*row.grid])
-    return replace(row, runs=[_member_view(ctx, one) for one in members])
+    return replace(row, runs=[_member_view(ctx, member) for member in members])
 
 
 def _members_of(rows: Rows, sweep: str, grid: list[str]) -> list[_Member]:
