@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-_ASK_SECONDS = 20.0
+_ASK_SECONDS = 60.0
 _ASK = """
 import importlib.metadata, json, sys
 found = {}
@@ -20,7 +20,7 @@ for name in sys.argv[1:]:
         pass
 print(json.dumps(found))
 """
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 240.0  # to import torch from a cold disk, beside others' work
 _LOOK = """
 import importlib.metadata, json, platform, sys
 def version(name):
@@ -126,8 +126,12 @@ def _torch_and_gpus(seen: dict[str, Any]) -> Finding:
     )
 
 
-def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any] | str:
-    """Run LOOK in the environment; returns what it prints, or why it does not."""
+def look(
+    python: Path, env: Mapping[str, str], wanted: Wanted, *, seconds: float = _LOOK_SECONDS
+) -> dict[str, Any] | str:
+    """Import what is wanted in the environment, for at most so many seconds. Returns what its Python prints
+    of it, or why it prints nothing.
+    """
     command = [
         str(python),
         "-c",
@@ -139,7 +143,7 @@ def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any]
             command,
             capture_output=True,
             text=True,
-            timeout=_LOOK_SECONDS,
+            timeout=seconds,
             check=True,
             cwd="/",
             env={**os.environ, **env},
@@ -147,7 +151,7 @@ def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any]
         found = json.loads(done.stdout.splitlines()[-1])
         return found if isinstance(found, dict) else "it gave no answer"
     except subprocess.TimeoutExpired:
-        return f"it said nothing for {_LOOK_SECONDS:.0f} s"
+        return f"it said nothing for {seconds:.0f} s"
     except subprocess.CalledProcessError as error:
         return str((error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1])
     except (ValueError, IndexError):
