@@ -59,9 +59,7 @@ def _readers(directory: Path, settings: Mapping[str, Any]) -> str:
     """Say who reads an adapter on experts as it was trained; "" for other adapters, and without its base."""
     from lorad.adapters.peft import outline
     from lorad.adapters.readers import why_not
-    from lorad.backends.registry import dialect_class
     from lorad.models.facts import read_facts
-    from lorad.spec.numbers import SERVERS
 
     if not (config := outline(directory).config).experts:
         return ""
@@ -69,10 +67,9 @@ def _readers(directory: Path, settings: Mapping[str, Any]) -> str:
         facts = read_facts(base_directory(settings))
     except LoradError:
         return ""
-    joined = {server: dialect_class(server).joined for server in SERVERS}
-    found = why_not(config, {**facts.linears, **facts.experts}, facts.model_type, joined)
-    exact = ", ".join(name for name, why in found.items() if not why) or "nobody"
-    others = "".join(f" Not by {name}: {why}." for name, why in found.items() if why)
+    reasons = why_not(config, {**facts.linears, **facts.experts}, facts.model_type)
+    exact = ", ".join(name for name, why in reasons.items() if not why) or "nobody"
+    others = "".join(f" Not by {name}: {why}." for name, why in reasons.items() if why)
     return f"Its experts are read exactly by {exact}.{others}" + (_OTHER_WAYS if others else "")
 
 

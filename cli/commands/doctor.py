@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from lorad.backends.engine_install import Server
 from lorad.box.config import load
 from lorad.box.gpus import all_gpus, visible_gpus
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
@@ -29,6 +28,7 @@ from lorad.cli.output import print_json, printable, report, size
 from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed, SpecError
 from lorad.records.daemon import Orphan, Repaired
+from lorad.servers.table import Server
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
 _MINIMUM_FREE = 2 << 30

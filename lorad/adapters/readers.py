@@ -2,17 +2,18 @@
 0.32 and SGLang 0.5.23 were seen to do.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from lorad.adapters.adapter import AdapterConfig, Outline
 from lorad.adapters.served import partners_of
 from lorad.adapters.targets import experts_of, leaf
 from lorad.errors import AdapterRefused, SpecError
+from lorad.servers.kind import ServerKind
+from lorad.servers.table import SERVERS
 
 _FUSED = ("deepseek_v3", "glm4_moe", "olmoe", "qwen2_moe", "qwen3_moe")
 """Model types whose experts PEFT reads in its own form."""
 _UNCONVERTED = "qwen2_moe"  # one of which PEFT takes no names of single experts
-_SERVED = ("qwen3_moe",)  # model types whose experts servers were seen to read
 _OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 _Shapes = Mapping[str, tuple[int, int]]
 
@@ -42,30 +43,29 @@ def refuse_interleaved(found: Outline, model_type: str, interleaved: Collection[
         )
 
 
-def why_not(
-    config: AdapterConfig, shapes: _Shapes, model_type: str, joined: Mapping[str, Sequence[Sequence[str]]]
-) -> dict[str, str]:
+def why_not(config: AdapterConfig, shapes: _Shapes, model_type: str) -> dict[str, str]:
     """Return for each reader of a directory with names of single experts why it does not read what was
     trained; "" where it does.
 
-    shapes: (out, in) of every linear of the base. joined: by server, see `served`.
+    shapes: (out, in) of every linear of the base.
     """
     is_partial = any(experts_of(name) for name in partners_of(config.modules, shapes, ()))
     parts = "some experts of a layer alone, or some of their linears" if is_partial else ""
-    found = {"PEFT": parts or _why_not_peft(config, model_type)}
-    for server, groups in sorted(joined.items()):
-        lacks = [] if parts else partners_of(config.modules, shapes, groups)
-        wants = f"it wants {leaf(lacks[0])} too" if lacks else ""
-        found[server] = parts or _why_not_server(server, config, model_type) or wants
-    return found
+    reasons = {"PEFT": parts or _why_not_peft(config, model_type)}
+    for name, server in sorted(SERVERS.items()):
+        reasons[name] = parts or _why_not_server(server, config, shapes, model_type)
+    return reasons
 
 
-def _why_not_server(server: str, config: AdapterConfig, model_type: str) -> str:
-    if model_type not in _SERVED:
+def _why_not_server(server: ServerKind, config: AdapterConfig, shapes: _Shapes, model_type: str) -> str:
+    if model_type not in server.expert_types:
         return f"experts of {model_type or 'this model'} were not tried"
-    if server == "sglang" and config.expert_rank is not None:
+    if config.expert_rank is not None and not server.reads_ranks:
         return "it has one rank for all modules"
-    return "it knows no rsLoRA" if config.rslora and server == "sglang" else ""
+    if config.rslora and not server.reads_rslora:
+        return "it knows no rsLoRA"
+    lacks = partners_of(config.modules, shapes, server.joined)
+    return f"it wants {leaf(lacks[0])} too" if lacks else ""
 
 
 def _why_not_peft(config: AdapterConfig, model_type: str) -> str:

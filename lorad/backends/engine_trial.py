@@ -4,7 +4,6 @@ engine.
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from lorad.adapters.targets import leaf
 from lorad.backends.registry import engine_class
 from lorad.box.config import Backend
 from lorad.children.interpreter import Finding
-from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
@@ -78,31 +77,28 @@ def _remote(kind: str) -> type[RemoteEngine]:
     return found
 
 
-@asynccontextmanager
-async def _started(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[RemoteEngine]:
-    engine = await _remote(kind).open(_setup_of(backend), _settings_on(backend, device), _SHAPES, work=work)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
 async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[Finding]:
-    """One finding after the other.
+    """Start a server, load an adapter, sample and score with it, and compare; yields a finding for each.
 
     Raises LoradError when the server does not start or refuses the adapter.
     """
     adapter = _random_adapter()
     source = AdapterSource(adapter.digest(), adapter=adapter)
+    prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(_SAMPLES, dtype=np.uint64))
+    sampling = Sampling(max_new_tokens=_NEW_TOKENS, stream=False)
     clock = _Clock()
-    async with _started(kind, backend, device, work) as engine:
+    engine = await _remote(kind).open(_setup_of(backend), _settings_on(backend, device), _SHAPES, work=work)
+    try:
         yield clock.finding("start", "until it took requests")
         await engine.load(_VERSION, source)
         yield clock.finding("load", "for one adapter")
-        tokens = await _sample(engine)
+        chunks = engine.generate("trial", _VERSION, [prompt], sampling)
+        tokens = sum([chunk.tokens.size async for chunk in chunks])
         yield clock.finding("sample", f"for {tokens} tokens of {_SAMPLES} samples")
         theirs = [await engine.score(version, _CANARIES) for version in (BASE, _VERSION)]
         yield clock.finding("score", f"for {_CANARIES.completions.size} tokens, twice")
+    finally:
+        await engine.close()
     yield clock.finding("stop", "until nothing of it was left")
     ours = await _builtin_scores(source)
     yield compared(theirs, ours, _dtype_on(device))
@@ -116,12 +112,6 @@ class _Clock:
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         return Finding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
-
-
-async def _sample(engine: Engine) -> int:
-    prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(_SAMPLES, dtype=np.uint64))
-    sampling = Sampling(max_new_tokens=_NEW_TOKENS, stream=False)
-    return sum([chunk.tokens.size async for chunk in engine.generate("trial", _VERSION, [prompt], sampling)])
 
 
 def _random_adapter() -> Adapter:

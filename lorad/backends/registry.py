@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 from lorad.engines.base import Engine
 from lorad.errors import SpecError
 from lorad.limits.arguments import RANKED
+from lorad.servers.table import SERVERS
 from lorad.trainers.base import Trainer
 
 ENGINES = {
     "builtin": "lorad.engines.builtin.engine:BuiltinEngine",
-    "sglang": "lorad.engines.sglang.dialect:SglangEngine",
-    "vllm": "lorad.engines.vllm.dialect:VllmEngine",
-}
-_DIALECTS = {
-    "sglang": "lorad.engines.sglang.dialect:SglangDialect",
-    "vllm": "lorad.engines.vllm.dialect:VllmDialect",
+    **{name: kind.engine for name, kind in SERVERS.items()},
 }
 TRAINERS = {
     "builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer",
@@ -64,9 +60,9 @@ def engine_class(name: str, override: str | None = None) -> type[Engine]:
 
 def dialect_class(name: str) -> "type[Dialect]":
     """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
-    module, _, attribute = _DIALECTS[name].partition(":")
-    found: type[Dialect] = getattr(importlib.import_module(module), attribute)
-    return found
+    module, _, attribute = SERVERS[name].dialect.partition(":")
+    dialect: type[Dialect] = getattr(importlib.import_module(module), attribute)
+    return dialect
 
 
 def trainer_class(name: str, override: str | None = None) -> type[Trainer]:

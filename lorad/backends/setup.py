@@ -18,18 +18,17 @@ from lorad.errors import SpecError
 from lorad.files import expanded
 from lorad.limits.arguments import AXES, RANKED
 from lorad.limits.limit import BackendSetup
-from lorad.limits.of_engines import MLP, TARGETS
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.preflight import BaseFacts
+from lorad.servers.kind import MLP
+from lorad.servers.table import SERVERS
 from lorad.spec.lora import Lora
 from lorad.spec.model import Spec
-from lorad.spec.numbers import SERVERS
 
 _OF_CLIENTS = 32  # the rank of models whose client names none
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
-_SERVED_EXPERTS = ("qwen3_moe",)  # model types whose experts were tried with adapters on servers
 _Shapes = Mapping[str, tuple[int, int]]
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+")
 _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
@@ -61,7 +60,7 @@ def backend_setup(
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:
     """Raises SpecError when the backend has no interpreter, or the rank is more than any server takes."""
     rollout = spec.rollout
-    takes = TARGETS.get(rollout.backend, {*facts.linears, *facts.of_experts})
+    takes = SERVERS[rollout.backend].targets or {*facts.linears}
     if backend.python is None and not rollout.urls:
         raise SpecError(
             f"config.yaml names no python for {rollout.backend}",
@@ -180,7 +179,7 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
 
 def served_experts(rollout: str, facts: ModelFacts) -> _Shapes:
     """Return the linears of experts on which the engine serves adapters."""
-    is_served = rollout in SERVERS and facts.model_type in _SERVED_EXPERTS
+    is_served = rollout in SERVERS and facts.model_type in SERVERS[rollout].expert_types
     return facts.experts if rollout == "builtin" or is_served else {}
 
 

@@ -7,8 +7,8 @@ from lorad.box.cluster import Cluster
 from lorad.errors import SpecError
 from lorad.limits.arguments import RANKED
 from lorad.protocol.nodes import NodesSetup, StaticNode
+from lorad.servers.table import NAMES, SERVERS
 from lorad.spec.model import Spec
-from lorad.spec.numbers import SERVERS
 
 Where = Literal["local", "cluster"]
 _UNTIL_ENDED = 10 * 365 * 86400.0  # seconds: the daemon judges by `cluster.patience`, and ends the pool
@@ -118,14 +118,14 @@ def _of_backends(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
             f"the {engine} engine is a part of its pool's process, which stays on this machine; the GPUs are "
             "on the nodes",
             key="rollout.backend",
-            hint=f"On a cluster with GPUs, use {' or '.join(sorted(SERVERS))}.",
+            hint=f"On a cluster with GPUs, use {NAMES}.",
         )
     if spec.resources.rollout_nodes and (engine not in SERVERS or spec.rollout.urls):
         which = "servers that you run" if engine in SERVERS else f"the {engine} engine"
         yield SpecError(
             f"nodes for servers alone, but {which} would not be on them",
             key="resources.rollout_nodes",
-            hint=f"Leave it out, or let lorad start servers: rollout.backend {' or '.join(sorted(SERVERS))}.",
+            hint=f"Leave it out, or let lorad start servers: rollout.backend {NAMES}.",
         )
     if spec.algorithm.teacher and cluster.has_gpus:
         yield SpecError(

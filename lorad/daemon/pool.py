@@ -21,8 +21,8 @@ from lorad.protocol.nodes import GrantedNode, GrantStatus
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import PoolStatus
+from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
-from lorad.spec.numbers import SERVERS
 
 
 class Refusal(NamedTuple):

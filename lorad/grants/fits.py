@@ -3,7 +3,7 @@
 from lorad.errors import SpecError
 from lorad.protocol.nodes import NodesSetup
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.spec.numbers import SERVERS
+from lorad.servers.table import NAMES
 
 
 def checked_nodes(config: PoolSetup) -> NodesSetup:
@@ -19,7 +19,7 @@ def checked_nodes(config: PoolSetup) -> NodesSetup:
         raise SpecError(
             f"the {config.engine} engine has no servers that could be on nodes of their own",
             key="resources.rollout_nodes",
-            hint=f"Use {' or '.join(SERVERS)}, or leave it out.",
+            hint=f"Use {NAMES}, or leave it out.",
         )
     if config.ranks is None:
         raise SpecError(
@@ -32,6 +32,6 @@ def checked_nodes(config: PoolSetup) -> NodesSetup:
         raise SpecError(
             f"{what} would need a GPU of this machine, and the pool has those of nodes alone",
             key="resources.nodes",
-            hint=f"Use {' or '.join(SERVERS)}, and no teacher, on nodes.",
+            hint=f"Use {NAMES}, and no teacher, on nodes.",
         )
     return nodes

@@ -11,6 +11,7 @@ from typing import Any
 from lorad.errors import SpecError
 from lorad.models.families import FAMILIES, LINEARS, Family, Mixture
 from lorad.models.rope_parameters import RopeParameters, parse_rope, positive
+from lorad.servers.table import NAMES
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -275,7 +276,7 @@ def _architecture(data: Mapping[str, Any], where: str) -> str:
             f"{where}: the builtin backend does not know the architecture {name}"
             + (f" of model_type {model_type}" if other_type else ""),
             hint=f"supported: {', '.join(_SUPPORTED)}; other models need trainer.backend: megatron or fsdp, "
-            "and rollout.backend: sglang or vllm",
+            f"and rollout.backend: {NAMES}",
         )
     return str(name)
 

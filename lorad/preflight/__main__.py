@@ -76,11 +76,12 @@ with quick_imports():
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
+    from lorad.servers.table import SERVERS
     from lorad.spec.data import names_of
     from lorad.spec.lora import Lora
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.notify import Notify
-    from lorad.spec.numbers import SERVERS, Loggers
+    from lorad.spec.numbers import Loggers
 
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (

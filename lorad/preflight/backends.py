@@ -9,10 +9,9 @@ from lorad.box.config import Config
 from lorad.errors import SpecError
 from lorad.limits.check import refuse
 from lorad.protocol.pool_setup import UNIX
+from lorad.servers.table import NAMES, SERVERS
 from lorad.spec.model import Spec
-from lorad.spec.numbers import SERVERS
 
-_SERVER_NAMES = " or ".join(SERVERS)
 _KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 
 
@@ -60,7 +59,7 @@ def _check_other_keys(spec: Spec) -> None:
             raise SpecError(
                 f"the {backend} engine is no server, this would do nothing",
                 key=f"rollout.{key}",
-                hint=f"Leave it out, or take the rollout.backend that it is for: {_SERVER_NAMES}.",
+                hint=f"Leave it out, or take the rollout.backend that it is for: {NAMES}.",
             )
     if rollout.engine_args and backend == "builtin":
         given = ", ".join(rollout.engine_args)

@@ -18,15 +18,16 @@ from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
 from lorad.rl.data import Dataset
+from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
-from lorad.spec.numbers import SERVERS
 
 _MB = 1 << 20
-_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "sglang": 1630, "vllm": 2510}
+_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590}
 """MiB that a process takes before it holds anything of a model: the pool's with a trainer in it, the same
-without, a rank, and a server with all its processes. Measured on 26 November 2026 by `make bench-pool-memory`
-on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23, vLLM 0.32.0. The builtin pool was
-alone there with the pages of torch; the others shared them with processes of other homes."""
+without, and a rank; `lorad/servers` has those of a server with all its processes. Measured on 26 November
+2026 by `make bench-pool-memory` on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23,
+vLLM 0.32.0. The builtin pool was alone there with the pages of torch; the others shared them with processes
+of other homes."""
 _SHARED = {"megatron": 190}
 """MiB of libraries that ranks after the first share with it; those of FSDP share the pool's."""
 _GATHERED = 4
@@ -154,12 +155,14 @@ def _takes_turns(spec: Spec, device: str) -> bool:
 
 def _processes(spec: Spec) -> int:
     """Return what processes take before they hold anything of the model."""
-    trainer, rollout = spec.trainer, spec.rollout
-    found = _PROCESSES["builtin"]
+    trainer = spec.trainer
+    total = _PROCESSES["builtin"]
     if trainer.backend in RANKED:
         shared = (trainer.ranks - 1) * _SHARED.get(trainer.backend, 0)
-        found = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
-    return (found + _started(spec) * _PROCESSES.get(rollout.backend, 0)) * _MB
+        total = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
+    if servers := _started(spec):
+        total += servers * SERVERS[spec.rollout.backend].process_mib
+    return total * _MB
 
 
 def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
@@ -192,12 +195,13 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
 
 
 def _cached_tokens(spec: Spec, model: ModelFacts, step: Step) -> int:
-    """Return the tokens whose keys and values are in memory on a CPU: those of the samples of a step; with
-    SGLang of as many whole contexts as it runs samples at once, since it writes zeros to all of its cache.
+    """Return the tokens whose keys and values are in memory on a CPU: those of the samples of a step; of
+    a server that fills its cache, of as many whole contexts as it runs samples at once.
     """
-    if spec.rollout.backend == "sglang":
+    servers = _started(spec)
+    if servers and SERVERS[spec.rollout.backend].fills_cache:
         context = context_length(spec, model.max_positions)
-        return _started(spec) * (MAX_RUNNING["cpu"] + 1) * context
+        return servers * (MAX_RUNNING["cpu"] + 1) * context
     longest = step.prompt + spec.rollout.max_new_tokens
     return 0 if spec.rollout.urls else int(step.samples * longest)
 
@@ -272,13 +276,13 @@ def _expert_buffers(spec: Spec, model: ModelFacts, modules: tuple[str, ...], dty
     """Return the bytes that servers set aside for adapters on experts: in each slot for every expert, at the
     highest rank, whichever of them the run adapts.
 
-    SGLang (0.5.23, `lora/mem_pool.py`) does so too where linears beside the experts are adapted that have
-    the names of theirs, as those of a shared MLP.
+    Some do so too where linears beside the experts are adapted that have the names of theirs, as those of a
+    shared MLP.
     """
     if not (servers := _started(spec)):
         return 0
     experts = served_experts(spec.rollout.backend, model) if any(map(experts_of, modules)) else {}
-    if spec.rollout.backend == "sglang" and {*map(leaf, modules)} & {*map(leaf, model.experts)}:
+    if SERVERS[spec.rollout.backend].sizes_by_leaf and {*map(leaf, modules)} & {*map(leaf, model.experts)}:
         experts = model.experts
     numbers = max_rank(spec) * sum(map(sum, experts.values()))
     return servers * SERVER_SLOTS * numbers * BYTES[dtype]

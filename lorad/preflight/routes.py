@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 from lorad.errors import SpecError
 from lorad.limits.arguments import REPLAYS
-from lorad.limits.of_engines import RECORDS
 from lorad.models.facts import ModelFacts
+from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
-from lorad.spec.numbers import SERVERS
 
 
 class _Lack(NamedTuple):
@@ -57,7 +56,7 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
 
 def _server_lacks(spec: Spec, facts: ModelFacts) -> str:
     engine = spec.rollout.backend
-    if engine not in RECORDS:
+    if not SERVERS[engine].records_routes:
         return f"lorad records no routes of {engine}, which does so on GPUs alone and was never seen to"
     if spec.rollout.urls:
         return "lorad records no routes of servers that you run"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.backends import registry
-from lorad.backends.engine_install import TRIED, installed_version, is_older
+from lorad.backends.engine_install import installed_version, is_older
 from lorad.backends.setup import longest, server_setup
 from lorad.box.config import Backend, Config
 from lorad.driver.sample import sampling_of
@@ -21,6 +21,7 @@ from lorad.errors import SpecError
 from lorad.preflight.trainers import ON_NODES
 from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.preflight import BaseFacts
+from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
 
 _ANSWER_SECONDS = 15.0
@@ -65,7 +66,7 @@ def check_server(
     if elsewhere and not Path(setup.python).exists():
         return [f"rollout.backend: {setup.python} {ON_NODES}"]
     version = installed_version(name, Path(setup.python))
-    older = f"rollout.backend: {name} is {version}; lorad was tried with {TRIED[name]} and newer"
+    older = f"rollout.backend: {name} is {version}; lorad was tried with {SERVERS[name].tried} and newer"
     return [older] if is_older(version, name) else []
 
 
@@ -84,12 +85,12 @@ def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
             raise SpecError(
                 f"{given} is not for you to set: {mine[0]} follows from the run",
                 key="rollout.engine_args",
-                hint=f"Leave it out. Other flags of {dialect.name} are passed on as they are.",
+                hint=f"Leave it out. Other flags of {dialect.kind.name} are passed on as they are.",
             )
         if any(name.startswith(flag) or flag.startswith(name) for name in _ROUNDING):
             raise SpecError(
-                f"by {given} {dialect.name} rounds weights or activations, and samples from another model "
-                "than the trainer trains on",
+                f"by {given} {dialect.kind.name} rounds weights or activations, and samples from another "
+                "model than the trainer trains on",
                 key="rollout.engine_args",
                 hint="Leave it out. model.quantize rounds a base for the builtin engine and its trainer.",
             )
@@ -101,7 +102,7 @@ def _check_sampling(
     for greedy in (False, True) if spec.eval.every else (False,):
         if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
             raise SpecError(
-                f"{dialect.name} cannot sample like this: {why}",
+                f"{dialect.kind.name} cannot sample like this: {why}",
                 key="rollout",
                 hint="Change that, or take another rollout.backend.",
             )
@@ -153,7 +154,7 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
         raise _no_server(dialect, url, f"it said nothing for {_ANSWER_SECONDS:.0f} s") from None
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise _no_server(
-            dialect, url, f"its answers are not {dialect.name}'s ({type(error).__name__})"
+            dialect, url, f"its answers are not {dialect.kind.name}'s ({type(error).__name__})"
         ) from None
     finally:
         await http.close()
@@ -161,7 +162,7 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
 
 def _no_server(dialect: Dialect, url: str, why: str) -> SpecError:
     return SpecError(
-        f"no {dialect.name} server answers at {url}: {why}",
+        f"no {dialect.kind.name} server answers at {url}: {why}",
         key="rollout.url",
         hint="Is it ready, and is that its address? Without rollout.url lorad starts one itself.",
     )

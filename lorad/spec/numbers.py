@@ -16,7 +16,6 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"  # for runs, groups, aliases
 BUILTIN_MODELS = ("builtin:tiny", "builtin:tiny-moe")
-SERVERS = ("sglang", "vllm")  # engines that are servers in processes of their own
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?"
 Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/=+@-]{0,39}\Z")]  # a word on a run
 Loggers = list[str | dict[str, dict[str, Any] | None]]  # names, or one name with its settings

@@ -17,11 +17,9 @@ from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_fused
 from lorad.adapters.readers import refuse_fused, refuse_interleaved, why_not
 from lorad.adapters.targets import experts_of, match_modules
 from lorad.adapters.validate import validate
-from lorad.backends.registry import dialect_class
 from lorad.errors import AdapterRefused, SpecError
 from lorad.models.facts import read_facts
 from lorad.models.families import FUSED
-from lorad.spec.numbers import SERVERS
 from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.conformance.expert_weights import merge
 from tests.conformance.reference import reference_logprobs, reference_model
@@ -309,9 +307,8 @@ def test_other_adapters_have_no_form_of_experts() -> None:
     ],
 )
 def test_readers_are_those_that_were_seen_to_agree(name: str, exact: list[str], tmp_path: Path) -> None:
-    joined = {server: dialect_class(server).joined for server in SERVERS}
-    found = why_not(adapter_of(name).config, SHAPES, "qwen3_moe", joined)
-    assert [reader for reader, why in found.items() if not why] == exact
+    reasons = why_not(adapter_of(name).config, SHAPES, "qwen3_moe")
+    assert [reader for reader, why in reasons.items() if not why] == exact
     if "PEFT" not in exact:
         with pytest.raises((AssertionError, ValueError, RuntimeError, UserWarning)):
             expected = merged_logprobs(adapter_of(name), tmp_path / "merged")
@@ -321,9 +318,9 @@ def test_readers_are_those_that_were_seen_to_agree(name: str, exact: list[str], 
 def test_readers_depend_on_the_model() -> None:
     config = adapter_of("all").config
     for family in ("qwen2_moe", "mixtral"):
-        assert all(why_not(config, SHAPES, family, {"vllm": ()}).values())
+        assert all(why_not(config, SHAPES, family).values())
     dropped = replace(config, dropout=0.1)
-    assert why_not(dropped, SHAPES, "qwen3_moe", {})["PEFT"] == "it takes no dropout on experts"
+    assert why_not(dropped, SHAPES, "qwen3_moe")["PEFT"] == "it takes no dropout on experts"
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.served import served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
-from lorad.backends.registry import dialect_class
 from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
-from lorad.spec.numbers import SERVERS
+from lorad.servers.table import SERVERS
 from tests.conformance.expert_adapters import BATCH, MOE, SHAPES, adapter_of, merged_logprobs
 from tests.kit.fakes.random_adapters import partial, random_adapter
 
 WHOLE = random_adapter(SHAPES, 1, rank=2)
 BY_RANK = {rank: random_adapter(SHAPES, 1, rank=2, expert_rank=rank) for rank in (1, 2, 3)}
-JOINED = {kind: dialect_class(kind).joined for kind in SERVERS}
+JOINED = {kind: SERVERS[kind].joined for kind in SERVERS}
 OF_EXPERTS = {leaf(name) for name in SHAPES if experts_of(name)}
 DENSE = {leaf(name) for name in SHAPES if not experts_of(name)}
 ADAPTERS = st.builds(

@@ -12,14 +12,13 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.adapters.served import served
 from lorad.adapters.targets import match_modules
-from lorad.backends.registry import dialect_class
 from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.models.loading import load_base
-from lorad.spec.numbers import SERVERS
+from lorad.servers.table import SERVERS
 from tests.conformance.engine_suite import CANARY
 from tests.conformance.reference import reference_logprobs, reference_model
 from tests.kit.fakes.random_adapters import partial, random_adapter
@@ -62,7 +61,7 @@ def test_served_form_equals_its_version_for_any_targets(kind: str, rslora: bool)
     assert len(SUBSETS) == 127
     for chosen in SUBSETS:
         adapter = of(chosen, rslora=rslora)
-        form = served(adapter, SHAPES, dialect_class(kind).joined, "float32")
+        form = served(adapter, SHAPES, SERVERS[kind].joined, "float32")
         made, factor = changes(form), adapter.config.scale / (adapter.config.alpha / adapter.config.rank)
         for module, change in changes(adapter).items():
             np.testing.assert_allclose(made.pop(module), factor * change, rtol=1e-5, atol=1e-6)
@@ -71,7 +70,7 @@ def test_served_form_equals_its_version_for_any_targets(kind: str, rslora: bool)
 
 def test_sglang_is_given_whole_groups_for_any_targets() -> None:
     for chosen in SUBSETS:
-        form = served(of(chosen), SHAPES, dialect_class("sglang").joined, "float32")
+        form = served(of(chosen), SHAPES, SERVERS["sglang"].joined, "float32")
         for there in leaves_by_part(form):
             assert all(not there & group or there >= group for group in (QKV, GATE_UP)), chosen
         assert {leaf for part in leaves_by_part(form) for leaf in part} <= set(
@@ -81,12 +80,12 @@ def test_sglang_is_given_whole_groups_for_any_targets() -> None:
 
 def test_only_layers_that_are_adapted_get_partners() -> None:
     adapter = partial(WHOLE, match_modules(SHAPES, "*.layers.1.*.k_proj"))
-    form = served(adapter, SHAPES, dialect_class("sglang").joined, "float32")
+    form = served(adapter, SHAPES, SERVERS["sglang"].joined, "float32")
     assert form.config.modules == tuple(f"model.layers.1.self_attn.{leaf}" for leaf in sorted(QKV))
 
 
 def test_version_already_in_served_form_is_unchanged() -> None:
-    assert served(WHOLE, SHAPES, dialect_class("sglang").joined, "float32") is WHOLE
+    assert served(WHOLE, SHAPES, SERVERS["sglang"].joined, "float32") is WHOLE
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

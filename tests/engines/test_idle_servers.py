@@ -17,6 +17,7 @@ from lorad.engines.remote import server as servers
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http
 from lorad.engines.remote.server import Server
+from lorad.servers.table import SERVERS
 
 SERVER = """
 import socketserver, sys
@@ -36,7 +37,7 @@ socketserver.UnixStreamServer(sys.argv[1], Ready).serve_forever()
 class Plain:
     """What little of a dialect an idle server needs."""
 
-    name = "plain"
+    kind = SERVERS["vllm"]
 
     async def is_ready(self, http: Http) -> bool:
         return await http.status("/ready") < 300

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.backends import engine_install as install_module
-from lorad.backends.engine_install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
+from lorad.backends.engine_install import install_lines, installed_version, is_older
 from lorad.backends.registry import dialect_class
 from lorad.box.paths import checkout
 from lorad.errors import SpecError
@@ -22,8 +22,8 @@ from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
 from lorad.preflight.pool_memory import Numbers, Step, pool_memory
 from lorad.protocol.pool_setup import SERVER_SLOTS
+from lorad.servers.table import SERVERS, Server
 from lorad.spec.model import convert
-from lorad.spec.numbers import SERVERS
 from tests.kit.world import REPOSITORY
 from tests.models.test_families import make_model
 
@@ -43,7 +43,7 @@ def install(tmp_path: Path, home: Path) -> Any:
         about = site / f"{name.replace('-', '_')}-{version}.dist-info"
         about.mkdir(parents=True)
         (about / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or TRIED[backend]}\n"
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or SERVERS[backend].tried}\n"
         )
         started = (
             f"import sys; sys.path.insert(0, {str(site)!r}); code = sys.argv[3]; sys.argv[1:4] = []; "
@@ -199,8 +199,9 @@ def test_bases_that_take_turns_count_once(device: str, trainer: str, mode: str, 
 def test_an_older_server_is_warned_of(backend: str, install: Any, tmp_path: Path) -> None:
     install(backend, "0.4.10")
     (warning,) = check(tmp_path, {"backend": backend}).warnings
-    assert "0.4.10" in warning and TRIED[backend] in warning
-    assert not is_older(f"{TRIED[backend]}.post1+cpu", backend) and not is_older("0.100.0rc1", backend)
+    assert "0.4.10" in warning and SERVERS[backend].tried in warning
+    assert not is_older(f"{SERVERS[backend].tried}.post1+cpu", backend)
+    assert not is_older("0.100.0rc1", backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -223,14 +224,14 @@ def test_file_other_than_python_is_refused(tmp_path: Path) -> None:
 
 def test_a_cpu_build_under_another_name_counts(install: Any) -> None:
     assert (
-        installed_version("vllm", install("vllm", "0.32.0", distribution=DISTRIBUTIONS["vllm"][1]))
+        installed_version("vllm", install("vllm", "0.32.0", distribution=SERVERS["vllm"].distributions[1]))
         == "0.32.0"
     )
 
 
 def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
     for backend in BACKENDS:
-        assert f"'{backend}>={TRIED[backend]}'" in "\n".join(install_lines(backend, gpu=True))
+        assert f"'{backend}>={SERVERS[backend].tried}'" in "\n".join(install_lines(backend, gpu=True))
         assert install_lines(backend, gpu=True) != install_lines(backend, gpu=False)
 
 
@@ -354,5 +355,6 @@ def test_unfit_server_is_refused(change: dict[str, Any], key: str, says: str, tm
         assert says in str(refusal(tmp_path, {**rollout, "url": url}))
 
 
-def test_dialects_are_found_by_name() -> None:
-    assert [dialect_class(name).name for name in BACKENDS] == BACKENDS
+def test_kinds_have_their_dialects_and_options() -> None:
+    assert [dialect_class(name).kind for name in BACKENDS] == [SERVERS[name] for name in BACKENDS]
+    assert {*get_args(Server)} == {*SERVERS}

@@ -38,8 +38,8 @@ from lorad.preflight.trainers import (
     check_names,
 )
 from lorad.protocol.preflight import SpecFacts
+from lorad.servers.table import SERVERS
 from lorad.spec.model import convert
-from lorad.spec.numbers import SERVERS
 from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
 from tests.kit.world import REPOSITORY
 

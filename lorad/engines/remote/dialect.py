@@ -12,6 +12,7 @@ from msgspec import Struct
 from lorad.engines.remote.http import Http
 from lorad.protocol.batch import Finish, Ranked, Sampling
 from lorad.routes import RouteShape
+from lorad.servers.kind import ServerKind
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
@@ -120,11 +121,8 @@ class Dialect(ABC):
     A version is named by what it was loaded as; None is the base.
     """
 
-    name: ClassVar[str]  # of the backend: sglang, vllm
-    package: ClassVar[str]  # the distribution that must be installed beside `python`
+    kind: ClassVar[ServerKind]
     reserved: ClassVar[frozenset[str]]  # flags that only lorad sets, without dashes in front
-    # leaf names of linears that it takes adapters on only together
-    joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @abstractmethod
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
@@ -196,7 +194,7 @@ class Dialect(ABC):
         """(what `score` returns, the experts of all tokens but the last one as one flat array). Only of
         servers that were started to say routes.
         """
-        raise NotImplementedError(f"{self.name} says no routes")
+        raise NotImplementedError(f"{self.kind.name} says no routes")
 
     @abstractmethod
     async def ranked(

@@ -175,7 +175,7 @@ class RemoteEngine(base.Engine):
         )
 
     def software(self) -> dict[str, str]:
-        return {self.dialect.name: self._fleet.software}
+        return {self.dialect.kind.name: self._fleet.software}
 
     def replace_node(self, lost: Host, host: Host) -> None:
         """Start the servers of a node that was lost on another one; each serves once it has all versions and
@@ -210,10 +210,10 @@ class RemoteEngine(base.Engine):
     ) -> AsyncIterator[Chunk]:
         base.check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
         if wrong := self._fleet.dialect.check(sampling, self._settings):
-            raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
+            raise SpecError(f"{self.dialect.kind.name} cannot sample like this: {wrong}", hint="Change that.")
         if sampling.schema and not self._fleet.can_format:
             raise SpecError(
-                f"this {self.dialect.name} follows no JSON schema", hint="Give it a grammar backend."
+                f"this {self.dialect.kind.name} follows no JSON schema", hint="Give it a grammar backend."
             )
         await self._fleet.opened()
         with self._versions.use(version) as held:
@@ -297,7 +297,7 @@ class RemoteEngine(base.Engine):
     async def sleep(self) -> None:
         if not self._fleet.can_sleep:
             raise Conflict(
-                f"{self.dialect.name} {self._fleet.software} has no routes for sleep and wake",
+                f"{self.dialect.kind.name} {self._fleet.software} has no routes for sleep and wake",
                 hint="use mode resident",
             )
         self._fleet.hold()

@@ -43,7 +43,7 @@ class Holdings:
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
-        self._setup = BackendSetup(engine=fleet.dialect.name, model=read_facts(settings.model))
+        self._setup = BackendSetup(engine=fleet.dialect.kind.name, model=read_facts(settings.model))
         self._copies = Copies(lambda: fleet.hosts)
         self.versions = Versions(settings.max_versions, _HeldRemote(BASE, ""))
         self.changing = asyncio.Lock()
@@ -131,7 +131,7 @@ class Holdings:
         """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
         refuse_adapter(self._setup, adapter.config)
-        form = served(adapter, self._shapes, self._fleet.dialect.joined, self._settings.dtype)
+        form = served(adapter, self._shapes, self._fleet.dialect.kind.joined, self._settings.dtype)
         targets = {*self._settings.targets}
         for module in form.config.modules:
             if leaf(module) not in targets or (experts_of(module) and EXPERTS not in targets):

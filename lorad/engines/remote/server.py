@@ -71,7 +71,7 @@ class Server:
 
     def __str__(self) -> str:
         place = self.http.address if self.host is None else self.host.name
-        return f"{self.dialect.name} server {self.index} ({place})"
+        return f"{self.dialect.kind.name} server {self.index} ({place})"
 
     def become(self, state: _State, error: LoradError | None = None) -> None:
         self.state, self.error = state, error
@@ -289,11 +289,10 @@ class Server:
 
     def broken(self, why: str) -> PoolLost:
         tail = self.process.tail(_LOG_LINES) if self.process is not None else ""
-        hint = (
-            f"`lorad doctor --engine {self.dialect.name}` tries it alone and says what to install or change."
-        )
+        name = self.dialect.kind.name
+        hint = f"`lorad doctor --engine {name}` tries it alone and says what to install or change."
         if flags := self.settings.engine_args:
-            hint = f"Does {self.dialect.name} take rollout.engine_args ({', '.join(flags)}) like that?"
+            hint = f"Does {name} take rollout.engine_args ({', '.join(flags)}) like that?"
         hint = f"`lorad logs RUN --of engine` has all that it said. {hint}"
         return PoolLost(
             f"{self} could not be started: {why}" + (f"; {cause(tail)}" if tail else ""), hint=hint

@@ -16,6 +16,7 @@ from lorad.engines.sglang import command, replies
 from lorad.engines.sglang.launch import NOWHERE
 from lorad.errors import LoradError
 from lorad.protocol.batch import Finish, Ranked, Sampling
+from lorad.servers.sglang import KIND
 
 _ANSWER_SECONDS = 10.0  # of routes that do no work
 _ABORT_EVERY, _ABORT_TRIES = 0.1, 20
@@ -24,10 +25,8 @@ _MAX_STOP_STRINGS = 32
 
 
 class SglangDialect(Dialect):
-    name = "sglang"
-    package = "sglang"
+    kind = KIND
     reserved = command.RESERVED
-    joined = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
     def __init__(self) -> None:
         self._running: dict[str, str] = {}  # request -> SGLang's name of what is in flight for it

@@ -16,6 +16,7 @@ from lorad.engines.vllm import command, replies
 from lorad.engines.vllm.memory import Memory
 from lorad.engines.vllm.replies import Events
 from lorad.protocol.batch import Ranked, Sampling
+from lorad.servers.vllm import KIND
 
 _SAMPLE = "/v1/completions"
 _ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
@@ -26,8 +27,7 @@ _LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
 
 
 class VllmDialect(Dialect):
-    name = "vllm"
-    package = "vllm"
+    kind = KIND
     reserved = command.RESERVED
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lorad.errors import EngineGone, NotFound, PoolLost
 from lorad.gateway.errors import refused
 from lorad.gateway.limits import POOL_SECONDS
-from lorad.gateway.own.bases import Base, Bases, Peer, Peers
+from lorad.gateway.own.bases import Base, Bases, Peers
 from lorad.gateway.own.prompts import new_tokens, prompts
 from lorad.gateway.own.ranking import Piece, Ranking, Token, after_sampling
 from lorad.gateway.own.resolve import Resolver
@@ -21,6 +21,7 @@ from lorad.gateway.traffic import Counted
 from lorad.protocol.batch import Chunk, Chunks, Prompt
 from lorad.protocol.calls import Generate
 from lorad.protocol.served import Served
+from lorad.servers.table import SERVERS
 
 _INLINE = 1 << 14  # bytes of a request whose tokens are made without another thread
 
@@ -159,7 +160,11 @@ class Generator:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
         base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
         tokens = await _tokenized(wish, asked, base)
-        _check_engine(wish, peer)
+        engine = peer.info.engine
+        if wish.schema and not peer.info.formats:
+            hint = SERVERS[engine].schema_hint if engine in SERVERS else ""
+            why = f"the engine {engine} of this version follows no JSON schema. {hint}".rstrip()
+            raise refused("response_format", why, UNSUPPORTED)
         most = new_tokens(wish, tokens, base, peer.info.max_tokens)
         made = prompts(wish, tokens)
         ranking = Ranking(wish, peer, served.name, base, made)
@@ -178,15 +183,6 @@ class Generator:
         items = peer.connection.stream("serve", Generate(served.name, made, sampling, alias))
         first = await _following(items)
         return Generation(served, base, ranking, made, completions, first, items, counted, wish.n)
-
-
-def _check_engine(wish: Wish, peer: Peer) -> None:
-    if wish.schema and not peer.info.formats:
-        hint = (
-            " Start it with engine_args: {grammar-backend: xgrammar}." if peer.info.engine == "sglang" else ""
-        )
-        why = f"the engine {peer.info.engine} of this version follows no JSON schema.{hint}"
-        raise refused("response_format", why, UNSUPPORTED)
 
 
 async def _nothing() -> AsyncGenerator[Any, None]:

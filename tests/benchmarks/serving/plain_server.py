@@ -41,7 +41,7 @@ class PlainServer:
 
     async def update(self, directory: Path) -> None:
         """Take every weight from a Hugging Face directory, and forget what was computed with those before."""
-        if self.dialect.name == "sglang":
+        if self.dialect.kind.name == "sglang":
             await self.http.post(
                 "/update_weights_from_disk", {"model_path": str(directory)}, timeout=UPDATE_SECONDS
             )

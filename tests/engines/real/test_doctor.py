@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.limits.of_engines import TARGETS
+from lorad.servers.table import SERVERS
 from tests.engines.real.places import ENVIRONMENT, SECRET, python_of
 from tests.kit.world import World, world
 
@@ -48,4 +48,4 @@ def test_sglang_has_the_list_that_lorad_knows(kind: str) -> None:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPORTED_LORA_TARGET_MODULES"
     )
-    assert set(known) == TARGETS["sglang"]
+    assert frozenset(known) == SERVERS["sglang"].targets

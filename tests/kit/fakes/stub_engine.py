@@ -10,13 +10,15 @@ from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, Ser
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http
 from lorad.protocol.batch import Ranked, Sampling
+from lorad.servers.kind import ServerKind
 from tests.kit.fakes import stub_server
 
 
 class StubDialect(Dialect):
     """A sample is one token again and again, in one piece; each takes a tenth of a second."""
 
-    name, package, reserved = "stub", "stub", frozenset()
+    kind = ServerKind(name="stub", title="stub", engine="", dialect="", distributions=("stub",), tried="1")
+    reserved = frozenset()
 
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
         return [python, stub_server.__file__, str(socket)]

