@@ -13,7 +13,7 @@ from lorad.cli.options import AsJson
 from lorad.client import launch, words
 from lorad.client.client import Client
 from lorad.errors import SpecError
-from lorad.records.devices import Device, Lease
+from lorad.records.devices import Device
 from lorad.records.pools import NodeStatus, Pool, PoolEngine
 from lorad.records.requests import ReserveRequest
 from lorad.selection import seconds_in
@@ -136,7 +136,7 @@ def _pool_row(pool: Pool) -> tuple[object, ...]:
         pool.pool,
         pool.state,
         pool.model,
-        on_nodes(pool) or pool.device,
+        on_nodes(pool) or runs_in(pool.devices) or pool.device,
         pool.threads,
         runs_in(pool.tenants),
         versions_in(pool),
@@ -301,15 +301,15 @@ def device_row(row: Device) -> tuple[str, ...]:
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
         output.age(lease.since if lease else None),
-        "; ".join(part for part in (_held(lease), words.set_aside(row), *strangers(row)) if part),
+        "; ".join(part for part in (_held(row), words.set_aside(row), *strangers(row)) if part),
     )
 
 
-def _held(lease: Lease | None) -> str:
-    if not lease:
+def _held(row: Device) -> str:
+    if not (lease := row.lease):
         return ""
-    after = lease.free_after
-    return lease.why + (f", free after {output.duration(after)} idle" if after is not None else "")
+    after, here = lease.free_after, f"; its {row.part} alone" if row.part else ""
+    return lease.why + (f", free after {output.duration(after)} idle" if after is not None else "") + here
 
 
 def strangers(row: Device) -> list[str]:

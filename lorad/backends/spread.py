@@ -14,22 +14,18 @@ Where = Literal["local", "cluster"]
 _UNTIL_ENDED = 10 * 365 * 86400.0  # seconds: the daemon judges by `cluster.patience`, and ends the pool
 
 
-def _asks_for_nodes(spec: Spec) -> bool:
-    """Check whether only a cluster has what the spec names: several nodes, or nodes for servers alone."""
-    return spec.resources.nodes > 1 or spec.pool.mode == "split"
-
-
 def places(spec: Spec, cluster: Cluster | None, device: str, count: int) -> tuple[Where, ...]:
     """Say where the run may go, the first before the others. device, count: of this machine.
 
     Where the spec asks for a cluster and there is none, it is "cluster": `check_spread` refuses that.
+    Servers with devices of their own are on this machine.
     """
-    wish = spec.resources.where
-    if wish == "any" and not _asks_for_nodes(spec):
-        return ("local", "cluster")
+    wish, has_nodes = spec.resources.where, spec.resources.nodes > 1
+    if wish == "any" and not has_nodes:
+        return ("local",) if spec.server_devices else ("local", "cluster")
     if wish == "auto":
         is_too_small = cluster is not None and device != "cpu" and spec.gpus > count
-        wish = "cluster" if _asks_for_nodes(spec) or is_too_small else "local"
+        wish = "cluster" if has_nodes or (is_too_small and not spec.server_devices) else "local"
     return ("local",) if wish == "local" else ("cluster",)
 
 
@@ -61,7 +57,7 @@ def nodes_setup(spec: Spec, cluster: Cluster) -> NodesSetup:
 
 def check_spread(spec: Spec, cluster: Cluster | None, where: tuple[Where, ...]) -> None:
     """Raise SpecError for a spread that cannot be. where: as `places` says."""
-    for wrong in _contradictions(spec):
+    for wrong in (*_contradictions(spec), *_of_server_devices(spec)):
         raise wrong
     if "cluster" not in where:
         return
@@ -84,9 +80,9 @@ def _contradictions(spec: Spec) -> Iterator[SpecError]:
             key="resources.rollout_nodes",
             hint="Leave it out, or set pool.mode to split.",
         )
-    if mode == "split" and not resources.rollout_nodes:
+    if mode == "split" and not resources.rollout_nodes and _asks_for_nodes(spec):
         yield SpecError(
-            "split gives servers nodes of their own, and resources.rollout_nodes is 0",
+            "split gives servers nodes of their own in a cluster, and resources.rollout_nodes is 0",
             key="pool.mode",
             hint="Say how many of resources.nodes are theirs: resources.rollout_nodes, or leave it out.",
         )
@@ -96,11 +92,50 @@ def _contradictions(spec: Spec) -> Iterator[SpecError]:
             key="resources.rollout_nodes",
             hint="resources.nodes counts all nodes, those of servers as well: raise it, or lower this.",
         )
-    if _asks_for_nodes(spec) and resources.where in ("local", "any"):
+    if resources.nodes > 1 and resources.where in ("local", "any"):
         yield SpecError(
             f"{resources.where}, but resources.nodes is {resources.nodes}, and this machine is one",
             key="resources.where",
             hint="Leave it out, or set resources.nodes to 1.",
+        )
+
+
+def _asks_for_nodes(spec: Spec) -> bool:
+    """Check whether the spec names what only a cluster has."""
+    return spec.resources.nodes > 1 or spec.resources.where == "cluster"
+
+
+def _of_server_devices(spec: Spec) -> Iterator[SpecError]:
+    """Devices of this machine that servers have for themselves are as many as the servers take."""
+    asked, mode, rollout = spec.resources.rollout_devices, spec.pool.mode, spec.rollout
+    if asked and mode not in ("auto", "split"):
+        yield SpecError(
+            f"{asked}, but with pool.mode {mode} servers share the devices of the trainer",
+            key="resources.rollout_devices",
+            hint="Leave it out, or set pool.mode to split.",
+        )
+    if asked and _asks_for_nodes(spec):
+        yield SpecError(
+            f"{asked}, which are devices of this machine, but the run is on nodes of a cluster",
+            key="resources.rollout_devices",
+            hint="Leave it out; in a cluster resources.rollout_nodes gives servers nodes of their own.",
+        )
+    if not spec.server_devices:
+        return
+    key = "resources.rollout_devices" if asked else "pool.mode"
+    if rollout.backend not in SERVERS or rollout.urls:
+        which = "servers that you run" if rollout.urls else f"the {rollout.backend} engine"
+        yield SpecError(
+            f"devices for servers alone, but {which} would not be on them",
+            key=key,
+            hint=f"Leave it out, or let lorad start servers: rollout.backend {NAMES}.",
+        )
+    if (needed := rollout.servers * rollout.tp) != spec.server_devices:
+        yield SpecError(
+            f"{asked}, but rollout.servers ({rollout.servers}) of rollout.tp ({rollout.tp}) take {needed}",
+            key=key,
+            hint=f"Set rollout.servers to {max(1, asked // rollout.tp)}, or leave this out: it is {needed} "
+            "with pool.mode: split.",
         )
 
 

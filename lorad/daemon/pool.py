@@ -143,6 +143,14 @@ class Pool:
         lacking = f": {self.grant.words}" if self.grant is not None and self.grant.words else ""
         return f"waits for {self.where} of the cluster{lacking}"
 
+    def part_on(self, device: str) -> str:
+        """Say which part of it alone is on a device of this machine, `trainer` or `servers`; "" where it is
+        not split.
+        """
+        if not self.setup.rollout_devices:
+            return ""
+        return "servers" if device in self.setup.server_names else "trainer"
+
     @property
     def holds(self) -> tuple[str, ...]:
         """Return the names of all devices that it has, on nodes with the node's name before."""
@@ -182,6 +190,7 @@ def setup_for(
     engine = config.backends.get(spec.rollout.backend, Backend())
     on_cpu, on_nodes = devices[0].is_cpu, isinstance(devices[0], Shape)
     is_slot = devices[0].name != devices[0].kind and not on_nodes
+    slots = len(devices) / config.devices.cpu_slots if is_slot else 1  # of the CPU that the pool has
     return PoolSetup(
         pool="",
         model=spec.model.path,
@@ -196,8 +205,9 @@ def setup_for(
         threads=threads,
         device=devices[0].kind,
         devices=names_of(devices),
+        rollout_devices=0 if on_nodes else spec.server_devices,
         deterministic=on_cpu if spec.deterministic is None else spec.deterministic,
-        memory_fraction=spec.pool.memory_fraction / (config.devices.cpu_slots if is_slot else 1),
+        memory_fraction=spec.pool.memory_fraction * slots,
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,
@@ -249,7 +259,7 @@ def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
     """
     if spec.pool.mode != "auto":
         return spec.pool.mode
-    if spec.resources.rollout_nodes:
+    if spec.resources.rollout_nodes or spec.server_devices:
         return "split"
     if spec.rollout.backend not in SERVERS:
         return "resident" if spec.trainer.backend in RANKED else "fused"

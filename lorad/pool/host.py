@@ -121,9 +121,9 @@ class _Start:
         self.engine_type: Any = engine_class(config.engine, config.engine_class)
 
     async def both(self) -> tuple[_Training, Engine]:
-        """Side by side on a CPU.
+        """Start trainer and engine side by side on a CPU, and where each has devices of its own.
 
-        An engine on a GPU takes its share of what is free, so the trainer comes first.
+        An engine on the trainer's GPU takes its share of what is free, so the trainer comes first.
         """
         config = self.config
         parts = [config.trainer] * (config.ranks is not None) + [config.engine] * (config.server is not None)
@@ -132,7 +132,7 @@ class _Start:
             base = await self.compute.run(_load, config, self.facts)
             engine = self._engine_on(base, own=False)
             return await self._training_on(base), engine
-        if config.device == "cpu":
+        if config.device == "cpu" or config.rollout_devices:
             return await _side_by_side(self._training(), self._engine())
         training = await self._training()
         try:
@@ -174,7 +174,7 @@ class _Start:
 
     async def _ranks(self, setup: RanksSetup) -> Trainer:
         config = self.config
-        gpus = (config.devices or (config.device,))[: setup.ranks]
+        gpus = config.trainer_names[: setup.ranks]
         settings = RanksSettings(
             backend=config.trainer,
             model=Path(config.model_path),
@@ -212,13 +212,14 @@ class _Start:
         from lorad.engines.remote.settings import settings_of
 
         config = self.config
+        own = config.server_names
         hosts = [] if self.grant is None else self.grant.rollout or self.grant.hosts
         settings = settings_of(
             setup,
             model=Path(config.model_path),
             dtype=dtype_of(config, self.facts),
-            device=config.device,
-            devices=max(1, len(config.devices), sum(len(host.devices) for host in hosts)),
+            device="cpu" if config.device == "cpu" else own[0],
+            devices=max(len(own), sum(len(host.devices) for host in hosts)),
             threads=config.threads,
             memory_fraction=server_share(config, self.facts),
             sleep=config.mode == "timesliced",
@@ -260,7 +261,7 @@ async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None
 
     Raises SpecError for what cannot be on nodes, and what `Grant.held` raises.
     """
-    if config.nodes is None and config.mode != "split":
+    if config.nodes is None and (config.mode != "split" or config.rollout_devices):
         yield None
         return
     # with TLS, which other pools do without

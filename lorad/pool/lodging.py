@@ -45,8 +45,8 @@ def within_what_is_free(config: PoolSetup) -> PoolSetup:
         )  # fmt: skip
     if config.ranks is None and (lodges or config.server is None):
         has_servers = config.server is not None and not config.server.urls
-        shared = has_servers and config.mode != "timesliced"  # the servers have the other half
-        for gpu in gpus:
+        shared = has_servers and config.mode == "resident"  # the servers have the other half
+        for gpu in config.trainer_names:
             torch.cuda.set_per_process_memory_fraction(free / 2 if shared else free, torch.device(gpu))
     return replace(config, memory_fraction=free) if lodges else config
 

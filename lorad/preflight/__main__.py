@@ -50,9 +50,15 @@ with quick_imports():
     from lorad.preflight.directory import check_weights, checked_tokenizer, model_directory
     from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
-    from lorad.preflight.memory import check_memory
+    from lorad.preflight.memory import check_gpus, check_memory
     from lorad.preflight.notify import check_receivers
-    from lorad.preflight.pool_memory import Numbers, adapters_alone, pool_memory, step_of
+    from lorad.preflight.pool_memory import (
+        Numbers,
+        adapters_alone,
+        memory_of_gpus,
+        pool_memory,
+        step_of,
+    )
     from lorad.preflight.quantize import check_blocks
     from lorad.preflight.rewards import TRIED, check_reward
     from lorad.preflight.routes import check_routes, records_routes
@@ -184,8 +190,8 @@ def _checked(
     refuse_contradictions(spec)
     check_backends(spec, box)
     is_here, device = _where(spec, box, device, devices)
-    warnings = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
-    warnings += check_dtype(spec, device)
+    warnings = check_trainer(spec, box, device, elsewhere=not is_here)
+    warnings += check_bits(spec, device) + check_dtype(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     refuse(backend_setup(spec, model))
@@ -202,17 +208,18 @@ def _checked(
     begin("reading the data")
     data = load_train(spec, tokenizer, cwd)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
-    free = available_memory() if available is None and device == "cpu" and is_here else available
+    free = (available or (available_memory() if is_here else None)) if device == "cpu" else None
     check_memory(parts, free, device, spec.pool.memory_fraction)
+    if device != "cpu" and is_here and available and not warm:
+        check_gpus(memory_of_gpus(spec, model, adapter, numbers, data), available, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored, doubtful = _check_user_code(spec, data, held_out, tokenizer, cwd)
     warnings += doubtful + check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
-    warnings += check_sets(spec, tokenizer, cwd)
+    warnings += check_sets(spec, tokenizer, cwd) + _warnings(spec, adapter, tokenizer, data, held_out)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
-        where = {"device": device, "elsewhere": not is_here}
-        warnings += server_check()(spec, box, base, directory, cwd, **where, stop_token_ids=tokenizer.eos_ids)
-    warnings += _warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec)
+        said = {"device": device, "elsewhere": not is_here, "stop_token_ids": tokenizer.eos_ids}
+        warnings += server_check()(spec, box, base, directory, cwd, **said)
     facts = SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -238,7 +245,7 @@ def _checked(
         eval_size=len(held_out),
         eval_scored=is_scored,
         eval_likely=any(example.targets for example in held_out),
-        warnings=warnings,
+        warnings=warnings + doubts(spec),
     )
     return facts, data, tokenizer
 

@@ -60,6 +60,14 @@ class Step(NamedTuple):
         return int(self.prompt * (self.prompts if shared else self.samples)) + self.tokens - self.samples
 
 
+class Side(NamedTuple):
+    """What is on some GPUs: whose it is, bytes by part, and how many GPUs they are."""
+
+    who: str
+    parts: dict[str, int]
+    gpus: int
+
+
 class Numbers(NamedTuple):
     """Parameters: of the adapter, of a frozen one that KL is measured against, and of the critic."""
 
@@ -127,6 +135,28 @@ def pool_memory(
     return {name: size for name, size in found.items() if size}
 
 
+def memory_of_gpus(
+    spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, data: Dataset
+) -> list[Side]:
+    """Return what is known to be on the GPUs of this machine at a time: of trainer and servers by itself
+    where they have devices of their own or take turns, of the pool where they share them.
+    """
+    device, step = "cuda", step_of(spec, data)
+    dtype = _dtype_of(spec, model, device)
+    trained = _training(spec, model, step, device, dtype)
+    trained["adapter"] = _of_adapters(spec, model, adapter, numbers, dtype)["adapter"]
+    sampled = _sampling(spec, model, step, device, dtype)
+    sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
+    if spec.server_devices or _takes_turns(spec, device):
+        trainers = spec.gpus - spec.server_devices
+        return [
+            Side("the trainer", trained, trainers),
+            Side("the servers", sampled, spec.server_devices or trainers),
+        ]
+    both = {name: trained.get(name, 0) + sampled.get(name, 0) for name in {**trained, **sampled}}
+    return [Side("the pool", both, spec.gpus)]
+
+
 def adapters_alone(
     spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, device: str
 ) -> dict[str, int]:
@@ -150,7 +180,8 @@ def _started(spec: Spec) -> int:
 
 def _takes_turns(spec: Spec, device: str) -> bool:
     is_ranked = spec.trainer.backend in RANKED
-    return device != "cpu" and bool(_started(spec)) and is_ranked and spec.pool.mode in ("auto", "timesliced")
+    in_turn = spec.pool.mode in ("auto", "timesliced") and not spec.server_devices
+    return device != "cpu" and bool(_started(spec)) and is_ranked and in_turn
 
 
 def _processes(spec: Spec) -> int:

@@ -136,13 +136,20 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
 
 
 def check_devices(spec: Spec, device: str, count: int) -> None:
-    """Check that the machine has what the backends need; on the CPU ranks are processes that share it. Raises
-    SpecError.
+    """Check that the machine has what the backends need; on the CPU ranks are processes that share it, and
+    servers with devices of their own have slots of it. Raises SpecError.
 
-    count: GPUs of the machine.
+    count: GPUs of the machine, or slots of its CPU.
     """
     ranks, tp, asked = spec.trainer.ranks, spec.rollout.tp, spec.resources.devices
     if device == "cpu":
+        if spec.server_devices >= count:
+            raise SpecError(
+                f"{spec.server_devices} devices for servers and one for the trainer, but this machine has "
+                f"{'no GPU' if count == 1 else f'{count} slots of its CPU'}",
+                key="resources.rollout_devices" if spec.resources.rollout_devices else "pool.mode",
+                hint="Leave it out, or set devices.cpu_slots in config.yaml, to try it on a CPU.",
+            )
         if tp > 1 or (asked or 1) > 1:
             key, what = (
                 ("rollout.tp", f"{tp} devices for one server")
@@ -151,7 +158,8 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
             )
             raise SpecError(f"{what}, but this machine has no GPU", key=key, hint="Leave it out.")
         return
-    for key, needed in (("trainer", ranks), ("rollout.tp", tp)):
+    own_tp = 0 if spec.server_devices else tp  # servers with devices of their own take none of `devices`
+    for key, needed in (("trainer", ranks), ("rollout.tp", own_tp)):
         if asked is not None and needed > asked:
             raise SpecError(
                 f"{'tp x pp x dp ' if key == 'trainer' else ''}is {needed} but resources.devices is {asked}",
@@ -163,7 +171,8 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
         raise SpecError(
             f"the run needs {spec.gpus} GPUs, this machine has {count}",
             key="resources.devices",
-            hint="Lower trainer.tp, pp or dp, rollout.tp or rollout.servers.",
+            hint="Lower trainer.tp, pp or dp, rollout.tp or rollout.servers"
+            + (", or let them share devices: pool.mode: timesliced." if spec.server_devices else "."),
         )
 
 

@@ -96,13 +96,14 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     pythonpath: where such modules are found, separated as in PYTHONPATH.
     mode: `fused` shares one base in one process, `resident` keeps a base for each side by side, and
         `timesliced` does the same but lets the engine sleep while the trainer trains. `split` has the
-        servers on nodes of their own.
+        servers on nodes or devices of their own.
     server: how to start an engine that is a server in a process of its own.
     ranks: how to start a trainer that is made of processes.
     nodes: the machines that it is spread over; None is this one alone.
     threads: processor threads of the pool.
     device: the kind of device, or the first GPU.
-    devices: every GPU, or the slot of a CPU that has several; empty when `device` is the only one.
+    devices: every GPU, or the slots of a CPU that has several; empty when `device` is the only one.
+    rollout_devices: how many of them, the last ones, only servers have.
     deterministic: samples of one call share a batch with no other call's.
     memory_fraction: share of the device's memory that the pool may take.
     owner: the user id of its runs; -1 until a run asks for the pool.
@@ -130,6 +131,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     threads: Annotated[int, Meta(gt=0)] = 1
     device: str = "cpu"
     devices: tuple[str, ...] = ()
+    rollout_devices: Annotated[int, Meta(ge=0)] = 0
     deterministic: bool = True
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     owner: int = -1
@@ -140,6 +142,16 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """The names of the devices that the pool holds."""
         return self.devices or (self.device,)
+
+    @property
+    def trainer_names(self) -> tuple[str, ...]:
+        """The names of the devices that the trainer is on."""
+        return self.names[: len(self.names) - self.rollout_devices]
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """The names of the devices that servers are on: the trainer's, unless they have their own."""
+        return self.names[-self.rollout_devices :]
 
     @cached_property
     def key(self) -> str:
@@ -162,6 +174,7 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
                 *(_part_key(part) for part in (self.server, self.ranks) if part),
                 *self.devices,
+                *([f"rollout {self.rollout_devices}"] if self.rollout_devices else []),
                 *([f"quantize {self.quantize}"] if self.quantize else []),
                 *([f"teacher {self.teacher_path}"] if self.teacher_path else []),
                 *([msgspec.json.encode(_alike(self.nodes)).decode()] if self.nodes else []),

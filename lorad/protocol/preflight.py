@@ -22,7 +22,7 @@ class Question(Struct, frozen=True, kw_only=True):
     cwd: the directory where relative paths of the spec begin.
     device: `cpu` or `cuda:<n>`.
     devices: the number of GPUs.
-    available: bytes that are free on the device; None to look it up, on a CPU.
+    available: bytes that are free, on a CPU, which None looks up; of GPUs, all bytes of the smallest.
     warm: a pool has loaded the base already, so no memory for it is needed.
     backends: those of the box; None to read config.yaml, which not every user may.
     reference: the directory of the adapter that KL is measured against; None for the base.

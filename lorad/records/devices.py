@@ -60,6 +60,7 @@ class Device(Struct, frozen=True):
     memory_used: int = 0
     utilization: float | None = None  # 0 to 1
     pool: str | None = None  # a pool of this daemon; the lease names other daemons' pools as well
+    part: str = ""  # `trainer` or `servers`, where only that part of the pool is there (pool.mode split)
     lease: Lease | None = None
     processes: list[DeviceProcess] = []
     reservation: Reservation | None = None

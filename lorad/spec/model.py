@@ -109,9 +109,11 @@ class Pool(Part, frozen=True):
     Attributes:
         mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both
             loaded. timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives
-            its memory back while the server works. split gives servers nodes of their own in a cluster, see
-            resources.rollout_nodes. auto is fused where that is possible; split with such nodes; resident
-            with the builtin engine, on a CPU, and for servers that you run; otherwise timesliced.
+            its memory back while the server works. split gives servers devices of their own, so that some
+            runs sample while others train: resources.rollout_devices of this machine, or
+            resources.rollout_nodes of a cluster. auto is split with either of them; fused where that is
+            possible; resident with the builtin engine, on a CPU, and for servers that you run; otherwise
+            timesliced.
         memory_fraction: share of the device's memory that the pool may take.
         threads: compute threads on the CPU; null chooses them for the model and the machine.
     """
@@ -126,6 +128,9 @@ class Resources(Part, frozen=True):
 
     Attributes:
         devices: GPUs on all nodes together; null is as many as the backends need, one for each rank.
+        rollout_devices: GPUs of this machine besides those, which have servers and no ranks (pool.mode
+            split); 0 is as many as the servers need where pool.mode is split. A CPU gives a slot for each
+            (`devices.cpu_slots` in config.yaml), and one for the trainer.
         nodes: machines that they are on, as many on each; more than one needs `cluster` in config.yaml.
         rollout_nodes: of these, nodes that have servers and no ranks (pool.mode split).
         where: local is this machine, cluster is `cluster` of config.yaml. any is whichever has room first,
@@ -143,6 +148,7 @@ class Resources(Part, frozen=True):
     """
 
     devices: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    rollout_devices: Annotated[int, Meta(ge=0, le=4096)] = 0
     nodes: Annotated[int, Meta(ge=1, le=1024)] = 1
     rollout_nodes: Annotated[int, Meta(ge=0, le=1023)] = 0
     where: Literal["auto", "local", "cluster", "any"] = "auto"
@@ -243,14 +249,26 @@ class Spec(Part, frozen=True):
     @property
     def gpus(self) -> int:
         """Return how many GPUs the run takes where there are any: trainer and engine share them, unless
-        servers have nodes of their own.
+        servers have nodes or devices of their own.
         """
         resources, ranks = self.resources, self.trainer.ranks
+        if self.server_devices:
+            return (resources.devices or ranks) + self.server_devices
         if resources.devices is not None:
             return resources.devices
         if resources.rollout_nodes:
             return ranks * resources.nodes // max(1, resources.nodes - resources.rollout_nodes)
         return max(ranks, self.rollout.tp * self.rollout.servers)
+
+    @property
+    def server_devices(self) -> int:
+        """Return how many devices of one machine servers have for themselves; 0 where they share those of the
+        trainer, or have nodes.
+        """
+        resources, mode = self.resources, self.pool.mode
+        if resources.rollout_nodes or mode not in ("auto", "split"):
+            return 0
+        return resources.rollout_devices or (self.rollout.tp * self.rollout.servers) * (mode == "split")
 
 
 def convert(data: Any) -> Spec:

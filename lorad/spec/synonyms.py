@@ -100,6 +100,7 @@ _CALLED = {
     "loggers": "report_to logger",
     "name": "experiment_name run_name",
     "resources.devices": "n_gpus_per_node",
+    "resources.rollout_devices": "rollout_num_gpus num_infer_gpus num_inference_engines",
     "resources.nodes": "nnodes",
 }
 SYNONYMS = {word: key for key, words in _CALLED.items() for word in words.split()}

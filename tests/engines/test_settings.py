@@ -31,6 +31,21 @@ def test_large_versions_are_loaded_in_smaller_numbers(
     assert found.max_versions == most
 
 
+def test_servers_apart_begin_after_the_trainer() -> None:
+    own = settings.settings_of(
+        msgspec.structs.replace(SETUP, tp=2, servers=2),
+        model=resolve("builtin:tiny"),
+        dtype="float32",
+        device="cuda:3",
+        devices=4,
+        threads=1,
+        memory_fraction=0.8,
+        sleep=False,
+    )
+    assert own.memory_fraction == 0.8
+    assert [visible_devices(settings.of_server(own, index)) for index in (0, 1)] == ["3,4", "5,6"]
+
+
 def test_servers_of_a_node_share_its_devices() -> None:
     """Each has the next ones, by the names that the node gave them."""
     own = settings.settings_of(

@@ -195,6 +195,17 @@ def test_bases_that_take_turns_count_once(device: str, trainer: str, mode: str, 
     assert needed["bases"] == bases * facts.bytes("float32")
 
 
+@pytest.mark.parametrize(("split", "who"), [(True, "the trainer would need"), (False, "the pool would need")])
+def test_what_no_gpu_holds_is_refused(split: bool, who: str, install: Any, tmp_path: Path) -> None:
+    """The base of the tiny model has 1.2 MB in bfloat16: one GPU has room for half of it."""
+    install("vllm")
+    spec = {"rollout": {"backend": "vllm"}, "pool": {"mode": "split" if split else "resident"}}
+    machine: dict[str, Any] = {"device": "cuda:0", "devices": 2, "cwd": tmp_path}
+    with pytest.raises(SpecError, match=who):
+        preflight(convert(spec), **machine, available=600_000)
+    preflight(convert(spec), **machine, available=80 << 30)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_older_server_is_warned_of(backend: str, install: Any, tmp_path: Path) -> None:
     install(backend, "0.4.10")

@@ -45,6 +45,8 @@ def two(**spec: Any) -> dict[str, Any]:
         ({"where": "any"}, "cuda:0", ("local", "cluster")),
         ({"nodes": 2}, "cpu", ("cluster",)),
         ({"where": "cluster"}, "cpu", ("cluster",)),
+        ({"rollout_devices": 4}, "cuda:0", ("local",)),
+        ({"rollout_devices": 1, "where": "any"}, "cpu", ("local",)),
     ],
 )
 def test_a_run_goes_where_it_asks(resources: dict[str, Any], device: str, expected: tuple[str, ...]) -> None:
@@ -61,6 +63,19 @@ def test_each_node_gives_as_many_devices() -> None:
     check(apart, LARGE)
     setup = nodes_setup(convert(apart), LARGE)
     assert (setup.nodes, setup.rollout_nodes, setup.devices, setup.bundles) == (2, 2, 8, 4)
+
+
+APART: dict[str, Any] = {
+    "trainer": {"backend": "fsdp", "dp": 4},
+    "rollout": {"backend": "vllm", "tp": 2, "servers": 2},
+}
+
+
+def test_servers_have_devices_of_this_machine() -> None:
+    for more in ({"pool": {"mode": "split"}}, {"resources": {"rollout_devices": 4, "devices": 4}}):
+        check(APART | more, None)
+        assert (convert(APART | more).server_devices, convert(APART | more).gpus) == (4, 8)
+    assert (convert(APART).server_devices, convert(APART).gpus) == (0, 4)
 
 
 def test_nodes_without_gpus_give_none() -> None:
@@ -91,6 +106,27 @@ def test_nodes_without_gpus_give_none() -> None:
             "resources.rollout_nodes: 1, but with pool.mode resident",
         ),
         (two(trainer={"backend": "fsdp", "dp": 4}, resources={"nodes": 4}), SMALL, "the cluster has 2 nodes"),
+        (
+            APART | {"resources": {"rollout_devices": 4}, "pool": {"mode": "timesliced"}},
+            None,
+            "resources.rollout_devices: 4, but with pool.mode timesliced servers share the devices",
+        ),
+        (
+            APART | {"resources": {"rollout_devices": 4, "nodes": 2}},
+            SMALL,
+            "resources.rollout_devices: 4, which are devices of this machine",
+        ),
+        (
+            APART | {"resources": {"rollout_devices": 6}},
+            None,
+            "rollout_devices: 6, but rollout.servers (2) of rollout.tp (2) take 4",
+        ),
+        ({"pool": {"mode": "split"}}, None, "pool.mode: devices for servers alone, but the builtin engine"),
+        (
+            {"rollout": {"backend": "vllm", "url": "http://h:1"}, "resources": {"rollout_devices": 1}},
+            None,
+            "rollout_devices: devices for servers alone, but servers that you run",
+        ),
         (two(), LARGE, "rollout.backend: the builtin engine is a part of its pool's process"),
         (SERVED | {"resources": {"nodes": 4, "devices": 30}}, LARGE, "4 nodes do not divide 30 devices"),
         (SERVED | {"resources": {"nodes": 4, "devices": 16}}, LARGE, "8 ranks on each node, but 4 devices"),

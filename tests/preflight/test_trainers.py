@@ -173,6 +173,16 @@ def test_indivisible_rank_is_refused_with_fitting_ones(tmp_path: Path) -> None:
             2,
             "is 2 but resources.devices is 1",
         ),
+        (
+            {"rollout": {"backend": "vllm", "tp": 2}, "resources": {"devices": 1, "rollout_devices": 2}},
+            3,
+            None,
+        ),
+        (
+            {"rollout": {"backend": "vllm", "servers": 2}, "pool": {"mode": "split"}},
+            2,
+            "the run needs 3 GPUs, this machine has 2",
+        ),
     ],
 )
 def test_ranks_and_servers_need_enough_gpus(spec: dict[str, Any], count: int, says: str | None) -> None:
@@ -181,6 +191,14 @@ def test_ranks_and_servers_need_enough_gpus(spec: dict[str, Any], count: int, sa
         return
     with pytest.raises(SpecError, match=says):
         check_devices(convert(spec), "cuda:0", count)
+
+
+@pytest.mark.parametrize(("slots", "what"), [(1, "no GPU"), (2, "2 slots of its CPU")])
+def test_split_on_a_cpu_needs_slots(slots: int, what: str) -> None:
+    spec = convert({"rollout": {"backend": "vllm", "servers": 2}, "pool": {"mode": "split"}})
+    with pytest.raises(SpecError, match=f"2 devices for servers and one for the trainer.* has {what}"):
+        check_devices(spec, "cpu", slots)
+    check_devices(spec, "cpu", 3)
 
 
 def test_on_the_cpu_ranks_are_processes(tmp_path: Path) -> None:

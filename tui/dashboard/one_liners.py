@@ -56,7 +56,10 @@ def busy(device: Device) -> str:
 def holder(device: Device) -> str:
     """Say who leases a device, and since when, and who reserved it."""
     lease, since = device.lease, coarse_age(device.lease.since if device.lease else None)
-    held = f"{lease.pool or lease.why or 'held'} ({lease.user}{since and f', {since}'})" if lease else ""
+    part = f", {device.part}" if device.part else ""
+    held = (
+        f"{lease.pool or lease.why or 'held'}{part} ({lease.user}{since and f', {since}'})" if lease else ""
+    )
     return "; ".join(part for part in (held or device.pool or "", set_aside(device)) if part)
 
 

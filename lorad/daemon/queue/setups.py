@@ -96,8 +96,8 @@ def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: R
 
 
 def _places(ctx: Context, spec: Spec) -> list[Devices]:
-    """List where the run may go: groups of neighbouring devices of this machine, where all ranks share a CPU,
-    and last what it asks of the cluster.
+    """List where the run may go: groups of neighbouring devices of this machine, and last what it asks of the
+    cluster. All ranks share a CPU, or the slot of it that servers leave them.
 
     Raises SpecError.
     """
@@ -106,9 +106,10 @@ def _places(ctx: Context, spec: Spec) -> list[Devices]:
     check_spread(spec, cluster, where)
     groups: list[Devices] = []
     if "local" in where:
-        count = 1 if devices[0].is_cpu else spec.gpus
+        count = 1 + spec.server_devices if devices[0].is_cpu else spec.gpus
         if count > len(devices):
-            raise SpecError(f"it needs {count} GPUs, this machine has {len(devices)}")
+            what = "slots of the CPU" if devices[0].is_cpu else "GPUs"
+            raise SpecError(f"it needs {count} {what}, this machine has {len(devices)}")
         groups = [tuple(devices[first : first + count]) for first in range(len(devices) - count + 1)]
     if "cluster" in where and cluster is not None:
         groups.append((shape_of(nodes_setup(spec, cluster)),))

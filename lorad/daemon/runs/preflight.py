@@ -83,11 +83,13 @@ async def _checked(
         for pool in ctx.pools.values()
     )
     box = config.load(ctx.home.config)
+    devices = ctx.gpus.devices
     question = Question(
         spec=msgspec.to_builtins(spec),
         cwd=cwd,
-        device=ctx.gpus.devices[0].kind,
-        devices=len(ctx.gpus.devices),
+        device=devices[0].kind,
+        devices=len(devices),
+        available=None if devices[0].is_cpu else min(device.memory_total for device in devices),
         warm=is_warm,
         backends=msgspec.to_builtins(box.backends, enc_hook=str),
         reference=None if reference is None else str(reference),

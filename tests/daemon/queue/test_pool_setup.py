@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.backends.setup import CANARY_PROMPT, RANKS
-from lorad.box.config import Backend, Config
+from lorad.box.config import Backend, Config, Devices
 from lorad.box.config import load as load_config
 from lorad.daemon.api.verbs.logs import log_of
 from lorad.daemon.api.views import run_view
@@ -149,6 +149,23 @@ def test_a_pool_has_all_of_its_devices() -> None:
     assert (made.device, made.devices, made.names) == ("cuda:2", ("cuda:2", "cuda:3"), ("cuda:2", "cuda:3"))
     alone = setup(device="cuda:2")
     assert (alone.devices, alone.names) == ((), ("cuda:2",)) and alone.key != made.key
+
+
+def test_trainer_and_servers_have_devices_apart() -> None:
+    resources = {"rollout_devices": 2}
+    pool = setup({"servers": 2}, device="cuda:1 cuda:2 cuda:3", resources=resources)
+    assert (pool.mode, pool.device) == ("split", "cuda:1")
+    assert (pool.trainer_names, pool.server_names) == (("cuda:1",), ("cuda:2", "cuda:3"))
+    shared = setup({"servers": 2}, device="cuda:1 cuda:2 cuda:3")
+    assert shared.trainer_names == shared.server_names == ("cuda:1", "cuda:2", "cuda:3")
+    assert not pool.takes(replace(pool, rollout_devices=1))
+
+
+def test_slots_of_a_cpu_add_their_memory() -> None:
+    config = replace(CONFIG, devices=Devices(cpu_slots=4))
+    pool = setup({"servers": 2}, config=config, device="cpu:0 cpu:1 cpu:2", pool={"mode": "split"})
+    assert (pool.device, pool.server_names) == ("cpu", ("cpu:1", "cpu:2"))
+    assert pool.memory_fraction == pytest.approx(0.85 * 3 / 4)
 
 
 def test_runs_that_fit_one_server_share_pools() -> None:

@@ -1,4 +1,4 @@
-"""A pool whose real servers have nodes of their own, beside the one that trains."""
+"""A pool whose real servers have nodes, or devices, of their own beside those that train."""
 
 import os
 import signal
@@ -44,4 +44,33 @@ def test_a_lost_node_costs_no_version(kind: str, tmp_path: Path, monkeypatch: py
         until(lambda: [server.state for server in fleet.servers] == ["up", "failed"])
         learn(driver)
         publish(driver, tmp_path / "versions", 2)
+        assert generate(driver, "a@2") and generate(driver, "a@1")
+
+
+@pytest.mark.long
+def test_a_killed_server_apart_costs_no_version(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others serve what was published while it was away, and it has that too once it is back."""
+    monkeypatch.setattr(pool_kit, "DEADLINE", START_SECONDS)
+    changes = {
+        "mode": "split",
+        "devices": ("cpu:0", "cpu:1", "cpu:2"),
+        "rollout_devices": 2,
+        "trainer": "fsdp",
+        "ranks": RanksSetup(),
+        "engine": kind,
+        "server": msgspec.structs.replace(setup_of(kind), servers=2),
+    }
+    with running_pool(tmp_path, **changes) as running, running.connect("a") as driver:
+        driver.call("open", OPEN)
+        learn(driver)
+        publish(driver, tmp_path / "versions", 1)
+        fleet = running.pool.engine._fleet  # type: ignore[attr-defined]
+        os.kill(fleet.servers[1].process.pid, signal.SIGKILL)
+        until(lambda: fleet.servers[1].state == "down")
+        assert generate(driver, "a@1")
+        learn(driver)
+        publish(driver, tmp_path / "versions", 2)
+        until(lambda: fleet.servers[1].state == "up")
         assert generate(driver, "a@2") and generate(driver, "a@1")

@@ -153,7 +153,7 @@ def _device_view(
     """
     sight, who = cpu or ctx.gpus.sights.seen.get(device.uuid), reader(ctx, call.caller)
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
-    here = [pool.id for pool in up if who.sees(pool.setup.owner)]
+    here = [pool for pool in up if who.sees(pool.setup.owner)]
     held, lease = lease_of(ctx, device, who), None
     reserved, aside = _reserved(ctx, device), ctx.gpus.set_aside.get(device.name)
     if held is not None:
@@ -164,7 +164,8 @@ def _device_view(
         memory_total=device.memory_total,
         memory_used=sight.memory_used if sight else 0,
         utilization=sight.utilization if sight else None,
-        pool=here[0] if here else None,
+        pool=here[0].id if here else None,
+        part=here[0].part_on(device.name) if here else "",
         lease=lease,
         processes=[
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
