@@ -18,8 +18,8 @@ def ticks(low: float, high: float, count: int, *, least: float = 0.0) -> list[fl
         return [low]
     steps = [power * m for m in (0.5, 1, 2, 5, 10) if power * m >= least]
     at = next(i for i, step in enumerate(steps) if step >= rough * _CLOSER)
-    found = _multiples(steps[at], low, high)
-    return found if len(found) > 1 or not at else _multiples(steps[at - 1], low, high)
+    marks = _multiples(steps[at], low, high)
+    return marks if len(marks) > 1 or not at else _multiples(steps[at - 1], low, high)
 
 
 def _multiples(step: float, low: float, high: float) -> list[float]:
@@ -63,7 +63,8 @@ def labels(values: list[float]) -> list[str]:
     """Return the labels of ticks, all with the same digits and unit."""
     if len(values) < 2:
         return [bare(value) for value in values]
-    step, most = abs(values[1] - values[0]), max(abs(value) for value in values)
+    step = abs(values[1] - values[0])
+    most = max(abs(value) for value in values)
     if most >= 1e15 or most < 1e-3:
         return [
             _tidy(f"{value:.{max(0, _whole(most) - _whole(step))}e}") if value else "0" for value in values
@@ -98,7 +99,7 @@ def short(value: float | None) -> str:
 
 
 def bare(value: float) -> str:
-    """`short` without zeros at the end."""
+    """Format a number as `short` does, without zeros at the end."""
     text = short(value)
     return text.rstrip("0").rstrip(".") if "." in text and text[-1].isdigit() and "e" not in text else text
 

@@ -23,7 +23,10 @@ RUNS = len(DARK)  # at most as many at once: more cannot be told apart
 
 
 class Chart(Widget):
-    """`show` gives it something to draw, `point` a title and a cursor. index: its place among the charts."""
+    """A chart that `show` gives something to draw, and `point` a title and a cursor.
+
+    index: the place of the chart among the others.
+    """
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
@@ -48,14 +51,16 @@ class Chart(Widget):
         self._pointed: int | None = None
 
     def show(self, plot: Plot | None, *, flags: str = "", empty: str = "") -> None:
-        """flags: said at the right, beside how many spikes were cut; empty: said where there is nothing to
-        draw.
+        """Draw a plot.
+
+        flags: what is said at the right, beside how many spikes were cut.
+        empty: what is said where there is nothing to draw.
         """
         self._plot, self._flags, self._empty = plot, flags, empty
         self._again()
 
     def point(self, x: int | None, title: Text) -> None:
-        """Curves stay as they are."""
+        """Draw the title and the cursor; the curves stay as they are."""
         if (x, title) != (self._cursor, self._title):
             self._cursor, self._title = x, title
             self._again()
@@ -86,15 +91,11 @@ class Chart(Widget):
         if self._picture is None:
             said = Segment((" " * GUTTER + self._empty)[:width], looks["label"])
             return [self._head(looks), Strip([]), Strip([said]).adjust_cell_length(width)]
-        cell = self._cursor_cell()
-        label = "" if cell is None or self._plot is None else x_text(self._plot.x, self._cursor or 0)
-        return [self._head(looks), *_body(self._picture, cell, label, looks)]
-
-    def _cursor_cell(self) -> int | None:
         plot, x = self._plot, self._cursor
-        if self._picture is None or plot is None or x is None or not plot.first <= x <= plot.last:
-            return None
-        return GUTTER + self._picture.across(x) // 2
+        if plot is None or x is None or not plot.first <= x <= plot.last:
+            return [self._head(looks), *_body(self._picture, None, "", looks)]
+        cell = GUTTER + self._picture.across(x) // 2
+        return [self._head(looks), *_body(self._picture, cell, x_text(plot.x, x), looks)]
 
     def _head(self, looks: "Looks") -> Strip:
         cut = f"{self._picture.cut} beyond " if self._picture and self._picture.cut else ""
@@ -109,7 +110,7 @@ class Chart(Widget):
 
     # -- the mouse -------------------------------------------------------------------------------------------
     def x_at(self, cell: int) -> int | None:
-        """Under a cell of this widget."""
+        """Return the x under a cell of this widget."""
         if self._picture is None or cell < GUTTER:
             return None
         return round(self._picture.across.value(2 * (cell - GUTTER) + 0.5))
@@ -146,22 +147,17 @@ class Looks(dict[str, Style]):
         *_, self._ground, self._fore = widget.colors
         self.base = Style(color=widget.rich_style.color, bgcolor=widget.rich_style.bgcolor)
         theme = widget.app.current_theme
-        self._colors = _ANSI if self._ansi else DARK if theme.dark else LIGHT
+        self.colors = _ANSI if self._ansi else DARK if theme.dark else LIGHT  # by place; MARKS has one, too
         self._faint = 0.55 if theme.dark else 0.5
-
-    @property
-    def colors(self) -> tuple[str, ...]:
-        """Return the colors of the runs by place; the last one is also the color of markers."""
-        return self._colors
 
     def __missing__(self, name: str) -> Style:
         self[name] = style = self.base + self._made(name)
         return style
 
     def _made(self, name: str) -> Style:
-        kind, place = name.rstrip("0123456789"), int(name[-1]) if name[-1].isdigit() else 0
-        color = self._colors[place % RUNS]
-        match kind:
+        place = int(name[-1]) if name[-1].isdigit() else 0
+        color = self.colors[place % RUNS]
+        match name.rstrip("0123456789"):
             case "run":
                 return Style(color=color)
             case "best":
@@ -171,9 +167,9 @@ class Looks(dict[str, Style]):
             case "ground":
                 return self._mixed(color, self._faint)
             case "mark":
-                return Style(color=self._colors[MARKS], bold=True)
+                return Style(color=self.colors[MARKS], bold=True)
             case "bad" | "cut":
-                return Style(color=self._colors[3], bold=True)
+                return Style(color=self.colors[3], bold=True)
             case "cursor":
                 return Style(bold=True)
             case "grid":
@@ -193,7 +189,7 @@ class Looks(dict[str, Style]):
 
 
 def _body(picture: Picture, cursor: int | None, label: str, looks: Looks) -> list[Strip]:
-    """The cells as lines; the cursor is a column between them."""
+    """Make lines of the cells; the cursor is a column between them, its number among those of x below."""
     lines = []
     for chars, names in zip(picture.chars[:-1], picture.looks[:-1], strict=True):
         if cursor is not None and cursor < len(chars):
@@ -202,32 +198,32 @@ def _body(picture: Picture, cursor: int | None, label: str, looks: Looks) -> lis
                 chars[cursor] = "│"
             names[cursor] = "cursor"
         lines.append(_line(chars, names, looks))
-    return [*lines, _line(*_below(picture, cursor, label), looks)]
-
-
-def _below(picture: Picture, cursor: int | None, label: str) -> tuple[list[str], list[str]]:
-    """The numbers of x, that of the cursor among them."""
     chars, names = picture.chars[-1].copy(), picture.looks[-1].copy()
-    if cursor is None:
-        return chars, names
-    label = f" {label} "
-    start = min(max(cursor - len(label) // 2, 0), max(len(chars) - len(label), 0))
-    while start and chars[start - 1].strip() and chars[start].strip():  # half a number would be another one
-        start, label = start - 1, f" {label}"
-    for i, char in enumerate(label[: len(chars) - start]):
-        chars[start + i], names[start + i] = char, "cursor"
-    for i in range(start + len(label), len(chars)):
-        if not chars[i].strip():
-            break
-        chars[i] = " "
-    return chars, names
+    if cursor is not None:
+        label = f" {label} "
+        start = min(max(cursor - len(label) // 2, 0), max(len(chars) - len(label), 0))
+        while start and chars[start - 1].strip() and chars[start].strip():  # half a number is another one
+            start -= 1
+            label = f" {label}"
+        for i, char in enumerate(label[: len(chars) - start]):
+            chars[start + i] = char
+            names[start + i] = "cursor"
+        for i in range(start + len(label), len(chars)):
+            if not chars[i].strip():
+                break
+            chars[i] = " "
+    return [*lines, _line(chars, names, looks)]
 
 
 def _line(chars: list[str], names: list[str], looks: Looks) -> Strip:
-    segments, begin, before, text = list[Segment](), 0, names[0] if names else "", "".join(chars)
+    segments = list[Segment]()
+    text = "".join(chars)
+    begin = 0
+    before = names[0] if names else ""
     for at, name in enumerate(names):
         if name != before:
             segments.append(Segment(text[begin:at], looks[before]))
-            begin, before = at, name
+            begin = at
+            before = name
     segments.append(Segment(text[begin:], looks[before]))
     return Strip(segments, len(chars))

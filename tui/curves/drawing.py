@@ -68,12 +68,13 @@ class _Canvas:
 
     def join(self, x0: int, y0: int, x1: int, y1: int) -> None:
         """A line, half of each step in the column at either side of it."""
-        slope, here = (y1 - y0) / max(x1 - x0, 1), y0
+        slope = (y1 - y0) / max(x1 - x0, 1)
+        y = y0
         for column in range(x0, x1):
             middle = y0 + round((column - x0 + 0.5) * slope)
-            self.stroke(column, here, middle)
-            here = middle
-        self.stroke(x1, here, y1)
+            self.stroke(column, y, middle)
+            y = middle
+        self.stroke(x1, y, y1)
 
     def dash(self, pattern: str) -> None:
         for column in range(len(self.columns)):
@@ -87,14 +88,18 @@ class _Canvas:
             row = ((both & -both).bit_length() - 1) // 4 if both else 0
             left, right = left >> 4 * row, right >> 4 * row
             while left or right:
-                if here := (left & 15) << 4 | right & 15:
-                    yield row, cell, _GLYPHS[here]
+                if dots := (left & 15) << 4 | right & 15:
+                    yield row, cell, _GLYPHS[dots]
                 left, right, row = left >> 4, right >> 4, row + 1
 
 
 @dataclass(frozen=True)
 class Curve:
-    """place: of its run, 0 first. ground: drawn faintly beneath the others."""
+    """One curve.
+
+    place: the place of its run, from 0.
+    ground: is it drawn faintly beneath the others.
+    """
 
     xs: array[int]
     ys: array[float]
@@ -108,7 +113,7 @@ class Plot:
     """The content of a chart.
 
     curves: the first one is beneath.
-    marks, bad: of the first run; bad are steps without a number.
+    marks, bad: the markers of the first run, and its steps without a number.
     log: y are exponents of ten.
     spikes: nothing may lie outside.
     x: what the x are, one of AXES.
@@ -171,9 +176,10 @@ class _Scale:
 
 @dataclass
 class Picture:
-    """chars[row][cell] and their looks: axis, grid, label, mark, bad, cut, letter, best0.., ground0.., run0..
+    """What was drawn: `chars[row][cell]`; the last row has the numbers of x.
 
-    cut: strokes that lie outside. The last row are the numbers of x.
+    looks: the name of each cell's look: axis, grid, label, mark, bad, cut, letter, best0, ground0, run0 ...
+    cut: how many strokes lie outside.
     """
 
     chars: list[list[str]]
@@ -194,25 +200,26 @@ def _strokes(curve: Curve, across: _Scale) -> list[_Stroke]:
     """Return one stroke for each column of dots that has a point within the scale."""
     xs, ys, first = curve.xs, curve.ys, across.first
     begin, end = between(xs, int(first), int(across.last))
-    found, width = list[_Stroke](), (across.last - first) / max(across.dots - 1, 1)
+    strokes = list[_Stroke]()
+    width = (across.last - first) / max(across.dots - 1, 1)
     if begin < end and not width:
         return [_Stroke(across(first), *(ys[begin],) * 4)]
     while begin < end:
         column = int((xs[begin] - first) / width + 0.5)
         after = bisect_left(xs, first + (column + 0.5) * width, begin + 1, end)
         if after == begin + 1:
-            found.append(_Stroke(column, *(ys[begin],) * 4))
+            strokes.append(_Stroke(column, *(ys[begin],) * 4))
         else:
             part = ys[begin:after]
-            found.append(_Stroke(column, part[0], min(part), max(part), part[-1]))
+            strokes.append(_Stroke(column, part[0], min(part), max(part), part[-1]))
         begin = after
-    return found
+    return strokes
 
 
 def _bounds(plot: Plot, drawn: Sequence[tuple[Curve, list[_Stroke]]]) -> tuple[float, float]:
-    """The smallest and largest y to show: of all, but for spikes far from all others.
+    """Return the smallest and the largest y to show, without the spikes that are far from all others.
 
-    Raises ValueError for nothing.
+    Raises ValueError where there is neither a stroke nor a marker.
     """
     ends = [_extent([y for stroke in of for y in stroke[2:4]], trim=not plot.spikes) for _, of in drawn]
     values = [y for x, y in plot.marks if plot.first <= x <= plot.last]
@@ -245,7 +252,7 @@ def _extent(values: list[float], *, trim: bool) -> tuple[float, float]:
 
 
 def draw(plot: Plot, width: int, height: int) -> Picture | None:
-    """So many cells; None where there is nothing to draw, or no room."""
+    """Draw a plot into so many cells; None where there is nothing to draw, or no room."""
     rows = height - 1
     if width < GUTTER + 4 or rows < 2:
         return None
@@ -259,13 +266,12 @@ def draw(plot: Plot, width: int, height: int) -> Picture | None:
     _axes(picture, plot, up)
     for curve, of in drawn:
         _curve(picture, curve, of, up)
-    _letters(picture, drawn, up)
-    _marks(picture, plot, up)
-    _below(picture, plot)
+    _signs(picture, plot, drawn, up)
     return picture
 
 
 def _axes(picture: Picture, plot: Plot, up: _Scale) -> None:
+    """Draw both axes, with round numbers at their places."""
     rows, width = up.dots // 4, len(picture.chars[0])
     for row in range(rows):
         picture.put(row, GUTTER - 1, "│", "axis")
@@ -273,6 +279,14 @@ def _axes(picture: Picture, plot: Plot, up: _Scale) -> None:
         row = up(value) // 4
         picture.write(row, 0, f"{text[: GUTTER - 1]:>{GUTTER - 1}}┤", "label")
         picture.write(row, GUTTER, "┈" * (width - GUTTER), "grid")
+    room = max((width - GUTTER) // 12, 1)
+    taken = GUTTER - 1
+    for value, text in zip(*x_ticks(plot.x, plot.first, plot.last, room), strict=True):
+        cell = GUTTER + picture.across(value) // 2 - len(text) // 2
+        cell = min(max(cell, GUTTER - 1), width - len(text))
+        if cell > taken or taken == GUTTER - 1:
+            picture.write(rows, cell, text, "label")
+            taken = cell + len(text)
 
 
 def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
@@ -285,37 +299,28 @@ def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float]
 
 
 def _curve(picture: Picture, curve: Curve, of: list[_Stroke], up: _Scale) -> None:
+    """Draw a curve, with a sign where a spike that was cut off leaves the picture."""
     canvas = _Canvas(picture.across.dots, up.dots)
     columns, firsts, lows, highs, lasts = zip(*of, strict=True)
     canvas.strokes(columns, up.all(firsts), up.all(highs), up.all(lows), up.all(lasts))
     if not curve.ground:
         canvas.dash(_DASHES[curve.place % len(_DASHES)])
-    look, chars, looks = f"{'ground' if curve.ground else 'run'}{curve.place}", picture.chars, picture.looks
+    look = f"{'ground' if curve.ground else 'run'}{curve.place}"
     for row, cell, glyph in canvas.cells():
-        chars[row][GUTTER + cell], looks[row][GUTTER + cell] = glyph, look
-    if not curve.ground:
-        _outside(picture, of, up)
-
-
-def _outside(picture: Picture, of: list[_Stroke], up: _Scale) -> None:
-    """Put a sign where a spike that was cut off leaves the picture."""
-    top, bottom = up.first, up.last
-    for one in of:
-        if one.high > top or one.low < bottom:
-            row, sign = (0, _UP) if one.high > top else (up.dots // 4 - 1, _DOWN)
-            picture.put(row, GUTTER + one.column // 2, sign, "cut")
+        picture.put(row, GUTTER + cell, glyph, look)
+    for stroke in of if not curve.ground else ():
+        if stroke.high > up.first or stroke.low < up.last:
+            row, sign = (0, _UP) if stroke.high > up.first else (up.dots // 4 - 1, _DOWN)
+            picture.put(row, GUTTER + stroke.column // 2, sign, "cut")
             picture.cut += 1
 
 
-def _letters(picture: Picture, drawn: list[tuple[Curve, list[_Stroke]]], up: _Scale) -> None:
-    """Put the letter of its run on each curve near its end, each at a place of its own."""
+def _signs(picture: Picture, plot: Plot, drawn: list[tuple[Curve, list[_Stroke]]], up: _Scale) -> None:
+    """Put markers, and on each curve near its end the letter of its run, each at a place of its own."""
     for curve, of in drawn:
         if curve.letter and not curve.ground:
-            here = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]
-            picture.put(up(here.last) // 4, GUTTER + here.column // 2, curve.letter, f"letter{curve.place}")
-
-
-def _marks(picture: Picture, plot: Plot, up: _Scale) -> None:
+            end = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]
+            picture.put(up(end.last) // 4, GUTTER + end.column // 2, curve.letter, f"letter{curve.place}")
     for x, y in plot.marks:
         if plot.first <= x <= plot.last:
             picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, MARKER, "mark")
@@ -323,16 +328,3 @@ def _marks(picture: Picture, plot: Plot, up: _Scale) -> None:
         picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, BEST, f"best{place}")
     for x in plot.bad[slice(*between(array("q", plot.bad), plot.first, plot.last))]:
         picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, _BAD, "bad")
-
-
-def _below(picture: Picture, plot: Plot) -> None:
-    """Round numbers of x, each under its place."""
-    row, width = len(picture.chars) - 1, len(picture.chars[0])
-    room = max((width - GUTTER) // 12, 1)
-    taken = GUTTER - 1
-    for value, text in zip(*x_ticks(plot.x, plot.first, plot.last, room), strict=True):
-        cell = GUTTER + picture.across(value) // 2 - len(text) // 2
-        cell = min(max(cell, GUTTER - 1), width - len(text))
-        if cell > taken or taken == GUTTER - 1:
-            picture.write(row, cell, text, "label")
-            taken = cell + len(text)

@@ -118,11 +118,15 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
         bad += _count(between(track.along(look.x, series.bad), first, last))
         left += _count(between(track.along(look.x, view.left), first, last))
     track = part(tracks[0], look.x, first, last)
+    marks = list[tuple[int, float]]()
+    if metric in ("reward", "eval"):  # evals are on their own chart and on that of the reward
+        evals = tracks[0].evals.view(0.0, look.log)
+        marks = list(zip(tracks[0].along(look.x, evals.xs), evals.ys, strict=True))
     drawn = Plot(
         [*ground, *front],
         first,
         last,
-        _marks(metric, tracks[0], look),
+        marks,
         track.along(look.x, (tracks[0].sets.get(metric) or track.of(metric)).bad),
         look.log,
         look.spikes,
@@ -154,14 +158,6 @@ def _best(metric: str, track: Track, curve: Curve, first: int, last: int) -> tup
 
 def _count(part: tuple[int, int]) -> int:
     return part[1] - part[0]
-
-
-def _marks(metric: str, track: Track, look: Look) -> list[tuple[int, float]]:
-    """Return the markers of evals, which are on their own chart and on that of the reward."""
-    if metric not in ("reward", "eval"):
-        return []
-    view = track.evals.view(0.0, look.log)
-    return list(zip(track.along(look.x, view.xs), view.ys, strict=True))
 
 
 def title(

@@ -12,7 +12,11 @@ _FILE = "curves.json"
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """metrics: those that have a chart, in order. table: is the table of figures shown."""
+    """The choices of a user.
+
+    metrics: the names of the metrics that have a chart, in order.
+    table: is the table of figures shown.
+    """
 
     metrics: list[str] = []
     x: str = "step"
@@ -31,11 +35,11 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 def choices() -> Choices:
-    """Read them; as at first where there is no file, or one that cannot be read."""
-    found = Choices()
+    """Read the choices; they are as at first where there is no file, or one that cannot be read."""
+    chosen = Choices()
     with contextlib.suppress(OSError, ValueError):
-        found = read_state(state_file(_FILE), Choices)
-    return found if found.metrics else msgspec.structs.replace(found, metrics=[*METRICS])
+        chosen = read_state(state_file(_FILE), Choices)
+    return chosen if chosen.metrics else msgspec.structs.replace(chosen, metrics=[*METRICS])
 
 
 def keep(chosen: Choices) -> None:

@@ -1,6 +1,6 @@
 """The data behind the curves: series by metric, smoothed or logarithmic, and the window that is shown.
 
-Memory is bounded for any number of steps: of a long run every n-th step is kept, and more of them in a window
+Memory is bounded for any number of steps: every n-th step of a long run is kept, and more of them in a window
 (`Track.detail`).
 """
 
@@ -69,7 +69,7 @@ class Series:
         self.bad.extend(later.bad)
 
     def view(self, weight: float, log: bool) -> Series | _View:
-        """Up to date."""
+        """Return the series as it is drawn, up to date."""
         if not weight and not log:
             return self
         view = self._views.setdefault((weight, log), _View(weight, log))
@@ -147,12 +147,13 @@ class Track:
 
     def within(self, first: int, last: int) -> Track:
         """Return the finest track that covers the window."""
-        return self.detail.track if self.detail and self.detail.covers(first, last) else self
+        detail = self.detail
+        return detail.track if detail and detail.first <= first and last <= detail.last else self
 
     def values(self, step: int, beginning: str = "") -> dict[str, float]:
         """Return the values of a kept step, only of metrics whose names start with `beginning`."""
-        found = ((key, series.at(step)) for key, series in self.series.items() if key.startswith(beginning))
-        return {key: value for key, value in found if value is not None}
+        some = {key: series.at(step) for key, series in self.series.items() if key.startswith(beginning)}
+        return {key: value for key, value in some.items() if value is not None}
 
     # -- where steps lie on an axis --------------------------------------------------------------------------
     def placed(self, axis: str) -> dict[int, int]:
@@ -166,21 +167,25 @@ class Track:
             return {}
         before = max(self.steps[0] - self.every, 0)
         total = float(self.parent.place("tokens", before)) if self.parent is not None else 0.0
-        series, found = self.of("tokens"), dict[int, int]()
+        series = self.of("tokens")
         measured = dict(zip(series.xs, series.ys, strict=True))
+        places = dict[int, int]()
         for step in self.steps:
             total += max(measured.get(step, 0.0), 0.0) * (step - before)
-            before, found[step] = step, round(total)
-        return found
+            before = step
+            places[step] = round(total)
+        return places
 
     def _times(self) -> dict[int, int]:
-        ends, found, latest = self.of("at"), dict[int, int](), 0
+        ends = self.of("at")
         at = dict(zip(ends.xs, ends.ys, strict=True))
+        places = dict[int, int]()
+        latest = 0
         began = (self.parent or self).began
         for step in self.steps:
             latest = max(latest, round((at.get(step, began) - began) * 1000))
-            found[step] = latest
-        return found
+            places[step] = latest
+        return places
 
     @property
     def began(self) -> float:
@@ -233,9 +238,6 @@ class Detail:
     last: int
     track: Track
 
-    def covers(self, first: int, last: int) -> bool:
-        return self.first <= first and last <= self.last
-
 
 def stride(steps: int, kept: int) -> int:
     """A power of two, so that at most `kept` of so many steps are multiples."""
@@ -262,7 +264,7 @@ class Window:
         return end - self.span + 1, end
 
     def zoom(self, factor: float, at: int | None, first: int, last: int) -> None:
-        """Wider (above 1) or narrower, about a step, which stays where it is; without one, about the end."""
+        """Widen (above 1) or narrow the window about a step, which stays where it is; None: about the end."""
         low, high = self.bounds(first, last)
         span = max(round((high - low + 1) * factor), 4)
         if span > last - first:
@@ -287,7 +289,7 @@ class Window:
             self.end = None if end >= last else max(end, first + self.span - 1)
 
     def tail(self, span: int | None) -> None:
-        """The last steps, whatever comes."""
+        """Show the last steps, whatever comes."""
         self.span, self.end = span, None
 
 

@@ -32,7 +32,7 @@ class Side(Vertical):
         return self.display and self.size.height >= _HIGH and self.size.width >= 28
 
     def tell(self, step: int | None, values: Values, before: _Before, colors: Colors) -> None:
-        """before: so many steps before this one, newest first."""
+        """Show the figures of a step. before: called for so many steps before this one, newest first."""
         self._told = step, values, before, colors
         width, height = self.size
         if not self.display or not width:

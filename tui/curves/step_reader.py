@@ -22,10 +22,17 @@ _PAGE = 2000  # steps in one answer
 
 @dataclass
 class Part:
-    """News of a run. reset: forget what was there, this is another attempt. every: from now on only multiples
-    of it are kept. steps: those that follow. evals: None when unchanged. detail: another one; finer: steps
-    that follow in it.
-    more: there are further ones to read. gone: why it cannot be read."""
+    """News of a run.
+
+    reset: forget what was there, this is another attempt.
+    every: from now on only multiples of this number are kept.
+    steps: the steps that follow.
+    evals: None when unchanged.
+    detail: another detail than before.
+    finer: the steps that follow in the detail.
+    more: there is more to read.
+    gone: why the run cannot be read.
+    """
 
     run: str
     reset: bool = False
@@ -89,75 +96,65 @@ class StepReader:
         window: the steps that are on screen; None: all.
         When anything fails, nothing of it counts as read.
         """
+        rows = {run.name: run}
         try:
-            return [part for part in self._parts(client, changes, run, others, window) if part]
+            for name in set(self._places) - {run.name, *others}:
+                del self._places[name]
+            places = {name: self._places.get(name) for name in others}
+            due = [name for name, place in places.items() if not place or place.more or changes.touch(name)]
+            if due:
+                rows |= {row.name: row for row in client.named(due)}
+            gone = [Part(name, gone=f"There is no run {name}.") for name in due if name not in rows]
+            parts = [self._part(client, changes, row, window) for row in rows.values()] + gone
         except BaseException:
             self._places.clear()
             raise
-
-    def _parts(
-        self,
-        client: Client,
-        changes: Changes,
-        run: Run,
-        others: Sequence[str],
-        window: tuple[int, int] | None,
-    ) -> list[Part]:
-        rows = {run.name: run}
-        for name in set(self._places) - {run.name, *others}:
-            del self._places[name]
-        asked = [name for name in others if self._is_due(name, changes)]
-        if asked:
-            rows |= {row.name: row for row in client.named(asked)}
-        gone = [Part(name, gone=f"There is no run {name}.") for name in asked if name not in rows]
-        return [self._part(client, changes, row, window) for row in rows.values()] + gone
-
-    def _is_due(self, name: str, changes: Changes) -> bool:
-        place = self._places.get(name)
-        return place is None or place.more or changes.touch(name)
+        return [part for part in parts if part]
 
     def _part(self, client: Client, changes: Changes, row: Run, window: tuple[int, int] | None) -> Part:
         """Read one run; after a resume, which rewinds it, everything is read again."""
-        name, life = row.name, (row.created_at, row.attempt)
+        name = row.name
+        life = (row.created_at, row.attempt)
         place = self._places.get(name)
         reset = place is None or place.life != life
         if place is None or reset:
             place = self._places[name] = _Place(life, stride(row.step, KEPT))
         part = Part(name, reset, place.every)
         if reset or place.more or changes.touch(name):
-            self._steps(client, place, part)
+            steps = client.steps(name, after=place.step, limit=_PAGE, every=place.every)[:_PAGE]
+            steps = [step for step in steps if step.step > place.step]
+            part.more = place.more = len(steps) == _PAGE
+            if steps:
+                part.steps = Track(place.every)
+                part.steps.add(steps)
+                place.step = steps[-1].step
+            place.every = part.every = max(place.every, stride(place.step, KEPT))
         if reset or changes.touch(name, "eval"):
             part.evals = scores(client.evals(name))
         if window is not None and place.every > 1 and not place.more:
             self._window(client, place, part, *window)
         return part
 
-    def _steps(self, client: Client, place: _Place, part: Part) -> None:
-        steps = client.steps(part.run, after=place.step, limit=_PAGE, every=place.every)[:_PAGE]
-        steps = [step for step in steps if step.step > place.step]
-        part.more = place.more = len(steps) == _PAGE
-        if steps:
-            part.steps = Track(place.every)
-            part.steps.add(steps)
-            place.step = steps[-1].step
-        place.every = part.every = max(place.every, stride(place.step, KEPT))
-
     def _window(self, client: Client, place: _Place, part: Part, first: int, last: int) -> None:
-        """The steps of a window and as many beside it, unless they are there."""
-        last, span = min(last, place.step), max(last - first + 1, 1)
+        """Read the steps of a window and as many beside it, unless they are there."""
+        span = max(last - first + 1, 1)
+        last = min(last, place.step)
         every = stride(2 * span, FINE)
         if every >= place.every or first > last:
             return
-        known, low, high = place.window, max(first - span // 2, 0), last + span // 2
-        if known and known[2] == every and known[0] <= first <= known[1] and known[1] - known[0] <= 4 * span:
-            if last > known[1] or part.steps:
-                part.finer = self._some(client, part.run, known[1], high, every)
-                end = part.finer.steps[-1] if part.finer else known[1]
-                place.window = (known[0], end, every)
+        low = max(first - span // 2, 0)
+        high = last + span // 2
+        begin, end, grain = place.window or (0, 0, 0)
+        if grain == every and begin <= first <= end and end - begin <= 4 * span:
+            if last > end or part.steps:
+                part.finer = self._some(client, part.run, end, high, every)
+                end = part.finer.steps[-1] if part.finer else end
+                place.window = (begin, end, every)
         else:
             track = self._some(client, part.run, low - 1, high, every) or Track(every)
             end = track.steps[-1] if track.steps else last
-            part.detail, place.window = Detail(low, max(end, last), track), (low, end, every)
+            part.detail = Detail(low, max(end, last), track)
+            place.window = (low, end, every)
 
     def _some(self, client: Client, run: str, after: int, last: int, every: int) -> Track | None:
         steps = client.steps(run, after=after, limit=2 * FINE, every=every)
@@ -185,10 +182,10 @@ def read_whole(client: Client, run: Run, kept: int = KEPT) -> Track:
 
 def scores(evals: Sequence[Evaluation]) -> dict[str, Series]:
     """Return a series of the main evaluation, and of each other figure."""
-    found = {"eval": Series()}
-    for one in evals:
-        found["eval"].add(one.step, one.score)
-        for name, value in one.figures.items():
+    series = {"eval": Series()}
+    for evaluation in evals:
+        series["eval"].add(evaluation.step, evaluation.score)
+        for name, value in evaluation.figures.items():
             if name != "eval":
-                found.setdefault(name, Series()).add(one.step, value)
-    return found
+                series.setdefault(name, Series()).add(evaluation.step, value)
+    return series

@@ -64,51 +64,43 @@ def figures(step: int | None, values: Values, width: int, height: int) -> Text:
     """Return the figures of a step, in one column or, where that does not fit, in two."""
     if step is None:
         return Text("no step yet", style="dim")
-    pairs = [
-        (name, _value(values.get(key), digits))
-        for name, key, digits in _FIGURES
-        if key in values or key in _USUAL
-    ]
+    pairs = []
+    for name, key, digits in _FIGURES:
+        value = values.get(key)
+        if value is not None:
+            text = short(value) if digits is None or value != value else number(value, digits)
+            pairs.append((name, text if len(text) <= 8 else short(value)))
+        elif key in _USUAL:
+            pairs.append((name, "-"))
     version = f"  @{values['version']:.0f}" if "version" in values else ""
     head = Text.assemble((f"step {step:,}", "bold"), version)
     columns = 2 if width >= 40 else 1
     rows = pairs[: (height - 1) * columns]
     each = width // columns - 1
-    lines = [_row(rows[i : i + columns], each) for i in range(0, len(rows), columns)]
+    cells = [Text.assemble((name, "dim"), f"{shown:>{each - len(name)}}") for name, shown in rows]
+    lines = [Text("  ").join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
     return Text("\n", no_wrap=True).join([head, *lines])
 
 
-def _row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
-    return Text("  ").join(
-        Text.assemble((name, "dim"), f"{shown:>{width - len(name)}}") for name, shown in pairs
-    )
-
-
-def _value(number_: float | None, digits: int | None) -> str:
-    """Format a value in at most 8 characters; without `digits`, with as many digits as matter."""
-    if number_ is None:
-        return "-"
-    text = short(number_) if digits is None or number_ != number_ else number(number_, digits)
-    return text if len(text) <= 8 else short(number_)
-
-
 def spent(values: Values) -> dict[str, float]:
-    """Seconds of a step by verb, in order.
+    """Return the seconds of a step by verb, in order.
 
-    That of attesting is a part of publishing; what no verb took is `other`.
+    Attesting is a part of publishing, and is taken from it; what no verb took is `other`.
     """
-    known = {verb.name: values[key] for verb in _VERBS if (key := f"seconds_{verb.name}") in values}
-    if "attest" in known and "publish" in known:
-        known["publish"] = max(known["publish"] - known["attest"], 0.0)
-    rest = values.get("seconds", 0.0) - sum(known.values())
-    if known and rest > 0.005 * values.get("seconds", 0.0):
-        known["other"] = rest
-    return {verb.name: known[verb.name] for verb in _VERBS if known.get(verb.name, -1.0) >= 0.0}
+    took = {verb.name: values[key] for verb in _VERBS if (key := f"seconds_{verb.name}") in values}
+    if "attest" in took and "publish" in took:
+        took["publish"] = max(took["publish"] - took["attest"], 0.0)
+    rest = values.get("seconds", 0.0) - sum(took.values())
+    if took and rest > 0.005 * values.get("seconds", 0.0):
+        took["other"] = rest
+    return {verb.name: took[verb.name] for verb in _VERBS if took.get(verb.name, -1.0) >= 0.0}
 
 
 def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | None = None) -> Text:
-    """Stacked; `most` seconds fill the width, without it as many as there are."""
-    total, stacked, done = sum(seconds.values()), Text(no_wrap=True), 0.0
+    """Draw a stacked bar; `most` seconds fill the width, without it as many as there are."""
+    total = sum(seconds.values())
+    stacked = Text(no_wrap=True)
+    done = 0.0
     if not total > 0.0:
         return stacked
     scale = width / max(most or total, total)
@@ -120,18 +112,6 @@ def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | 
     return stacked
 
 
-def _shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
-    """Return the pattern, seconds and share of each verb."""
-    total = sum(seconds.values()) or 1.0
-    return [
-        Text.assemble(
-            (verb.fill, colors[verb.place]), f" {verb.name} ", (f"{part:.2f}", "bold"), f" {part / total:.0%}"
-        )
-        for verb in _VERBS
-        if (part := seconds.get(verb.name)) is not None
-    ]
-
-
 def where(values: Values, width: int, colors: Colors) -> list[Text]:
     """Return two lines: the bar of a step, and its parts.
 
@@ -140,7 +120,12 @@ def where(values: Values, width: int, colors: Colors) -> list[Text]:
     seconds = spent(values)
     if not seconds:
         return []
-    shown = list(zip(seconds.values(), _shares(seconds, colors), strict=True))
+    total = sum(seconds.values()) or 1.0
+    shown = []
+    for verb in _VERBS:
+        if (part := seconds.get(verb.name)) is not None:
+            amount = (f"{part:.2f}", "bold"), f" {part / total:.0%}"
+            shown.append((part, Text.assemble((verb.fill, colors[verb.place]), f" {verb.name} ", *amount)))
     while len(shown) > 1 and sum(text.cell_len + 2 for _, text in shown) - 2 > width:
         shown.remove(min(shown, key=lambda pair: pair[0]))
     return [bar(seconds, width, colors), Text("  ", no_wrap=True).join(text for _, text in shown)]
@@ -160,28 +145,20 @@ def column(
         Text.assemble(("where the time goes", "bold"), f"{total:>{max(width - 21, 0)}.2f} s"),
         bar(seconds, width, colors),
     ]
-    lines += [_upright(verb, seconds[verb.name], total, colors) for verb in _VERBS if verb.name in seconds]
+    for verb in _VERBS:
+        if (part := seconds.get(verb.name)) is not None:
+            amount = f" {verb.name:<8}{part:>9.2f} s{part / total if total else 0.0:>6.0%}"
+            lines.append(Text.assemble((verb.fill * 2, colors[verb.place]), amount))
     room = height - len(lines) - 2
-    past = [(step, found) for step, of in before if (found := spent(of))][: max(room, 0)]
+    past = [(step, took) for step, of in before if (took := spent(of))][: max(room, 0)]
     if not past:
         return lines[:height]
-    most = max(sum(found.values()) for _, found in past)
+    most = max(sum(took.values()) for _, took in past)
     digits = max(len(f"{step:,}") for step, _ in past)
-    past_lines = [_past_line(step, found, digits, width, most, colors) for step, found in past]
-    return [*lines, Text(), Text("the steps before", style="bold"), *past_lines]
-
-
-def _past_line(
-    step: int, seconds: Mapping[str, float], digits: int, width: int, most: float, colors: Colors
-) -> Text:
-    room = max(width - digits - 9, 0)
-    stacked = bar(seconds, room, colors, most)
-    total = f"{sum(seconds.values()):.2f} s"
-    return Text.assemble(
-        (f"{step:>{digits},} ", "dim"), stacked, " " * (room - stacked.cell_len), f"{total:>8}"
-    )
-
-
-def _upright(verb: _Verb, part: float, total: float, colors: Colors) -> Text:
-    share = f"{part / total if total else 0.0:.0%}"
-    return Text.assemble((verb.fill * 2, colors[verb.place]), f" {verb.name:<8}", f"{part:>9.2f} s{share:>6}")
+    cells = max(width - digits - 9, 0)
+    lines += [Text(), Text("the steps before", style="bold")]
+    for step, took in past:
+        stacked = bar(took, cells, colors, most)
+        end = " " * (cells - stacked.cell_len) + f"{f'{sum(took.values()):.2f} s':>8}"
+        lines.append(Text.assemble((f"{step:>{digits},} ", "dim"), stacked, end))
+    return lines

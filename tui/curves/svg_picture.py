@@ -38,18 +38,16 @@ def picture(charts: Mapping[str, Plot], runs: Sequence[str], *, legend: bool = T
     if any(drawn.marks for drawn in charts.values()):
         entries.append((MARKS, f"{MARKER} held-out eval"))
     entries = entries if legend else []
-    lines = [_entry(*entry, height + _LINE * (row + 0.5)) for row, entry in enumerate(entries)]
+    for row, (place, name) in enumerate(entries):
+        y = height + _LINE * (row + 0.5)
+        if name.startswith(MARKER):
+            parts.append(svg.text((_LEFT + 36, y), name, fill=LIGHT[place]))
+        else:
+            parts.append(svg.curve([(_LEFT, y - 4), (_LEFT + 40, y - 4)], **_look(place)))
+            parts.append(svg.text((_LEFT + 50, y), name))
     ground = svg.element("rect", width="100%", height="100%", fill="white")
     size = columns * _WIDTH, height + _LINE * len(entries)
-    return svg.document(*size, [ground, *parts, *lines], font_size=12)
-
-
-def _entry(place: int, name: str, y: float) -> str:
-    """Draw a line of the legend."""
-    if name.startswith(MARKER):
-        return svg.text((_LEFT + 36, y), name, fill=LIGHT[place])
-    sample = svg.curve([(_LEFT, y - 4), (_LEFT + 40, y - 4)], **_look(place))
-    return sample + svg.text((_LEFT + 50, y), name)
+    return svg.document(*size, [ground, *parts], font_size=12)
 
 
 def _look(place: int) -> dict[str, object]:

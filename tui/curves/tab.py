@@ -15,7 +15,7 @@ from textual.message import Message
 from lorad.client.client import Client
 from lorad.client.words import figure_in_words
 from lorad.errors import LoradError, SpecError
-from lorad.records.runs import Run, RunDetails
+from lorad.records.runs import RunDetails
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import Field
@@ -42,7 +42,7 @@ _LISTED = 500  # runs that ended, to choose from
 
 
 class Charts(Grid, can_focus=True):
-    """places: how many charts there is room for. `use` shows the first so many."""
+    """The charts, of which `use` shows the first so many. places: how many there is room for."""
 
     DEFAULT_CSS = "Charts { width: 1fr; height: 100%; grid-gutter: 0 1; }"
 
@@ -85,9 +85,16 @@ class Names(Line):
     _ends: tuple[int, ...] = ()
 
     def offer(self, names: Sequence[str], shown: range, current: int) -> None:
-        """shown: those whose charts are on the screen; from as far left as lets the current one be seen."""
-        text, ends = Text(no_wrap=True, overflow="ellipsis"), list[int]()
-        skipped = self._skipped(names, current)
+        """List the names, from as far left as lets the current one be seen.
+
+        shown: the places of the names whose charts are on the screen.
+        """
+        text = Text(no_wrap=True, overflow="ellipsis")
+        ends = list[int]()
+        widths = [Text(name).cell_len + 2 for name in names]
+        skipped, room = 0, max(self.size.width, 20)
+        while skipped < current and sum(widths[skipped : current + 1]) > room:
+            skipped += 1
         for index, name in enumerate(names):
             if index >= skipped:
                 look = "bold reverse" if index == current else "bold" if index in shown else "dim"
@@ -95,13 +102,6 @@ class Names(Line):
             ends.append(text.cell_len)
         self._ends = tuple(ends)
         self.say(text)
-
-    def _skipped(self, names: Sequence[str], current: int) -> int:
-        widths = [Text(name).cell_len + 2 for name in names]
-        return next(
-            (i for i in range(current + 1) if sum(widths[i : current + 1]) <= max(self.size.width, 20)),
-            current,
-        )
 
     def on_click(self, event: events.Click) -> None:
         index = next((i for i, end in enumerate(self._ends) if event.x < end), None)
@@ -167,7 +167,8 @@ class Curves(RunTab):
 
     def _command(self, metrics: Sequence[str]) -> str:
         scene = self.scene
-        look, runs = scene.look, " ".join(shlex.quote(run) for run in scene.tracks)
+        look = scene.look
+        runs = " ".join(shlex.quote(run) for run in scene.tracks)
         parts = [f"lorad plot {runs}", *(f"--metric {shlex.quote(metric)}" for metric in metrics)]
         parts += [f"--x {look.x}"] if look.x != "step" else []
         parts += [f"--smooth {look.smooth:g}"] if look.smooth else []
@@ -183,8 +184,9 @@ class Curves(RunTab):
             yield self.scene.metrics[index], index == self.scene.metric and len(shown) > 1, chart
 
     def draw(self) -> None:
-        """Everything."""
-        scene, (low, high) = self.scene, self.scene.bounds()
+        """Draw everything, and have the reader bring more of the window, where not all steps are there."""
+        scene = self.scene
+        low, high = scene.bounds()
         self._colors = Looks(self).colors
         for metric, _, chart in self._each():
             drawn, flags = plot(metric, scene.runs, scene.look, low, high)
@@ -193,7 +195,10 @@ class Curves(RunTab):
         self._list_metrics()
         self.query_one("#curves-legend", Line).say(self._legend(low, high))
         self._point()
-        self._want()
+        was, steps = scene.wanted, scene.step_bounds()
+        scene.wanted = steps if scene.look.window.span else None
+        if scene.wanted not in (None, was) and scene.track.within(*steps).every > 1:
+            self._on.lorad.feed.again()
 
     def _list_metrics(self) -> None:
         """Draw the names of the metrics, the current one among them."""
@@ -203,12 +208,14 @@ class Curves(RunTab):
 
     def _point(self) -> None:
         """Draw the cursor, and the figures of its step."""
-        scene, step, values, steps = self.scene, self.scene.step, self.scene.values(), self.scene.steps()
+        scene = self.scene
+        values = scene.values()
+        steps = scene.steps()
         for metric, now, chart in self._each():
             drawn = self._drawn.get(metric)
             chart.point(scene.marked, title(metric, scene.runs, steps, self._colors, drawn, now=now))
         side = self.query_one(Side)
-        side.tell(step, values, scene.before, self._colors)
+        side.tell(scene.step, values, scene.before, self._colors)
         below = self.query_one("#curves-where", Line)
         is_due = self.size.height >= 11 and not side.tells_seconds
         lines = where(values, self.size.width - 2, self._colors) if is_due else []
@@ -216,28 +223,21 @@ class Curves(RunTab):
         below.say(Text("\n").join(lines))
 
     def _legend(self, low: int, high: int) -> Text:
-        scene, window, (first, last) = self.scene, self.scene.look.window, self.scene.ends()
-        every, smooth = scene.track.within(*scene.step_bounds()).every, scene.look.smooth
-        axis = scene.look.x
+        scene = self.scene
+        first, last = scene.ends()
+        every = scene.track.within(*scene.step_bounds()).every
+        smooth, axis = scene.look.smooth, scene.look.x
         noun = axis if axis != "step" else "steps"
         line = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
         parts = [
             f"{noun} {x_text(axis, low)}–{x_text(axis, high)}"
-            + (f" of {x_text(axis, first)}–{x_text(axis, last)}" if window.span else ""),
+            + (f" of {x_text(axis, first)}–{x_text(axis, last)}" if scene.look.window.span else ""),
             f"every {every}th" if every > 1 else "",
             "reading …" if scene.more else "",
             f"ema {smooth:g}" if smooth else "",
             "spikes within" if scene.look.spikes else "",
         ]
         return line.append("  " + " · ".join(part for part in parts if part), "dim")
-
-    def _want(self) -> None:
-        """Have the reader bring more of the window, where not all steps are there."""
-        scene, was = self.scene, self.scene.wanted
-        steps = scene.step_bounds()
-        scene.wanted = steps if scene.look.window.span else None
-        if scene.wanted not in (None, was) and scene.track.within(*steps).every > 1:
-            self._on.lorad.feed.again()
 
     def on_resize(self) -> None:
         width, height = self.size
@@ -294,7 +294,10 @@ class Curves(RunTab):
 
     def action_cursor(self, by: int) -> None:
         self.scene.move_cursor(by)
-        self.draw() if self.scene.look.window.span else self._point()
+        if self.scene.look.window.span:
+            self.draw()
+        else:
+            self._point()
 
     def action_cursor_to(self, end: int) -> None:
         self.scene.to_end(last=end < 0)
@@ -348,7 +351,12 @@ class Curves(RunTab):
 
     @work
     async def action_choose_metric(self) -> None:
-        options = {metric: _metric_line(metric, self.scene.value(metric)) for metric in self.scene.known()}
+        options = {}
+        for metric in self.scene.known():
+            name, whole = names(metric)
+            about = " · ".join(part for part in (kind(metric), whole if whole != name else "") if part)
+            value = f"{short(self.scene.value(metric)):>9}  "
+            options[metric] = Text.assemble((f"{name:<26}", "bold"), value, (about, "dim"))
         chosen = await self.app.push_screen_wait(Choose("Which metric?", options, self.scene.name))
         if chosen is not None:
             self.scene.choose(chosen)
@@ -392,7 +400,13 @@ class Curves(RunTab):
         except LoradError as error:
             self._on.say_error(error)
             return
-        options = {run.name: _run_line(run, scene.others) for run in runs if run.name != scene.run}
+        options = {}
+        for run in runs:
+            if run.name != scene.run:
+                letter = LETTERS[scene.others.index(run.name) + 1] if run.name in scene.others else " "
+                parts = (f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run))
+                end = f"  {run.step}/{run.steps or '?'}  {figure_in_words(run)}"
+                options[run.name] = Text.assemble(*parts, (end, "dim"), no_wrap=True)
         chosen = await self.app.push_screen_wait(Choose("Compare with which run?", options))
         if chosen in scene.others:
             scene.drop(chosen)
@@ -412,21 +426,9 @@ class Curves(RunTab):
         self._told()
 
 
-def _metric_line(metric: str, value: float | None) -> Text:
-    name, whole = names(metric)
-    about = " · ".join(part for part in (kind(metric), whole if whole != name else "") if part)
-    return Text.assemble((f"{name:<26}", "bold"), f"{short(value):>9}  ", (about, "dim"))
-
-
 def _wrong_file(name: str) -> str:
     try:
         export.refuse(name)
     except SpecError as error:
         return f"{error.message}. {error.hint}"
     return "it exists already: give another name" if Path(name).expanduser().exists() else ""
-
-
-def _run_line(run: Run, shown: tuple[str, ...]) -> Text:
-    letter = LETTERS[shown.index(run.name) + 1] if run.name in shown else " "
-    line = Text.assemble(f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run), no_wrap=True)
-    return line.append(f"  {run.step}/{run.steps or '?'}  {figure_in_words(run)}", "dim")

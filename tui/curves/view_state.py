@@ -15,10 +15,10 @@ _Values = Mapping[str, float]
 
 
 class Scene:
-    """others: runs beside `run`, in the order of the legend. wanted: the window whose steps are asked for,
-    None: all.
+    """The state of the tab. Another thread reads `others` and `wanted`; each is only ever replaced.
 
-    Another thread reads `others` and `wanted`; each is only ever replaced.
+    others: the runs beside `run`, in the order of the legend.
+    wanted: the window whose steps are asked for; None: all.
     """
 
     def __init__(self, run: str) -> None:
@@ -44,7 +44,7 @@ class Scene:
         return list(self.tracks.values())
 
     def take(self, part: Part) -> None:
-        """News of a run. One that is not shown any more is none."""
+        """Take news of a run; where it is not shown any more, they are dropped."""
         if part.gone:
             self.drop(part.run)
         elif part.run in self.tracks:
@@ -80,8 +80,8 @@ class Scene:
 
     def known(self) -> list[str]:
         """All metrics that the runs have, those that are shown first."""
-        found = {name for track in self.runs for name in (*track.series, *track.sets)}
-        return [*self.metrics, *sorted(found - {*self.metrics, *FACTS})]
+        measured = {name for track in self.runs for name in (*track.series, *track.sets)}
+        return [*self.metrics, *sorted(measured - {*self.metrics, *FACTS})]
 
     def choices(self) -> Choices:
         look = self.look
@@ -115,13 +115,13 @@ class Scene:
     @property
     def step(self) -> int | None:
         """Return the step whose values are shown: the cursor's, or the last one in the window."""
-        wanted = self.cursor if self.hover is None else self.hover
-        wanted = self.step_bounds()[1] if wanted is None else wanted
-        return self.near(wanted).nearest(wanted)
+        step = self.cursor if self.hover is None else self.hover
+        step = self.step_bounds()[1] if step is None else step
+        return self.near(step).nearest(step)
 
     @property
     def marked(self) -> int | None:
-        """The x to draw the cursor at."""
+        """Return the x to draw the cursor at."""
         step = None if self.cursor is None and self.hover is None else self.step
         return None if step is None else self.near(step).place(self.look.x, step)
 
@@ -143,7 +143,7 @@ class Scene:
         return nearby(metric, self.track, self.step)
 
     def before(self, many: int) -> Iterator[tuple[int, _Values]]:
-        """The steps before it, newest first, with their seconds."""
+        """Return the steps before that step, newest first, with their seconds."""
         step = self.step or 0
         track = self.near(step)
         end = bisect_left(track.steps, step)
@@ -165,7 +165,7 @@ class Scene:
             self.look.window.end = None if last else 0
 
     def zoom(self, factor: float, at: int | None) -> None:
-        """About a step; 0: all steps."""
+        """Zoom about a step; a factor of 0 shows all steps."""
         self._tail = None
         if factor:
             x = None if at is None else self.track.place(self.look.x, at)
