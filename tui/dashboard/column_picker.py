@@ -61,8 +61,8 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
     def __init__(self, chosen: Sequence[str]) -> None:
         super().__init__()
         self._chosen = [_FIXED, *(name for name in chosen if name != _FIXED)]
-        self._names: list[str] = []  # those that are listed
-        self._typed = ""  # what they fit
+        self._names: list[str] = []  # of the columns that are listed
+        self._typed = ""  # the text that the names have in them
 
     def compose(self) -> ComposeResult:
         with Vertical(id="columns"):
@@ -98,8 +98,8 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
     def _line(self, name: str) -> Text:
         is_on = name in self._chosen
         place = f"{self._chosen.index(name) + 1:>2} " if is_on else "   "
-        known = "" if name in OFFERED else "a key of the spec" if "." in name else "a metric"
-        says = _SAYS.get(name, known)
+        kind = "" if name in OFFERED else "a key of the spec" if "." in name else "a metric"
+        says = _SAYS.get(name, kind)
         sign = ("[x] ", "bold green") if is_on else ("[ ] ", "")
         return Text.assemble(sign, (place, "dim"), f"{one_line(name):<16} ", (says, "dim"))
 
@@ -149,7 +149,10 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
 
     def action_go(self, by: int) -> None:
         listed = self.query_one(OptionList)
-        listed.action_cursor_down() if by > 0 else listed.action_cursor_up()
+        if by > 0:
+            listed.action_cursor_down()
+        else:
+            listed.action_cursor_up()
 
     def action_done(self) -> None:
         self.dismiss(tuple(self._chosen))

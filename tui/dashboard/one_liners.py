@@ -32,20 +32,19 @@ def phase(pool: Pool) -> str:
 
 
 def slots(pool: Pool) -> str:
-    """Versions that are loaded of those that fit."""
+    """Write how many versions are loaded, and how many fit."""
     capacity, engine = pool.capacity, pool.engine
     used, all_ = (capacity.versions, capacity.max_versions) if capacity else (engine.slots_used, engine.slots)
     return f"{used}/{all_}" if all_ and isinstance(used, int) else ""
 
 
 def speed(tokens: Any) -> str:
-    """1234.5 -> 1,234"""
-    known = isinstance(tokens, int | float) and math.isfinite(tokens)
-    return f"{tokens:,.0f}" if known else ""
+    """Write a number of tokens per second: 1234.5 becomes 1,234."""
+    return f"{tokens:,.0f}" if isinstance(tokens, int | float) and math.isfinite(tokens) else ""
 
 
 def memory(device: Device) -> float:
-    """The part that is in use."""
+    """Return the part of the memory that is in use."""
     return device.memory_used / device.memory_total if device.memory_total else 0.0
 
 
@@ -55,65 +54,62 @@ def busy(device: Device) -> str:
 
 def holder(device: Device) -> str:
     """Say who leases a device, and since when, and who reserved it."""
-    lease, since = device.lease, coarse_age(device.lease.since if device.lease else None)
-    part = f", {device.part}" if device.part else ""
-    held = (
-        f"{lease.pool or lease.why or 'held'}{part} ({lease.user}{since and f', {since}'})" if lease else ""
-    )
-    return "; ".join(part for part in (held or device.pool or "", set_aside(device)) if part)
+    lease = device.lease
+    holder = device.pool or ""
+    if lease:
+        since = coarse_age(lease.since)
+        part = f", {device.part}" if device.part else ""
+        holder = f"{lease.pool or lease.why or 'held'}{part} ({lease.user}{since and f', {since}'})"
+    return "; ".join(words for words in (holder, set_aside(device)) if words)
 
 
 def used(device: Device) -> str:
-    """71/80 GiB, of memory."""
-    some, all_ = device.memory_used / _GIB, device.memory_total / _GIB
-    digits = 0 if all_ >= 10 else 1
-    return f"{some:.{digits}f}/{all_:.{digits}f} GiB"
+    """Write how much of the memory is used, as in 71/80 GiB."""
+    digits = 0 if device.memory_total >= 10 * _GIB else 1
+    return f"{device.memory_used / _GIB:.{digits}f}/{device.memory_total / _GIB:.{digits}f} GiB"
 
 
 def others(device: Device) -> str:
-    """Processes that are not of lorad."""
-    found = [one for one in device.processes if not one.ours]
-    return ", ".join(f"{one.user} {size(one.memory)} ({one.name} {one.pid})" for one in found)
+    """List the processes that are not lorad's."""
+    processes = [process for process in device.processes if not process.ours]
+    return ", ".join(f"{each.user} {size(each.memory)} ({each.name} {each.pid})" for each in processes)
 
 
 def pools_lines(pools: Sequence[Pool], lines: int) -> Text:
-    """A line each where there are so many, else all in one."""
-    return _listed("pools", [_pool_words(pool, is_short=len(pools) > lines) for pool in pools], lines)
-
-
-def _pool_words(pool: Pool, *, is_short: bool) -> str:
-    runs = counted(len(pool.tenants), "run")
-    pace = f"{speed(pool.engine_tokens_per_second)}/{speed(pool.trainer_tokens_per_second)} tok/s"
-    if is_short:
-        return f"{pool.pool} {runs}, {pace}"
-    loaded = f", {slots(pool)} slots" if slots(pool) else ""
-    return f"{pool.pool}  {base(pool.model)}, {runs}{loaded}, {pace}, {phase(pool)}"
+    """Write a line for each pool where there is room for so many, else all of them in one."""
+    parts = []
+    for pool in pools:
+        runs = counted(len(pool.tenants), "run")
+        pace = f"{speed(pool.engine_tokens_per_second)}/{speed(pool.trainer_tokens_per_second)} tok/s"
+        loaded = f", {slots(pool)} slots" if slots(pool) else ""
+        if len(pools) > lines:
+            parts.append(f"{pool.pool} {runs}, {pace}")
+        else:
+            parts.append(f"{pool.pool}  {base(pool.model)}, {runs}{loaded}, {pace}, {phase(pool)}")
+    return _listed("pools", parts, lines)
 
 
 def devices_lines(devices: Sequence[Device], lines: int) -> Text:
-    return _listed(
-        "devices", [_device_words(device, is_short=len(devices) > lines) for device in devices], lines
-    )
-
-
-def _device_words(device: Device, *, is_short: bool) -> str:
-    parts = [used(device), busy(device) and f"{busy(device)} busy"]
-    parts += [] if is_short else [holder(device) or "free", others(device)]
-    return f"{device.device} {', '.join(part for part in parts if part)}"
+    """Write a line for each device where there is room for so many, else all of them in one."""
+    texts = []
+    for device in devices:
+        parts = [used(device), busy(device) and f"{busy(device)} busy"]
+        parts += [] if len(devices) > lines else [holder(device) or "free", others(device)]
+        texts.append(f"{device.device} {', '.join(part for part in parts if part)}")
+    return _listed("devices", texts, lines)
 
 
 def _listed(heading: str, parts: Sequence[str], lines: int) -> Text:
     if len(parts) > lines:
         return Text.assemble((f"{heading:<8}", "dim"), one_line(" · ".join(parts)))
     heads = [heading, *[""] * len(parts)]
-    found = [
+    return Text("\n").join(
         Text.assemble((f"{head:<8}", "dim"), one_line(part)) for head, part in zip(heads, parts, strict=False)
-    ]
-    return Text("\n").join(found)
+    )
 
 
 def events_lines(events: Sequence[Event], lines: int) -> Text:
-    """Newest first."""
+    """Write a line for each of the newest events, newest first."""
     return Text("\n").join(
         Text.assemble(
             (f"{clock(event)} ", "dim"), (one_line(event.run or ""), "bold"), " ", event_text(event)
@@ -130,16 +126,12 @@ def clock(event: Event) -> str:
 
 def alarms_line(alarms: Sequence[Alarm]) -> Text:
     """Say how many alarms there are, with as many of the worst as there is room for."""
-    parts = Text("  ·  ").join(_alarm_text(alarm) for alarm in alarms[:9])
-    return Text.assemble((counted(len(alarms), "alarm"), "bold"), "  ", parts)
+    texts = []
+    for alarm in alarms[:9]:
+        subject = one_line(alarm.subject or alarm.on)
+        texts.append(Text.assemble(LEVELS[alarm.level], " ", (subject, "bold"), " ", one_line(alarm.says)))
+    return Text.assemble((counted(len(alarms), "alarm"), "bold"), "  ", Text("  ·  ").join(texts))
 
 
 def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def _alarm_text(alarm: Alarm) -> Text:
-    sign, style = LEVELS[alarm.level]
-    return Text.assemble(
-        (sign, style), " ", (one_line(alarm.subject or alarm.on), "bold"), " ", one_line(alarm.says)
-    )

@@ -50,14 +50,12 @@ class _KeptColumns(Struct, frozen=True):
 
 def shaped(names: Iterable[str]) -> tuple[Column, ...]:
     """Make the columns of these names. Where there is no room, the last ones go first."""
-    return tuple(
-        dataclasses.replace(_SHAPES.get(name) or _other(name), leaves=place, orders=name not in _UNORDERED)
-        for place, name in enumerate(names)
-    )
-
-
-def _other(name: str) -> Column:
-    return Column(name, 4, 24, 0, right=name in COLUMNS and name not in _TEXTS, shrinks=12)
+    columns = []
+    for place, name in enumerate(names):
+        usual = Column(name, 4, 24, 0, right=name in COLUMNS and name not in _TEXTS, shrinks=12)
+        shape = _SHAPES.get(name, usual)
+        columns.append(dataclasses.replace(shape, leaves=place, orders=name not in _UNORDERED))
+    return tuple(columns)
 
 
 def columns_file() -> Path:
@@ -78,8 +76,8 @@ def remembered() -> tuple[Sequence[str], str]:
         return USUAL, f"{path} holds no columns: the usual ones are shown. c chooses others and mends it."
     unknown = next((name for name in kept if name not in OFFERED and not is_key(name)), None)
     if unknown is not None or len(kept) > _MOST:
-        told = f"{unknown!r:.40} is no column" if unknown is not None else f"over {_MOST} columns"
-        return USUAL, f"{path}: {told}. The usual ones are shown; c chooses others and mends it."
+        wrong = f"{unknown!r:.40} is no column" if unknown is not None else f"over {_MOST} columns"
+        return USUAL, f"{path}: {wrong}. The usual ones are shown; c chooses others and mends it."
     return tuple(dict.fromkeys(["name", *kept])), ""
 
 

@@ -40,10 +40,11 @@ _LONGEST = 80  # characters of a name that are looked at: no column is wider
 
 
 class Lazy(Mapping[str, _T], Generic[_T]):
-    """Something about rows, made when it is asked for. make: from the key of a row."""
+    """Something about rows, which `make` makes from the key of a row when it is asked for."""
 
     def __init__(self, rows: Mapping[str, Any], make: Callable[[str], _T]) -> None:
-        self._rows, self._make = rows, make
+        self._rows = rows
+        self._make = make
 
     def __getitem__(self, key: str) -> _T:
         return self._make(key)
@@ -59,9 +60,11 @@ class Lazy(Mapping[str, _T], Generic[_T]):
 
 
 class CellMaker:
-    """Cells of runs: the same ones as before as long as the run is the same one, and as old.
+    """Makes cells of runs: the same ones as before as long as the run is the same one, and as old.
 
-    columns: their names. width: of `recent`. scale: the least and the largest of what `recent` shows.
+    columns: the names of the columns.
+    width: how many cells `recent` has.
+    scale: the least and the largest of what `recent` shows.
     has_losses: a run of the table has a loss in the place of a reward, so that each figure has its name.
     """
 
@@ -77,27 +80,28 @@ class CellMaker:
         self._made: dict[str, tuple[Run, Any, _Cells]] = {}
 
     def cells(self, run: Run, *, is_member: bool = False) -> _Cells:
-        """is_member: it stands below the row of its sweep."""
-        may_act, level = self.may_act(run.owner), self.level([run])
+        """Make the cells of a run. is_member: the run stands below the row of its sweep."""
+        may_act = self.may_act(run.owner)
+        level = self.level([run])
         more = self.devices.get(run.name), self.costs.get(run.name)
         looks = self.columns, self.width, self.scale, self.has_losses
         depends = coarse_age(run.created_at), looks, more, may_act, level, is_member
-        known = self._made.get(run.name)
-        if known is not None and known[0] is run and known[1] == depends:
-            return known[2]
-        made = self.plain(self.filled(run), is_yours=may_act)
+        before = self._made.get(run.name)
+        if before is not None and before[0] is run and before[1] == depends:
+            return before[2]
+        row = self.plain(self.filled(run), is_yours=may_act)
         if level and run.state != "ended":
-            made["state" if "state" in made else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
+            row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
         if is_member:
-            made["name"] = cell("└ ", "dim").append_text(made["name"])
-        self._made[run.name] = run, depends, made
-        return made
+            row["name"] = cell("└ ", "dim").append_text(row["name"])
+        self._made[run.name] = run, depends, row
+        return row
 
     def plain(self, run: Run, *, is_yours: bool = True) -> _Cells:
         """Make the cells without what its alarms and its sweep add."""
         names = with_figures(self.columns, self.has_losses)
-        made = cells(run, columns=names, width=self.width, scale=self.scale, is_yours=is_yours)
-        return {column: made[name] for column, name in zip(self.columns, names, strict=True)}
+        row = cells(run, columns=names, width=self.width, scale=self.scale, is_yours=is_yours)
+        return {column: row[name] for column, name in zip(self.columns, names, strict=True)}
 
     def filled(self, run: Run) -> Run:
         return filled(run, self.devices, self.costs)
@@ -107,7 +111,7 @@ class CellMaker:
         return min((alarm.level for run in runs for alarm in self.alarms.get(run.name, ())), default="")
 
     def forget(self, names: Mapping[str, Any]) -> None:
-        """All but these."""
+        """Forget the cells of all runs but these."""
         for name in self._made.keys() - names.keys():
             del self._made[name]
 
@@ -120,14 +124,14 @@ def state_text(run: Run) -> Text:
 
 
 def bar(part: float, width: int) -> str:
-    """0.5 -> ████░░░░"""
+    """Draw a part of a whole: 0.5 becomes ████░░░░."""
     eighths = round(min(max(part, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)).ljust(width, "░")
 
 
 def total_steps(steps: int | None) -> str:
-    """2000000 -> 2M"""
+    """Write a number of steps in few characters: 2000000 becomes 2M."""
     for unit, name in ((10**6, "M"), (1000, "k")):
         if steps and steps >= 10**5 and steps % unit == 0:
             return f"{steps // unit}{name}"
@@ -138,16 +142,6 @@ def eval_text(run: Run) -> str:
     return evals_in_words(run, "→")
 
 
-def _owner_text(run: Run, style: str, *, is_yours: bool) -> Text:
-    """Return the owner, with a sign where the run may only be looked at."""
-    name = one_line(run.owner[:_LONGEST])
-    return (
-        cell(name, style)
-        if is_yours
-        else Text(f"{_NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
-    )
-
-
 def cells(
     run: Run,
     *,
@@ -156,7 +150,7 @@ def cells(
     scale: Scale | None = None,
     is_yours: bool = True,
 ) -> _Cells:
-    """Make the text of every column. width: of the line of recent rewards. scale: of that line."""
+    """Make the text of every column. width, scale: the cells and the ends of the line of recent rewards."""
     quiet = "dim" if run.state == "ended" else ""
     row: _Cells = {}
     for name in columns:
@@ -164,7 +158,8 @@ def cells(
             case "state":
                 row[name] = state_text(run)
             case "owner":
-                row[name] = _owner_text(run, quiet, is_yours=is_yours)
+                owner = one_line(run.owner[:_LONGEST])
+                row[name] = cell(owner, quiet) if is_yours else cell(f"{_NOT_YOURS} {owner}", "dim")
             case "recent":
                 row[name] = cell(sparkline(run.recent, width, scale), quiet or _STYLES[name])
             case _:
@@ -200,8 +195,8 @@ def values(run: Run, columns: Iterable[str] = USUAL) -> Values:
 def _value(run: Run, name: str) -> str | float | None:
     match name:
         case "name" | "owner" | "base" | "step" | "steps" | "reward" | "version" | "attempt" | "priority":
-            found: str | float | None = getattr(run, name)
-            return found
+            field: str | float | None = getattr(run, name)
+            return field
         case "state":
             return run.reason or phase(run)
         case "progress":
@@ -218,9 +213,9 @@ def _value(run: Run, name: str) -> str | float | None:
             return -run.ended_at if run.ended_at else None
         case "eval":
             return run.eval_last if run.nll_last is None else -run.nll_last
-    given = run.values.get(name)
-    if isinstance(given, int | float):
-        return given
+    value = run.values.get(name)
+    if isinstance(value, int | float):
+        return value
     text = client_cell(run, name)
     head = text.partition(" ")[0].lstrip("<@")
     try:

@@ -122,29 +122,28 @@ class Dashboard(Base):
         self._draw_panes()
 
     def draw(self) -> None:
-        """The runs that the filter wants."""
-        self._made.width = _fitting(_SPARK, self.size.width)
-        made, columns = self._made, self._made.columns
-        made.may_act, made.alarms = self.lorad.may_act, self._alarms
-        made.devices = devices_of(self._news.pools) if "device" in columns else {}
-        made.costs = self._news.costs
-        found = self._found()
-        made.scale = self._scale(found) if "recent" in columns else None
-        has_room = self.size.width >= _WIDE
-        made.has_losses = has_losses(found.values())
-        titles = {"recent": _scale_in_words(made.scale)} if has_room else {}
-        self.table.titles = titles | ({"reward": "figure"} if made.has_losses else {})
-        self._rows, parents = folded(found.values(), self._opened)
+        """Draw the runs that match the filter."""
+        maker = self._made
+        maker.width = _fitting(_SPARK, self.size.width)
+        maker.may_act = self.lorad.may_act
+        maker.alarms = self._alarms
+        maker.devices = devices_of(self._news.pools) if "device" in maker.columns else {}
+        maker.costs = self._news.costs
+        runs = self._matching()
+        maker.scale = scale = self._scale(runs) if "recent" in maker.columns else None
+        maker.has_losses = has_losses(runs.values())
+        titles = {"reward": "figure"} if maker.has_losses else {}
+        if scale and self.size.width >= _WIDE:  # there is room for the ends of the scale
+            titles["recent"] = f"recent {scale[0]:.3g}…{scale[1]:.3g}"
+        self.table.titles = titles
+        self._rows, parents = folded(runs.values(), self._opened)
         self.table.show(Lazy(self._rows, self._cells_of), Lazy(self._rows, self._values_of), parents)
-        self.table.set_class(not found, "-none")
+        self.table.set_class(not runs, "-none")
         empty = self.query_one("#empty", Line)
-        empty.say(
-            f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again."
-            if self._runs
-            else _EMPTY
-        )
-        empty.set_class(bool(found), "-none")
-        if found and self.focused is None:
+        none = f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again."
+        empty.say(none if self._runs else _EMPTY)
+        empty.set_class(bool(runs), "-none")
+        if runs and self.focused is None:
             self.table.focus()
         self._draw_frame()
 
@@ -160,35 +159,40 @@ class Dashboard(Base):
         columns = [self.table.by]
         return sweep_values(group, columns) if sweep_of(key) else values(group[0], columns)
 
-    def _scale(self, found: Mapping[str, Run]) -> Scale | None:
+    def _scale(self, runs: Mapping[str, Run]) -> Scale | None:
         """Return the least and the largest recent reward of the rows, on which all of them are drawn."""
-        width, spans = self._made.width, self._spans
+        before = self._spans
         self._spans = {}
-        for name, run in found.items():
-            known = spans.get(name)
-            is_known = known is not None and known[0] is run
-            self._spans[name] = known if known and is_known else (run, span([run.recent[-width:]]))
-        return span([one for _, one in self._spans.values() if one])
+        for name, run in runs.items():
+            last = before.get(name)
+            is_same = last is not None and last[0] is run
+            recent = run.recent[-self._made.width :]
+            self._spans[name] = last if last and is_same else (run, span([recent]))
+        return span([ends for _, ends in self._spans.values() if ends])
 
-    def _found(self) -> dict[str, Run]:
-        wanted = filter.words(self.filter)
-        if not wanted:
+    def _matching(self) -> dict[str, Run]:
+        """Return the runs that match the filter."""
+        words = filter.words(self.filter)
+        if not words:
             return self._runs
-        return {name: run for name, run in self._runs.items() if filter.has(self._fields(run), wanted)}
-
-    def _fields(self, run: Run) -> dict[str, str]:
-        return filter.fields(run, " ".join(alarm.kind for alarm in self._alarms.get(run.name, ())))
+        matching = {}
+        for name, run in self._runs.items():
+            kinds = " ".join(alarm.kind for alarm in self._alarms.get(name, ()))
+            if filter.has(filter.fields(run, kinds), words):
+                matching[name] = run
+        return matching
 
     def _draw_panes(self) -> None:
-        news, (some, last) = self._news, _fitting(_LINES, self.size.height)
+        news = self._news
+        most, last = _fitting(_LINES, self.size.height)
         self.query_one(Pools).fill(news.pools)
         self.query_one(Devices).fill(news.devices)
         self.query_one(Alarms).fill(news.alarms)
         self.query_one(Ticker).fill(news.events)
         lines = {
             "#alarmed": one_liners.alarms_line(news.alarms) if news.alarms else Text(),
-            "#pools-lines": one_liners.pools_lines(news.pools, some),
-            "#devices-lines": one_liners.devices_lines(news.devices, some),
+            "#pools-lines": one_liners.pools_lines(news.pools, most),
+            "#devices-lines": one_liners.devices_lines(news.devices, most),
             "#events-lines": one_liners.events_lines(news.events, last),
         }
         for id, text in lines.items():
@@ -212,23 +216,18 @@ class Dashboard(Base):
         """Show why the run under the cursor waits or ended, its alarms, and whether it belongs to another
         user.
         """
-        key, line = self.table.key or "", self.query_one("#why", Line)
+        key = self.table.key or ""
+        text = ""
         if sweep_of(key) and key in self._rows:
-            line.say(one_line(in_words(self._rows[key])))
-            return
-        run = self._runs.get(key)
-        parts = self._reasons(run) if run else []
-        line.say(f"{one_line(run.name[:80])}: {' · '.join(parts)}" if run and parts else "")
-
-    def _reasons(self, run: Run) -> list[str]:
-        reasons = [one_line(alarm.says) for alarm in self._alarms.get(run.name, ()) if alarm.kind != "ended"]
-        owner = run.owner
-        reasons += (
-            []
-            if self.lorad.may_act(owner)
-            else [f"belongs to {one_line(str(owner))}: it can only be looked at"]
-        )
-        return [part for part in (one_line(why(run)), *reasons) if part]
+            text = one_line(in_words(self._rows[key]))
+        elif run := self._runs.get(key):
+            alarms = [alarm for alarm in self._alarms.get(key, ()) if alarm.kind != "ended"]
+            parts = [one_line(why(run)), *(one_line(alarm.says) for alarm in alarms)]
+            if not self.lorad.may_act(run.owner):
+                parts.append(f"belongs to {one_line(str(run.owner))}: it can only be looked at")
+            reasons = " · ".join(part for part in parts if part)
+            text = f"{one_line(run.name[:80])}: {reasons}" if reasons else ""
+        self.query_one("#why", Line).say(text)
 
     # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
@@ -246,7 +245,7 @@ class Dashboard(Base):
         return [run] if run in self._runs else []
 
     def action_act(self, verb: str) -> None:
-        """On the row of a sweep: act on those of its runs for which there is something to do."""
+        """Act on what is chosen; on the row of a sweep, on its runs for which there is something to do."""
         action = ACTIONS[verb]
         if action.on != "run" or isinstance(self.focused, Pane) or not any(map(sweep_of, self.table.chosen)):
             super().action_act(verb)
@@ -267,7 +266,8 @@ class Dashboard(Base):
         return self._runs[run].state if run in self._runs else ""
 
     def _offer(self) -> None:
-        names, sweep = self.targets("run"), sweep_of(self.table.key)
+        names = self.targets("run")
+        sweep = sweep_of(self.table.key)
         if sweep is not None and not isinstance(self.focused, Pane):
             self.offer(f"lorad list --sweep {shlex.quote(sweep)}", *names)
             return
@@ -278,9 +278,8 @@ class Dashboard(Base):
                 other = "lorad top"
             case _:
                 other = "lorad list --all" if self.board.all else "lorad list"
-        self.offer(
-            f"lorad show {shlex.quote(names[0])}" if names else other, *(names or self.targets("pool"))
-        )
+        line = f"lorad show {shlex.quote(names[0])}" if names else other
+        self.offer(line, *(names or self.targets("pool")))
 
     # -- events ----------------------------------------------------------------------------------------------
     def on_rows_moved(self, event: Rows.Moved) -> None:
@@ -292,7 +291,7 @@ class Dashboard(Base):
         self._offer()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """What the row is about is opened; marked runs over each other."""
+        """Open what the row is about; marked runs over each other."""
         key, pane = event.key, event.rows
         run = pane.run(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
@@ -306,10 +305,11 @@ class Dashboard(Base):
         elif isinstance(pane, Devices):
             self.lorad.open_device(key)
 
-    def narrow(self, wanted: str) -> None:
-        """Show the runs that a filter wants; all for ""."""
+    def narrow(self, filter_text: str) -> None:
+        """Show the runs that match a filter; all for ""."""
         field = self.query_one("#filter", Input)
-        field.value, field.display = wanted, bool(wanted)
+        field.value = filter_text
+        field.display = bool(filter_text)
         self.table.focus()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -334,23 +334,21 @@ class Dashboard(Base):
 
     def action_unfilter(self) -> None:
         field = self.query_one("#filter", Input)
-        field.value, field.display = "", False
+        field.value = ""
+        field.display = False
         self.table.unmark()
         self.table.focus()
 
     def action_next_alarm(self) -> None:
-        """The cursor to the next run, or the first, that has one."""
-        names, at = self.table.names, self.table.key
+        """Move the cursor to the next row, or the first, that has an alarm."""
+        names = self.table.names
+        at = self.table.key
         after = names.index(at) + 1 if at in names else 0
-        found = next((key for key in names[after:] + names[:after] if self._has_alarm(key)), None)
-        if found is not None:
-            self.table.go(found)
-
-    def _has_alarm(self, key: str) -> bool:
-        """Say whether the row's run has an alarm; of an opened sweep, its runs have their own rows."""
-        if sweep_of(key) in self._opened:
-            return False
-        return any(run.name in self._alarms for run in self._rows.get(key, ()))
+        for key in names[after:] + names[:after]:
+            is_open = sweep_of(key) in self._opened  # its runs have their own rows
+            if not is_open and any(run.name in self._alarms for run in self._rows.get(key, ())):
+                self.table.go(key)
+                return
 
     def action_fold(self) -> None:
         """Open the sweep of the row under the cursor, or fold it, with the cursor on its row."""
@@ -425,11 +423,6 @@ class Dashboard(Base):
     def action_all(self) -> None:
         self.board.all = not self.board.all
         self.lorad.feed.open(self)
-
-
-def _scale_in_words(scale: Scale | None) -> str:
-    """Name the column of recent rewards with the ends of the scale that its rows share."""
-    return f"recent {scale[0]:.3g}…{scale[1]:.3g}" if scale else "recent"
 
 
 def _fitting(choices: dict[int, _T], room: int) -> _T:

@@ -49,11 +49,14 @@ class _Acknowledged:
         return _key(run) in self._ended
 
     def add(self, runs: Iterable[Run]) -> None:
-        """Raises NotAllowed where the file cannot be written: it holds until the end of this session then."""
+        """Acknowledge the ends of runs.
+
+        Raises NotAllowed where the file cannot be written; then it holds until the end of this session.
+        """
         added = {_key(run): float(run.ended_at or time.time()) for run in runs}
         self._ended = {**self._read(), **self._ended, **added}
         try:
-            write_state(self._path, {one: at for one, at in self._ended.items() if time.time() - at < _KEPT})
+            write_state(self._path, {key: at for key, at in self._ended.items() if time.time() - at < _KEPT})
         except OSError as error:
             raise NotAllowed(
                 f"Acknowledged until this session ends: {self._path}: {error.strerror}.",
@@ -67,7 +70,7 @@ class _Acknowledged:
 
 
 def _key(run: Run) -> str:
-    """A run that is resumed and ends again has other alarms."""
+    """Name a run and its end: a run that is resumed and ends again has other alarms."""
     return f"{run.name} {run.ended_at}"
 
 
@@ -79,10 +82,10 @@ if TYPE_CHECKING:
 class Snapshot:
     """The state at one moment.
 
-    runs: newest first, those that ended last.
-    events: those that are not routine, newest first.
-    alarms: worst first.
-    costs: by run, where a column shows them.
+    runs: the runs, newest first; the runs that ended come last.
+    events: the events that are not routine, newest first.
+    alarms: the alarms, worst first.
+    costs: the costs by run, where a column shows them.
     """
 
     runs: tuple[Run, ...] = ()
@@ -94,18 +97,22 @@ class Snapshot:
 
     @cached_property
     def speed(self) -> float:
-        """Tokens per second of all runs."""
+        """Return the tokens per second of all runs."""
         return sum(rate(run) or 0.0 for run in self.runs)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Runs by state."""
+        """Count the runs by state."""
         return Counter(run.state for run in self.runs)
 
 
 class Board:
-    """Kept up to date by one thread. all: also runs that ended more than a day ago. columns: those that are
-    shown, for which more is asked. acknowledged: runs that ended and whose alarms are left out."""
+    """The data, kept up to date by one thread.
+
+    all: also the runs that ended more than a day ago.
+    columns: the names of the columns that are shown, for which more is asked.
+    acknowledged: the runs that ended and whose alarms are left out.
+    """
 
     def __init__(
         self, limits: AlarmLimits, acknowledged: _Acknowledged | None = None, *, all: bool = False
@@ -120,13 +127,16 @@ class Board:
         self._devices: list[Device] = []
         self._status: Status | None = None
         self._raised: dict[tuple[str, str], tuple[float, Alarm]] = {}
-        self._listed, self._told, self._minute = 0.0, Snapshot(), 0
+        self._listed = 0.0  # when all runs were listed
+        self._last = Snapshot()
+        self._minute = 0
         self._costs: dict[str, float] = {}
         self._priced = float("-inf")
 
     def read(self, client: Client, changes: "Changes") -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
-        everything, names = changes.everything, self._names(changes)
+        everything = changes.everything
+        names = self._names(changes)
         if everything or len(names) > _NAMES or time.monotonic() - self._listed > _LISTED:
             self._list(client)
         elif names:
@@ -136,32 +146,32 @@ class Board:
         if everything:
             self._events = deque(filter(_is_news, client.history(limit=_HISTORY)), _EVENTS)
         else:
-            self._add(changes.events)
+            last = self._events[-1].id if self._events else 0
+            self._events.extend(event for event in changes.events if event.id > last and _is_news(event))
         if changes.tick:
-            self._pools, self._devices, self._status = client.pools(), client.devices(), client.status()
-            self._price(client, is_new=everything)
+            self._pools = client.pools()
+            self._devices = client.devices()
+            self._status = client.status()
+            if "cost" in self.columns and (everything or time.monotonic() - self._priced > _PRICED):
+                self._costs = costs_of(client.bill())
+                self._priced = time.monotonic()
         return self._news(everything)
 
     # -- runs ------------------------------------------------------------------------------------------------
     def _names(self, changes: "Changes") -> list[str]:
-        """Return the names to ask for: runs with events, and with a tick those that may have changed without
-        one.
-        """
+        """Return the runs to ask for: with events, and at a tick also runs that change without an event."""
         names = list(changes.kinds)
         if changes.tick:
-            passing = [
-                name
-                for name, run in self._runs.items()
-                if run.state in _PASSING and name not in changes.kinds
-            ]
-            names += passing[: max(_NAMES - len(names), 0)]
+            passing = [name for name, run in self._runs.items() if run.state in _PASSING]
+            others = [name for name in passing if name not in changes.kinds]
+            names += others[: max(_NAMES - len(names), 0)]
         return names
 
     def _list(self, client: Client) -> None:
-        keys = keys_of(self.columns)
-        runs = (
-            client.select(Selection(), recent=not self.all, keys=keys) if keys else client.list(all=self.all)
-        )
+        if keys := keys_of(self.columns):
+            runs = client.select(Selection(), recent=not self.all, keys=keys)
+        else:
+            runs = client.list(all=self.all)
         self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: _rank(run)[0])}
         self._listed = time.monotonic()
 
@@ -170,30 +180,26 @@ class Board:
         before = self._runs.get(run.name)
         return before if before == run else run
 
-    def _merge(self, names: Iterable[str], found: Iterable[Run]) -> None:
-        """Take in the runs that were found; those of `names` that were not found are gone."""
-        fresh = {run.name: self._same(run) for run in found if self._is_listed(run)}
-        moved = [run for name, run in fresh.items() if self._place(name) != _rank(run)]
+    def _merge(self, names: Iterable[str], runs: Iterable[Run]) -> None:
+        """Take in what the daemon answered for `names`; a name that it has no run for is gone."""
+        day_ago = time.time() - _DAY
+        fresh = {
+            run.name: self._same(run)
+            for run in runs
+            if self.all or run.state != "ended" or (run.ended_at or time.time()) > day_ago
+        }
+        places = {name: _rank(run) for name, run in self._runs.items() if name in fresh}
         for name in set(names) - set(fresh):
             self._runs.pop(name, None)
         self._runs |= fresh
-        if moved:
+        if any(places.get(name) != _rank(run) for name, run in fresh.items()):
             self._runs = dict(sorted(self._runs.items(), key=lambda item: _rank(item[1])))
 
-    def _place(self, name: str) -> tuple[int, float] | None:
-        return _rank(self._runs[name]) if name in self._runs else None
-
-    def _is_listed(self, run: Run) -> bool:
-        return self.all or run.state != "ended" or (run.ended_at or time.time()) > time.time() - _DAY
-
     # -- the rest --------------------------------------------------------------------------------------------
-    def _add(self, events: Iterable[Event]) -> None:
-        last = self._events[-1].id if self._events else 0
-        self._events.extend(event for event in events if event.id > last and _is_news(event))
-
     def _news(self, everything: bool) -> Snapshot | None:
-        runs = (run for run in self._runs.values() if not (_has_ended(run) and self.acknowledged.has(run)))
-        raised = self._held(
+        """Return the snapshot of now, or None when it is as before."""
+        runs = [run for run in self._runs.values() if run.state != "ended" or not self.acknowledged.has(run)]
+        raised = self._with_lasting(
             alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status)
         )
         seen = Snapshot(
@@ -205,39 +211,30 @@ class Board:
             dict(self._costs),
         )
         minute = int(time.time() // 60)  # ages
-        if not everything and seen == self._told and minute == self._minute:
+        if not everything and seen == self._last and minute == self._minute:
             return None
-        self._told, self._minute = seen, minute
+        self._last = seen
+        self._minute = minute
         return seen
 
-    def _price(self, client: Client, *, is_new: bool) -> None:
-        """Read what runs cost, where a column shows it."""
-        if "cost" in self.columns and (is_new or time.monotonic() - self._priced > _PRICED):
-            self._costs, self._priced = costs_of(client.bill()), time.monotonic()
-
-    def _held(self, found: list[Alarm]) -> list[Alarm]:
+    def _with_lasting(self, raised: list[Alarm]) -> list[Alarm]:
         """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what
         blinks.
         """
-        now, there = time.monotonic(), {(alarm.kind, alarm.subject) for alarm in found}
-        self._raised |= {
-            (alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in _PER_STEP
-        }
+        now = time.monotonic()
+        keyed = {(alarm.kind, alarm.subject): alarm for alarm in raised}
+        self._raised |= {key: (now, alarm) for key, alarm in keyed.items() if alarm.kind in _PER_STEP}
         self._raised = {
             key: (at, alarm)
             for key, (at, alarm) in self._raised.items()
             if now - at < HELD and (run := self._runs.get(alarm.subject)) and run.state == "running"
         }
-        held = [alarm for key, (_, alarm) in self._raised.items() if key not in there]
-        return sorted(found + held, key=order) if held else found
-
-
-def _has_ended(run: Run) -> bool:
-    return run.state == "ended"
+        lasting = [alarm for key, (_, alarm) in self._raised.items() if key not in keyed]
+        return sorted(raised + lasting, key=order) if lasting else raised
 
 
 def _rank(run: Run) -> tuple[int, float]:
-    """Return the key by which runs are ordered: those that work, those that wait, those that ended."""
+    """Return the key by which runs are ordered: first runs that work, then runs that wait, then the ended."""
     return _PLACES.get(run.state, 0), -run.created_at
 
 
@@ -246,5 +243,5 @@ def _is_news(event: Event) -> bool:
 
 
 def rate(run: Run) -> float | None:
-    """Tokens per second; None unless it runs."""
+    """Return the tokens per second of a run; None unless it runs."""
     return run.rates.tokens_per_second if run.state == "running" else None

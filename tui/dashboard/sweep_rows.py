@@ -59,34 +59,41 @@ def folded(runs: Iterable[Run], opened: Collection[str]) -> tuple[Groups, dict[s
 class SweepMaker:
     """Makes cells of sweeps, the same ones as before as long as nothing of them changed."""
 
-    def __init__(self, made: CellMaker) -> None:
-        self._runs = made
+    def __init__(self, runs: CellMaker) -> None:
+        self._runs = runs
         self._made: dict[str, tuple[list[Run], object, dict[str, Text]]] = {}
 
     def cells(self, group: list[Run], *, is_open: bool) -> dict[str, Text]:
-        sweep, made = group[0].sweep or "", self._runs
-        more = [(made.devices.get(run.name), made.costs.get(run.name)) for run in group]
-        ages, level = coarse_age(_first(group)), made.level(group)
-        depends = is_open, made.columns, made.width, made.scale, made.has_losses, ages, level, more
-        known = self._made.get(sweep)
-        if known is not None and known[0] == group and known[1] == depends:
-            return known[2]
-        row = self._row([made.filled(run) for run in group], is_open=is_open)
+        sweep = group[0].sweep or ""
+        maker = self._runs
+        more = [(maker.devices.get(run.name), maker.costs.get(run.name)) for run in group]
+        age = coarse_age(_first(group))
+        level = maker.level(group)
+        depends = is_open, maker.columns, maker.width, maker.scale, maker.has_losses, age, level, more
+        before = self._made.get(sweep)
+        if before is not None and before[0] == group and before[1] == depends:
+            return before[2]
+        row = self._row([maker.filled(run) for run in group], is_open=is_open)
         if level:
             row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
         self._made[sweep] = group, depends, row
         return row
 
     def _row(self, group: Sequence[Run], *, is_open: bool) -> dict[str, Text]:
-        made, best = self._runs, leader(group)
-        row = made.plain(best)
+        best = leader(group)
+        row = self._runs.plain(best)
         quiet = "dim" if all(run.state == "ended" for run in group) else ""
-        for name in made.columns:
+        for name in self._runs.columns:
             text = _together(group, name, best, is_open=is_open)
             if text is not None:
                 row[name] = cell(one_line(text), quiet or ("cyan" if name == "progress" else ""))
-        if "state" in row:
-            row["state"] = _states(group)
+        if "state" in row:  # each state's sign and how many runs are in it: ●3 ◌2 ✔3
+            counts = Counter(run.reason or phase(run) for run in group)
+            words = [word for word in SIGNS if word in counts]
+            words += sorted(word for word in counts if word not in SIGNS)
+            signs = [(SIGNS.get(word, BAD), counts[word]) for word in words]
+            texts = [Text(f"{sign}{count}", style=style) for (sign, style), count in signs]
+            row["state"] = Text(" ", no_wrap=True, overflow="ellipsis").join(texts)
         return row
 
 
@@ -125,21 +132,10 @@ def _first(group: Sequence[Run]) -> float:
     return min(run.created_at for run in group)
 
 
-def _states(group: Sequence[Run]) -> Text:
-    """Count the runs by state, each by its sign: ●3 ◌2 ✔3."""
-    counts = Counter(run.reason or phase(run) for run in group)
-    known = {word: place for place, word in enumerate(SIGNS)}
-    parts = []
-    for word in sorted(counts, key=lambda word: known.get(word, len(known))):
-        sign, style = SIGNS.get(word, BAD)
-        parts.append(Text(f"{sign}{counts[word]}", style=style))
-    return Text(" ", no_wrap=True, overflow="ellipsis").join(parts)
-
-
 def sweep_values(group: Sequence[Run], columns: Iterable[str]) -> Values:
     """Return what a sweep is ordered by: what its leader has, but for its name and its sums."""
     best = leader(group)
-    found = dict(values(best, columns))
+    ordered_by = dict(values(best, columns))
     steps, total = sum(run.step for run in group), sum(run.steps for run in group)
     costs = [run.values["cost"] for run in group if "cost" in run.values]
     sums: Mapping[str, str | float | None] = {
@@ -151,7 +147,7 @@ def sweep_values(group: Sequence[Run], columns: Iterable[str]) -> Values:
         "age": -_first(group),
         "cost": sum(costs) if costs else None,
     }
-    return found | {name: value for name, value in sums.items() if name in found}
+    return ordered_by | {name: value for name, value in sums.items() if name in ordered_by}
 
 
 def in_words(group: Sequence[Run]) -> str:

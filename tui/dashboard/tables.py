@@ -18,7 +18,7 @@ from lorad.tui.widgets.table import Cells, Rows
 
 
 class Pane(Rows):
-    """A table beside others, with a title. run, pool: what a row is about."""
+    """A table beside others, with a title. `run` and `pool` say what a row is about."""
 
     TITLE: ClassVar[str] = ""
     COLUMNS: ClassVar[Columns] = ()
@@ -59,10 +59,31 @@ class Pools(Pane):
     )
 
     def fill(self, pools: Sequence[Pool]) -> None:
-        self.show(
-            {pool.pool: _pool_cells(pool) for pool in pools},
-            {pool.pool: _pool_values(pool) for pool in pools},
-        )
+        rows, values = dict[str, Cells](), dict[str, Values]()
+        for pool in pools:
+            base = one_liners.base(pool.model)
+            is_up = pool.state == "ready" or pool.runs
+            rows[pool.pool] = _cells(
+                {
+                    "pool": pool.pool,
+                    "base": base + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""),
+                    "runs": str(len(pool.tenants)),
+                    "slots": one_liners.slots(pool),
+                    "sampled": one_liners.speed(pool.engine_tokens_per_second),
+                    "trained": one_liners.speed(pool.trainer_tokens_per_second),
+                    "phase": one_liners.phase(pool) if is_up else pool.waiting or pool.state,
+                    "engine": _part(pool.engine),
+                    "trainer": _part(pool.trainer),
+                }
+            )
+            values[pool.pool] = {
+                "pool": pool.pool,
+                "base": base,
+                "runs": len(pool.tenants),
+                "sampled": pool.engine_tokens_per_second,
+                "trained": pool.trainer_tokens_per_second,
+            }
+        self.show(rows, values)
 
     def pool(self, key: str) -> str | None:
         return key
@@ -81,9 +102,21 @@ class Devices(Pane):
     _pools: Mapping[str, str | None] = {}
 
     def fill(self, devices: Sequence[Device]) -> None:
-        rows = {device.device: _device_cells(device) for device in devices}
-        self._pools = {one.device: one.pool or (one.lease.pool if one.lease else None) for one in devices}
-        self.show(rows, {device.device: _device_values(device) for device in devices})
+        rows, values, self._pools = dict[str, Cells](), dict[str, Values](), dict[str, str | None]()
+        for device in devices:
+            memory = one_liners.memory(device)
+            rows[device.device] = _cells(
+                {
+                    "device": device.device,
+                    "memory": f"{bar(memory, 6)} {one_liners.used(device)}",
+                    "busy": one_liners.busy(device),
+                    "lease": one_liners.holder(device),
+                    "others": one_liners.others(device),
+                }
+            )
+            values[device.device] = {"device": device.device, "memory": memory, "busy": device.utilization}
+            self._pools[device.device] = device.pool or (device.lease.pool if device.lease else None)
+        self.show(rows, values)
 
     def pool(self, key: str) -> str | None:
         return self._pools.get(key)
@@ -100,9 +133,12 @@ class Ticker(Pane):
 
     def fill(self, events: Sequence[Event]) -> None:
         self._runs = {str(event.id): event.run for event in events}
-        self.show_from_top(
-            {str(event.id): self._given.get(str(event.id)) or _event_cells(event) for event in events}
-        )
+        rows = {}
+        for event in events:
+            cells = self._given.get(str(event.id))
+            texts = {"at": one_liners.clock(event), "run": event.run or "", "what": event_text(event)}
+            rows[str(event.id)] = cells or _cells(texts)
+        self.show_from_top(rows)
 
     def run(self, key: str) -> str | None:
         return self._runs.get(key)
@@ -123,66 +159,23 @@ class Alarms(Pane):
         self._runs = {key: alarm.subject for key, alarm in keyed.items() if alarm.on == "run"}
         if (title := one_liners.counted(len(alarms), "alarm")) != self.border_title:
             self.border_title = title
-        self.show_from_top({key: _alarm_cells(alarm) for key, alarm in keyed.items()})
+        rows = {}
+        for key, alarm in keyed.items():
+            sign, style = LEVELS[alarm.level]
+            texts = {"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says}
+            rows[key] = {"!": Text(sign, style=style), **_cells(texts)}
+        self.show_from_top(rows)
 
     def run(self, key: str) -> str | None:
         return self._runs.get(key)
 
 
-def _pool_cells(pool: Pool) -> Cells:
-    state = pool.state
-    return _made(
-        {
-            "pool": pool.pool,
-            "base": one_liners.base(pool.model) + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""),
-            "runs": str(len(pool.tenants)),
-            "slots": one_liners.slots(pool),
-            "sampled": one_liners.speed(pool.engine_tokens_per_second),
-            "trained": one_liners.speed(pool.trainer_tokens_per_second),
-            "phase": one_liners.phase(pool) if state == "ready" or pool.runs else pool.waiting or state,
-            "engine": _part(pool.engine),
-            "trainer": _part(pool.trainer),
-        }
-    )
-
-
 def _part(about: PoolEngine | PoolTrainer) -> str:
-    """An engine or trainer: its name, and what is wrong with it."""
+    """Name an engine or trainer, and what is wrong with it."""
     asleep = isinstance(about, PoolEngine) and about.asleep
     gone = " GONE" if about.alive is False else " asleep" if asleep else ""
     return f"{about.name}{gone}"
 
 
-def _pool_values(pool: Pool) -> Values:
-    figures = {"sampled": pool.engine_tokens_per_second, "trained": pool.trainer_tokens_per_second}
-    return {"pool": pool.pool, "base": one_liners.base(pool.model), "runs": len(pool.tenants), **figures}
-
-
-def _device_cells(device: Device) -> Cells:
-    return _made(
-        {
-            "device": device.device,
-            "memory": f"{bar(one_liners.memory(device), 6)} {one_liners.used(device)}",
-            "busy": one_liners.busy(device),
-            "lease": one_liners.holder(device),
-            "others": one_liners.others(device),
-        }
-    )
-
-
-def _device_values(device: Device) -> Values:
-    return {"device": device.device, "memory": one_liners.memory(device), "busy": device.utilization}
-
-
-def _event_cells(event: Event) -> Cells:
-    return _made({"at": one_liners.clock(event), "run": event.run or "", "what": event_text(event)})
-
-
-def _alarm_cells(alarm: Alarm) -> Cells:
-    sign, style = LEVELS[alarm.level]
-    row = _made({"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says})
-    return {"!": Text(sign, style=style), **row}
-
-
-def _made(row: Mapping[str, str]) -> Cells:
+def _cells(row: Mapping[str, str]) -> Cells:
     return {key: cell(one_line(text)) for key, text in row.items()}

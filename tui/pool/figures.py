@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 class Seen(Struct, frozen=True):
-    """A pool at a moment. pool: None when it is not up any more. waiting: runs that wait for it."""
+    """A pool at a moment. pool: None when it is not up any more. waiting: the runs that wait for it."""
 
     pool: Pool | None
     runs: Sequence[Run] = ()
@@ -45,48 +45,49 @@ def lines(pool: Pool, waiting: int) -> Text:
     parts = {"pool": about, "engine": _engine(pool, pool.engine), "trainer": _trainer(pool, pool.trainer)}
     parts["memory"] = _memory(pool)
     return Text("\n").join(
-        Text.assemble((f"{head:<8}", "dim"), one_line(" · ".join(filter(None, found))))
-        for head, found in parts.items()
-        if any(found)
+        Text.assemble((f"{head:<8}", "dim"), one_line(" · ".join(filter(None, words))))
+        for head, words in parts.items()
+        if any(words)
     )
 
 
 def _engine(pool: Pool, engine: PoolEngine) -> list[str]:
-    found = [" ".join(filter(None, (engine.name, engine.software or "")))]
+    words = [" ".join(filter(None, (engine.name, engine.software or "")))]
     if not isinstance(engine.alive, bool):
-        return found
-    found.append("GONE" if not engine.alive else "asleep" if engine.asleep else "awake")
-    found.append(f"queue: {engine.running or 0} decoding, {engine.waiting or 0} waiting")
+        return words
+    words.append("GONE" if not engine.alive else "asleep" if engine.asleep else "awake")
+    words.append(f"queue: {engine.running or 0} decoding, {engine.waiting or 0} waiting")
     if isinstance(engine.slots, int):
-        found.append(f"{engine.slots_used or 0}/{engine.slots} versions")
+        words.append(f"{engine.slots_used or 0}/{engine.slots} versions")
     if isinstance(engine.prefix_hits, float):
-        found.append(f"prompt cache: {engine.prefix_hits:.0%} hits")
+        words.append(f"prompt cache: {engine.prefix_hits:.0%} hits")
     if isinstance(engine.cache_used, float):
-        found.append(f"{engine.cache_used:.0%} full")
+        words.append(f"{engine.cache_used:.0%} full")
     if isinstance(engine.adapters_per_step, float):
-        found.append(f"{engine.adapters_per_step:g} versions a step")
-    return [*found, f"{speed(pool.engine_tokens_per_second)} tok/s", engine.detail or ""]
+        words.append(f"{engine.adapters_per_step:g} versions a step")
+    return [*words, f"{speed(pool.engine_tokens_per_second)} tok/s", engine.detail or ""]
 
 
 def _trainer(pool: Pool, trainer: PoolTrainer) -> list[str]:
-    found = [trainer.name]
+    words = [trainer.name]
     if not isinstance(trainer.alive, bool):
-        return found
-    found += [] if trainer.alive else ["GONE"]
-    found += ["its base is in host memory"] if trainer.here is False else []
-    return [*found, f"{speed(pool.trainer_tokens_per_second)} tok/s", trainer.detail or ""]
+        return words
+    words += [] if trainer.alive else ["GONE"]
+    words += ["its base is in host memory"] if trainer.here is False else []
+    return [*words, f"{speed(pool.trainer_tokens_per_second)} tok/s", trainer.detail or ""]
 
 
 def _memory(pool: Pool) -> list[str]:
-    trainer, capacity, found = pool.trainer, pool.capacity, list[str]()
+    trainer, capacity = pool.trainer, pool.capacity
+    words = list[str]()
     if isinstance(trainer.memory, int):
         peak = f" (peak {size(trainer.memory_peak)})" if isinstance(trainer.memory_peak, int) else ""
-        found.append(f"trainer {size(trainer.memory)}{peak}")
+        words.append(f"trainer {size(trainer.memory)}{peak}")
     if capacity and capacity.memory:
-        found.append(f"slots and versions {size(capacity.memory_used)} of {size(capacity.memory)}")
+        words.append(f"slots and versions {size(capacity.memory_used)} of {size(capacity.memory)}")
     if slots := sum(run.bytes for run in pool.runs):
-        found.append(f"of these, slots {size(slots)}")
-    return [*found, f"process {size(pool.memory_bytes)} of host memory" if pool.memory_bytes else ""]
+        words.append(f"of these, slots {size(slots)}")
+    return [*words, f"process {size(pool.memory_bytes)} of host memory" if pool.memory_bytes else ""]
 
 
 def rows(seen: Seen) -> dict[str, Cells]:
@@ -94,24 +95,27 @@ def rows(seen: Seen) -> dict[str, Cells]:
     pool = seen.pool
     if pool is None:
         return {}
-    known = {run.name: run for run in (*seen.runs, *seen.waiting)}
+    runs = {run.name: run for run in (*seen.runs, *seen.waiting)}
     slots = {slot.run: slot for slot in pool.runs}
     others = [name.rpartition("@")[0] for name in pool.loaded]
     names = dict.fromkeys([*slots, *others, *(run.name for run in seen.waiting)])
-    found = {}
+    rows = {}
     for name in names:
-        run, slot = known.get(name), slots.get(name)
-        found[name] = {
+        run = runs.get(name)
+        slot = slots.get(name)
+        loaded = [version.rpartition("@") for version in pool.loaded]
+        row = {
             "run": name,
             "turn": slot.phase if slot else "serves" if name in others else "waits",
             "waited": duration(slot.waited) if slot and slot.waited >= 1 else "",
-            "loaded": _loaded(pool, name),
+            "loaded": " ".join(f"@{number}" for owner, _, number in loaded if owner == name),
             "alias": ", ".join(alias.alias for alias in seen.aliases if alias.run == name),
             "slot": size(slot.bytes) if slot and slot.bytes else "",
             "owner": run.owner if run else "",
             "why": run.waiting if run else "",
         }
-    return {name: {key: cell(one_line(text)) for key, text in row.items()} for name, row in found.items()}
+        rows[name] = {key: cell(one_line(text)) for key, text in row.items()}
+    return rows
 
 
 def values(seen: Seen, names: Iterable[str]) -> dict[str, dict[str, str | float | None]]:
@@ -128,7 +132,3 @@ def values(seen: Seen, names: Iterable[str]) -> dict[str, dict[str, str | float 
         }
         for name in names
     }
-
-
-def _loaded(pool: Pool, run: str) -> str:
-    return " ".join(f"@{name.rpartition('@')[2]}" for name in pool.loaded if name.rpartition("@")[0] == run)

@@ -30,7 +30,7 @@ class PoolLogs(Logs):
         self._of = "pool"
 
     def read_of(self, client: Client, run: str, life: object) -> Part | None:
-        """life: of the pool; another one has other logs."""
+        """Read the log through a run. life: tells the pool from another one, which has other logs."""
         names = [name for name in client.log_names(run) if name != "driver"] or ["pool"]
         self.run_name = run
         return self.part(client, (self._of, life), names)
@@ -94,7 +94,8 @@ class PoolScreen(Base):
         return _PoolNews(Seen(pool, inside, waiting, client.aliases()), log)
 
     def show(self, data: _PoolNews) -> None:
-        self._seen, pool = data.seen, data.seen.pool
+        self._seen = data.seen
+        pool = data.seen.pool
         facts = self.query_one("#pool-facts", Line)
         if pool is None:
             facts.say(f"{one_line(self.pool)} is not up: it ended, or was idle for too long. esc goes back.")
@@ -108,9 +109,6 @@ class PoolScreen(Base):
         self.table.show(rows, figures.values(data.seen, rows))
         if data.log is not None:
             self._logs.show(data.log)
-        self._offer()
-
-    def _offer(self) -> None:
         self.offer("lorad pools", self.pool)
 
     # -- what keys act on ------------------------------------------------------------------------------------
@@ -122,6 +120,3 @@ class PoolScreen(Base):
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
         self.lorad.open_run(event.key)
-
-    def action_back(self) -> None:
-        self.app.pop_screen()

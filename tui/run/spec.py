@@ -116,7 +116,7 @@ class SpecTab(RunTab):
             return
         found = self._lines()
         nothing = "No key differs." if self._other else "Every key has its default."
-        text = rendered(found, found=self._searched) if found else Text(nothing)
+        text = rendered(found, word=self._searched) if found else Text(nothing)
         self.query_one("#spec-text", Line).say(text)
         self.query_one(".told", Line).say(self._heading())
 

@@ -10,10 +10,14 @@ PADDING = 2  # cells beside each column
 
 @dataclass(frozen=True)
 class Column:
-    """least..most: cells wide. leaves: the larger, the sooner it goes when there is no room; of those with 0
-    none goes.
-    rest: takes what is left. orders: rows can be ordered by it. shrinks: to so many cells before others go;
-        0: not."""
+    """A column.
+
+    least, most: how many cells it is wide.
+    leaves: the larger, the sooner it goes when there is no room; 0: it never goes.
+    rest: it takes the room that is left.
+    orders: rows can be ordered by it.
+    shrinks: to so many cells it shrinks before others go; 0: it does not.
+    """
 
     key: str
     least: int
@@ -31,8 +35,8 @@ Values = Mapping[str, str | float | None]  # what each column is ordered by; Non
 
 
 def needed(columns: Columns, rows: Iterable[dict[str, Text]], before: Widths) -> Widths:
-    """The width of every column, grown where a cell of `rows` is wider: widths never shrink while a table is
-    shown.
+    """Return the width of every column, grown where a cell of `rows` is wider: widths never shrink while a
+    table is shown.
     """
     widths = {column.key: max(column.least, len(column.key)) for column in columns} | before
     for row in rows:
@@ -43,7 +47,7 @@ def needed(columns: Columns, rows: Iterable[dict[str, Text]], before: Widths) ->
 
 
 def layout(columns: Columns, needs: Widths, room: int) -> Widths:
-    """Columns that fit into `room` cells, in order, with their widths; the first one always."""
+    """Return the columns that fit into `room` cells, in order, with their widths; the first one always."""
     widths = {column.key: min(needs[column.key], column.shrinks or needs[column.key]) for column in columns}
     for column in sorted(columns[1:], key=lambda column: -column.leaves):
         if not column.leaves or _left(widths, room) >= 0:

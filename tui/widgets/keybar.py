@@ -34,9 +34,8 @@ class _Key:
 
 class KeyBar(Widget):
     """Keys that work here and what they do; a click presses one. What does not fit is in the help and the
-    palette.
-
-    Those in `keys.ALWAYS` are left out last and those in `keys.SPARE` first."""
+    palette: `keys.ALWAYS` are left out last and `keys.SPARE` first.
+    """
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keybar--key", "keybar--says", "keybar--edge"}
@@ -76,29 +75,28 @@ class KeyBar(Widget):
 
     def _key(self, active: "ActiveBinding") -> _Key:
         binding = active.binding
-        display, is_kept = self.app.get_key_display(binding), binding.id in ALWAYS
-        return _Key(binding.key, display, binding.description, active.enabled, is_kept)
+        display = self.app.get_key_display(binding)
+        return _Key(binding.key, display, binding.description, active.enabled, binding.id in ALWAYS)
 
     def placed(self) -> list[tuple[int, _Key]]:
-        """Column and key of those that fit."""
+        """Return the keys that fit and their columns; keys that are always shown get their room first."""
         placed: list[tuple[int, _Key]] = []
-        column, end = 0, self.size.width
-        if self.palette and self.palette.width <= end:
-            placed.append((end - self.palette.width, self.palette))
-            end -= self.palette.width + 1
-        for key in self._fitting(end):
-            placed.append((column, key))
-            column += key.width + 1
-        return sorted(placed, key=lambda each: each[0])
-
-    def _fitting(self, room: int) -> list[_Key]:
-        """Return the keys that fit, those that are always shown first."""
+        room = self.size.width
+        if self.palette and self.palette.width <= room:
+            room -= self.palette.width
+            placed.append((room, self.palette))
+            room -= 1
         fitting = set[_Key]()
         for key in sorted(self.keys, key=lambda key: not key.is_kept):
             if (room := room - key.width - bool(fitting)) < 0:
                 break
             fitting.add(key)
-        return [key for key in self.keys if key in fitting]
+        column = 0
+        for key in self.keys:
+            if key in fitting:
+                placed.append((column, key))
+                column += key.width + 1
+        return sorted(placed, key=lambda each: each[0])
 
     def render(self) -> Text:
         key_style, says, edge = (
@@ -119,4 +117,7 @@ class KeyBar(Widget):
     def on_mouse_down(self, event: events.MouseDown) -> None:
         for column, key in self.placed():
             if column <= event.x < column + key.width:
-                self.app.simulate_key(key.key) if key.works else self.app.bell()
+                if key.works:
+                    self.app.simulate_key(key.key)
+                else:
+                    self.app.bell()

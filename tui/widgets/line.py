@@ -10,15 +10,9 @@ class Line(Static):
     said = Text()
 
     def say(self, text: Text | str) -> None:
+        """Show a text; where the size is fixed, the rest of the screen is not laid out again."""
         text = Text(text) if isinstance(text, str) else text
         if text != self.said:
             self.said = text
-            self.update(text, layout=self._grows)
-
-    @property
-    def _grows(self) -> bool:
-        """Whether its size depends on the text; if it is fixed,
-        the rest of the screen is not laid out again.
-        """
-        width, height = self.styles.width, self.styles.height
-        return width is None or width.is_auto or height is None or height.is_auto
+            sizes = (self.styles.width, self.styles.height)
+            self.update(text, layout=any(size is None or size.is_auto for size in sizes))

@@ -1,5 +1,5 @@
-"""Lines under a heading that stays, with a cursor: those that are seen are drawn, and again only when they
-changed.
+"""Lines under a heading that stays, with a cursor. Only lines that are seen are drawn, and again only when
+they changed.
 
 Textual's DataTable lays out all of its rows and draws each cell through a console: twice the time for every
 key and every refresh, beside runs that take the same cores.
@@ -70,13 +70,13 @@ class Lines(ScrollView, can_focus=True):
         raise NotImplementedError
 
     def moved(self) -> None:
-        """The cursor is in another row."""
+        """Do what follows when the cursor is in another row."""
 
     def opened(self) -> None:
-        """Enter, or a click on the row under the cursor."""
+        """Do what follows Enter, or a click on the row under the cursor."""
 
     def heading_clicked(self, column: int) -> None:
-        """column: in cells."""
+        """Do what follows a click on the heading, so many cells from its left."""
 
     def resize_to(self, rows: int) -> None:
         if rows != self.row_count:
@@ -116,7 +116,7 @@ class Lines(ScrollView, can_focus=True):
         self.moved()
 
     def show_cursor(self) -> None:
-        """Scrolls no further than it takes."""
+        """Scroll to the cursor, no further than it takes."""
         seen = max(self.size.height - _HEAD, 1)
         top = min(max(self.scroll_offset.y, self.cursor_row - seen + 1), self.cursor_row)
         if top != self.scroll_offset.y:
@@ -125,23 +125,27 @@ class Lines(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         self.show_cursor()
 
+    def _go(self, row: int) -> None:
+        self._hovered = None
+        self.cursor_row = row
+
     def action_cursor_down(self) -> None:
-        self._hovered, self.cursor_row = None, self.cursor_row + 1
+        self._go(self.cursor_row + 1)
 
     def action_cursor_up(self) -> None:
-        self._hovered, self.cursor_row = None, self.cursor_row - 1
+        self._go(self.cursor_row - 1)
 
     def action_first(self) -> None:
-        self._hovered, self.cursor_row = None, 0
+        self._go(0)
 
     def action_last(self) -> None:
-        self._hovered, self.cursor_row = None, self.row_count - 1
+        self._go(self.row_count - 1)
 
     def action_page_down(self) -> None:
-        self._hovered, self.cursor_row = None, self.cursor_row + self.size.height - _HEAD
+        self._go(self.cursor_row + self.size.height - _HEAD)
 
     def action_page_up(self) -> None:
-        self._hovered, self.cursor_row = None, self.cursor_row - self.size.height + _HEAD
+        self._go(self.cursor_row - self.size.height + _HEAD)
 
     def action_select_cursor(self) -> None:
         if self.row_count:
@@ -174,5 +178,5 @@ class Lines(ScrollView, can_focus=True):
 
 
 def _drawn(parts: Parts, base: Style, over: Style, width: int) -> Strip:
-    """base: under the styles of the parts; over: upon them."""
+    """Draw a line. base: the style under those of the parts; over: the style upon them."""
     return Strip(Segment.apply_style(parts, base, over)).adjust_cell_length(width, base)

@@ -33,7 +33,7 @@ class Choose(ModalScreen[str | None]):
     def __init__(self, title: str, options: Mapping[str, Text], chosen: str | None = None) -> None:
         super().__init__()
         self._head, self._options, self._chosen = title, options, chosen
-        self._found: list[str] = []
+        self._keys: list[str] = []  # of the lines that are shown
 
     def compose(self) -> ComposeResult:
         with Vertical(id="choice"):
@@ -46,34 +46,36 @@ class Choose(ModalScreen[str | None]):
         self._fill("")
 
     def _fill(self, typed: str) -> None:
-        words, listed = typed.lower().split(), self.query_one(OptionList)
-        found = {
+        words = typed.lower().split()
+        matching = {
             key: text
             for key, text in self._options.items()
             if all(word in f"{key} {text.plain}".lower() for word in words)
         }
-        self._found = list(found)[:_MOST]
+        self._keys = keys = list(matching)[:_MOST]
+        listed = self.query_one(OptionList)
         listed.clear_options()
-        listed.add_options([Option(found[key]) for key in self._found] or [Option("none", disabled=True)])
-        if self._found:
-            listed.highlighted = (
-                self._found.index(self._chosen) if self._chosen in self._found and not typed else 0
-            )
+        listed.add_options([Option(matching[key]) for key in keys] or [Option("none", disabled=True)])
+        if keys:
+            listed.highlighted = keys.index(self._chosen) if self._chosen in keys and not typed else 0
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._fill(event.value)
 
     def on_input_submitted(self) -> None:
         at = self.query_one(OptionList).highlighted
-        self.dismiss(self._found[at] if self._found and at is not None else None)
+        self.dismiss(self._keys[at] if self._keys and at is not None else None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        if self._found:
-            self.dismiss(self._found[event.option_index])
+        if self._keys:
+            self.dismiss(self._keys[event.option_index])
 
     def action_go(self, by: int) -> None:
         listed = self.query_one(OptionList)
-        listed.action_cursor_down() if by > 0 else listed.action_cursor_up()
+        if by > 0:
+            listed.action_cursor_down()
+        else:
+            listed.action_cursor_up()
 
     def action_cancel(self) -> None:
         self.dismiss(None)

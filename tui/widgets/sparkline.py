@@ -10,12 +10,21 @@ _NONE = "·"  # stands for what is no number
 
 
 def sparkline(values: Sequence[float | None] | None, width: int, scale: Scale | None = None) -> str:
-    """The last `width` values, from the least to the largest of them; all alike: half as high, at 0 or below
-    low. scale: from that least to that largest value instead.
+    """Draw the last `width` values, from the least to the largest of them or of a scale.
+
+    Where all are alike, the bars are half as high, and low at 0 or below.
     """
     last = list(values or ())[-width:]
     low, high = scale or span([last]) or (0.0, 0.0)
-    return "".join(_bar(value, low, high) if _is_number(value) else _NONE for value in last)
+    halves = high / 2 - low / 2  # their difference is finite
+    bars = ""
+    for value in last:
+        if _is_number(value):
+            part = (value / 2 - low / 2) / halves if high > low else 0.5 * (value > 0)
+            bars += _BARS[max(min(int(part * len(_BARS)), len(_BARS) - 1), 0)]
+        else:
+            bars += _NONE
+    return bars
 
 
 def span(lines: Iterable[Sequence[float | None]]) -> Scale | None:
@@ -26,9 +35,3 @@ def span(lines: Iterable[Sequence[float | None]]) -> Scale | None:
 
 def _is_number(value: float | None) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _bar(value: float, low: float, high: float) -> str:
-    halves = high / 2 - low / 2  # their difference is finite
-    part = (value / 2 - low / 2) / halves if high > low else 0.5 * (value > 0)
-    return _BARS[max(min(int(part * len(_BARS)), len(_BARS) - 1), 0)]

@@ -26,9 +26,10 @@ _T = TypeVar("_T")
 
 
 class Rows(Lines):
-    """`show` brings it to what is wanted.
+    """A table of rows, which `show` fills.
 
-    `key`: the row under the cursor; `chosen`: the marked ones, else it.
+    key: the row under the cursor.
+    chosen: the marked rows, or else the row under the cursor.
     """
 
     BINDINGS = keys.TABLE
@@ -48,15 +49,17 @@ class Rows(Lines):
 
         def __init__(self, rows: "Rows", key: str) -> None:
             super().__init__()
-            self.rows, self.key = rows, key
+            self.rows = rows
+            self.key = key
 
     class MoreAsked(Message):
         """The mark of columns that did not fit was clicked."""
 
     def __init__(self, columns: Columns, *, id: str, marks_missing: bool = False) -> None:
-        """marks_missing: say in the heading how many columns did not fit."""
+        """Make an empty table. marks_missing: say in the heading how many columns did not fit."""
         super().__init__(id=id)
-        self._wanted, self._marks_missing = columns, marks_missing
+        self._columns = columns
+        self._marks_missing = marks_missing
         self._parents: Mapping[str, str] = {}  # row -> the row that it stays below
         self.titles: Mapping[str, str] = {}  # of columns that are called otherwise than their key
         self._right = {column.key for column in columns if column.right}
@@ -70,7 +73,9 @@ class Rows(Lines):
         self._parts: dict[str, tuple[Cells, Parts]] = {}  # of what, and what was drawn
         self._needs: Widths = {}
         self.widths: Widths = {}  # of the columns that are shown
-        self.page, self.by, self.is_reversed = 0, "", False
+        self.page = 0
+        self.by = ""
+        self.is_reversed = False
         self.marked: set[str] = set()
         self._later: str | None = None  # where the cursor goes when the table is seen at last
 
@@ -108,8 +113,9 @@ class Rows(Lines):
     # -- drawing ---------------------------------------------------------------------------------------------
     def use(self, columns: Columns) -> None:
         """Take other columns from the next `show` on, whose first one is the same."""
-        if columns != self._wanted:
-            self._wanted, self._right = columns, {column.key for column in columns if column.right}
+        if columns != self._columns:
+            self._columns = columns
+            self._right = {column.key for column in columns if column.right}
             self._given, self._made, self._parts, self._shown, self.on_page = {}, {}, {}, {}, []
             self._needs, self.widths = {}, {}
             self.by = self.by if any(column.key == self.by for column in columns) else ""
@@ -120,19 +126,21 @@ class Rows(Lines):
         values: Mapping[str, Values] | None = None,
         parents: Mapping[str, str] | None = None,
     ) -> None:
-        """All rows in order. values: by row, of the columns that rows can be ordered by. parents: the row
-        that a row stays below, whatever the order. Only cells of the page are asked for; those of a row that
-        are the same object as before did not change."""
-        at, self._parents = self.key, parents or {}
-        self._given, self._values, self.marked = (
-            rows,
-            values or {},
-            {key for key in self.marked if key in rows},
-        )
+        """Show all rows in order.
+
+        rows: the cells by row. Only the page's are asked for; the same object as before means no change.
+        values: by row, what rows can be ordered by.
+        parents: the row that a row stays below, whatever the order.
+        """
+        at = self.key
+        self._parents = parents or {}
+        self._given = rows
+        self._values = values or {}
+        self.marked = {key for key in self.marked if key in rows}
         self._arrange(at)
 
     def go(self, key: str) -> None:
-        """The cursor to a row, on whatever page."""
+        """Move the cursor to a row, on whatever page."""
         if key in self._given:
             self._arrange(key)
 
@@ -140,20 +148,22 @@ class Rows(Lines):
         self._draw(self._later or self.key)
 
     def _arrange(self, at: str | None) -> None:
-        """Order and page, with the cursor on row `at` if that is still there."""
+        """Order the rows and find the page, with the cursor on row `at` if that is still there."""
         names = list(self._given)
         if self.by:
-            names = ordered(
-                names, {name: self._values[name].get(self.by) for name in names}, self.is_reversed
-            )
+            values = {name: self._values[name].get(self.by) for name in names}
+            names = ordered(names, values, self.is_reversed)
         elif self.is_reversed:
             names.reverse()
-        self._names = names = _below(names, self._parents) if self._parents else names
-        self.page = (
-            names.index(at) // PAGE
-            if at is not None and at in self._given
-            else min(self.page, self.pages - 1)
-        )
+        if self._parents:  # each row goes below its parent
+            groups = {name: [name] for name in names if name not in self._parents}
+            for name in names:
+                if name in self._parents:
+                    groups[self._parents[name]].append(name)
+            names = [name for group in groups.values() for name in group]
+        self._names = names
+        is_there = at is not None and at in self._given
+        self.page = names.index(at) // PAGE if at is not None and is_there else min(self.page, self.pages - 1)
         self._draw(at)
 
     def _draw(self, at: str | None) -> None:
@@ -162,14 +172,14 @@ class Rows(Lines):
             self._later = self._later if at is None else at
             return  # nobody sees it: drawn when it gets a size
         self._later = None
-        names, before, shown = (
-            self._names[self.page * PAGE : (self.page + 1) * PAGE],
-            self.on_page,
-            self._shown,
-        )
-        self.on_page, self._shown = names, {name: self._row(name) for name in names}
+        names = self._names[self.page * PAGE : (self.page + 1) * PAGE]
+        before = self.on_page
+        shown = self._shown
+        self.on_page = names
+        self._shown = {name: self._row(name) for name in names}
         changed = {name for name, row in self._shown.items() if row is not shown.get(name)}
-        self._made, self._parts = _kept(self._made, names), _kept(self._parts, names)
+        self._made = _kept(self._made, names)
+        self._parts = _kept(self._parts, names)
         self._lay_out(changed)
         self.resize_to(len(names))
         self.redraw(
@@ -183,28 +193,27 @@ class Rows(Lines):
 
     def _row(self, name: str) -> Cells:
         """Return the cells of a row; the same object as before if nothing changed."""
-        given, is_marked = self._given[name], name in self.marked
-        made, before = self._made.get(name), self._shown.get(name)
-        self._made[name] = given, is_marked
-        if before is not None and made is not None and made[0] is given and made[1] == is_marked:
+        cells = self._given[name]
+        is_marked = name in self.marked
+        last_cells, was_marked = self._made.get(name, (None, False))
+        before = self._shown.get(name)
+        self._made[name] = cells, is_marked
+        if before is not None and last_cells is cells and was_marked == is_marked:
             return before
-        row = self._with_mark(name, given)
+        first = self._columns[0].key  # a sign stands before it, so that colour is not the only mark
+        row = {**cells, first: Text(MARK if is_marked else " ").append_text(cells[first])}
         return before if before == row else row
 
-    def _with_mark(self, name: str, row: Cells) -> Cells:
-        """Put a sign before the first column, so that colour is not the only mark."""
-        first = self._wanted[0].key
-        return {**row, first: Text(MARK if name in self.marked else " ").append_text(row[first])}
-
     def _lay_out(self, changed: Iterable[str]) -> None:
-        """Other columns only when the room or a width changed."""
-        self._needs = needed(self._wanted, (self._shown[name] for name in changed), self._needs)
+        """Find the columns and their widths; they are others only when the room or a width changed."""
+        self._needs = needed(self._columns, (self._shown[name] for name in changed), self._needs)
         arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
         titles = {name: max(self._needs.get(name, 0), len(title)) for name, title in self.titles.items()}
-        needs, room = self._needs | titles | arrow, self.size.width - _BAR
-        widths = layout(self._wanted, needs, room)
-        if self._marks_missing and len(widths) < len(self._wanted):
-            widths = layout(self._wanted, needs, room - _MARK)
+        needs = self._needs | titles | arrow
+        room = self.size.width - _BAR
+        widths = layout(self._columns, needs, room)
+        if self._marks_missing and len(widths) < len(self._columns):
+            widths = layout(self._columns, needs, room - _MARK)
         if widths != self.widths:
             self.widths = widths
             self._parts.clear()
@@ -212,18 +221,18 @@ class Rows(Lines):
 
     # -- lines -----------------------------------------------------------------------------------------------
     def heading(self) -> Parts:
-        by = f"{self.by}{'▼' if self.is_reversed else '▲'}"
-        titles = {name: by if name == self.by else self._title(name) for name in self.widths}
-        parts = self._joined({name: Text(title) for name, title in titles.items()})
-        missing = len(self._wanted) - len(self.widths)
+        cells = {}
+        for name, width in self.widths.items():
+            title = self.titles.get(name, name)
+            cells[name] = Text(title if len(title) <= width else name)
+        if self.by in cells:
+            cells[self.by] = Text(f"{self.by}{'▼' if self.is_reversed else '▲'}")
+        parts = self._joined(cells)
+        missing = len(self._columns) - len(self.widths)
         if not (self._marks_missing and missing):
             return parts
         used = sum(self.widths.values()) + PADDING * len(self.widths)
         return [*parts, Segment(f"+{missing}›".rjust(max(self.size.width - used - 1, 0)))]
-
-    def _title(self, name: str) -> str:
-        title = self.titles.get(name, name)
-        return title if len(title) <= self.widths[name] else name
 
     def line(self, row: int) -> Parts:
         name = self.on_page[row]
@@ -252,10 +261,10 @@ class Rows(Lines):
         for name, width in self.widths.items():
             column -= width + PADDING
             if column < 0:
-                if any(each.orders and each.key == name for each in self._wanted):
+                if any(each.orders and each.key == name for each in self._columns):
                     self._order_by(name, reverse=not self.is_reversed if name == self.by else False)
                 return
-        if self._marks_missing and len(self.widths) < len(self._wanted):
+        if self._marks_missing and len(self.widths) < len(self._columns):
             self.post_message(self.MoreAsked())
 
     # -- keys ------------------------------------------------------------------------------------------------
@@ -272,19 +281,20 @@ class Rows(Lines):
 
     def action_order(self) -> None:
         """Order by the next column; after the last one, use the original order."""
-        names = ["", *(column.key for column in self._wanted if column.orders and column.key in self.widths)]
+        names = ["", *(column.key for column in self._columns if column.orders and column.key in self.widths)]
         self._order_by(names[(names.index(self.by) + 1) % len(names)] if self.by in names else "")
 
     def action_reverse(self) -> None:
         self._order_by(self.by, reverse=not self.is_reversed)
 
     def _order_by(self, name: str, *, reverse: bool = False) -> None:
-        self.by, self.is_reversed = name, reverse
+        self.by = name
+        self.is_reversed = reverse
         self._arrange(self.key)
         self.refresh(Region(0, 0, self.size.width, 1))
 
     def action_cursor_down(self) -> None:
-        """Past the end of a page the next one begins."""
+        """Move the cursor down; past the end of a page the next one begins."""
         if self.cursor_row == len(self._shown) - 1 and self.page < self.pages - 1:
             self.turn(self.page + 1, 0)
         else:
@@ -316,15 +326,6 @@ def ordered(names: Sequence[str], values: Mapping[str, Any], is_reversed: bool) 
     rest = [name for name in names if values[name] is None or values[name] != values[name]]
     by = {name: (isinstance(values[name], str), values[name]) for name in has}
     return [*sorted(has, key=by.__getitem__, reverse=is_reversed), *rest]
-
-
-def _below(names: Sequence[str], parents: Mapping[str, str]) -> list[str]:
-    """Put the rows that have a parent below it, in the order that they have."""
-    found: dict[str, list[str]] = {name: [name] for name in names if name not in parents}
-    for name in names:
-        if name in parents:
-            found[parents[name]].append(name)
-    return [name for group in found.values() for name in group]
 
 
 def _kept(of: Mapping[str, _T], names: Iterable[str]) -> dict[str, _T]:

@@ -1,12 +1,13 @@
 """Long texts in two columns or one, which are scrolled and never cut: folded once for a width, drawn line by
 line.
 
-Of blocks that have a name the middle is hidden while there is little room, so that what follows them is seen.
+The middle of blocks that have a name is hidden while there is little room, so that what follows is seen.
 """
 
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -74,11 +75,16 @@ def _fitting(text: str, width: int) -> int:
 
 
 class Block(NamedTuple):
-    """Text without control characters. spans: in order, none over another. key: what `mark` and `go` call it.
-    name: what a long one is called where its middle is hidden; "": it is always whole.
-    until: where what counts of it ends: of a prompt the generation prompt follows, hidden with the middle.
-    at: where it begins in the text of that key, of which it may be a part. short: one line that is shown
-    instead while there is little room. made: gives text and spans for a width instead."""
+    """Text without control characters.
+
+    spans: the styles of parts, in order, none over another.
+    key: what `mark` and `go` call the block.
+    name: what a long block is called where its middle is hidden; "": it is always whole.
+    until: where the part that counts ends; what follows, as the generation prompt does, is hidden, too.
+    at: where the block begins in the text of its key, of which it may be a part.
+    short: one line that is shown instead while there is little room.
+    made: gives text and spans for a width instead.
+    """
 
     text: str
     style: str = ""
@@ -92,7 +98,7 @@ class Block(NamedTuple):
 
 
 class Section(NamedTuple):
-    """right: beside `left` where there is room."""
+    """Blocks below each other; `right` stands beside `left` where there is room."""
 
     left: Sequence[Block]
     right: Sequence[Block] = ()
@@ -109,7 +115,7 @@ _EMPTY = _Fold(Block(""), 0, 0)
 
 
 class Reader(ScrollView, can_focus=True):
-    """`show` sections, then `mark` places in blocks and `go` to one."""
+    """A text that is read: `show` gives it sections, `mark` marks places in blocks, `go` goes to one."""
 
     BINDINGS = keys.LOG
     DEFAULT_CSS = """
@@ -128,7 +134,8 @@ class Reader(ScrollView, can_focus=True):
     # -- what is shown ---------------------------------------------------------------------------------------
     def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
         """Show sections from the beginning, or `stay` at the current position."""
-        self._sections, self._marks = sections, {}
+        self._sections = sections
+        self._marks = {}
         self._fold()
         if not stay:
             self.scroll_home(animate=False, immediate=True)
@@ -169,17 +176,17 @@ class Reader(ScrollView, can_focus=True):
 
     @property
     def said(self) -> str:
-        """All of it, a line for each that is drawn."""
+        """Return the whole text, a line for each that is drawn."""
         return "\n".join(_BAR.join(self._plain(f) for f in line if f is not None) for line in self._lines)
 
     @property
     def _room(self) -> int:
-        """Cells of a line; the last one is for the sign of its end where that is shown."""
+        """Return the cells of a line; the last one is for the sign of its end where that is shown."""
         return max(self.scrollable_content_region.width - self.shows_space, 0)
 
     @property
     def _seen(self) -> int:
-        """Lines of a block with a name."""
+        """Return how many lines of a block with a name are seen."""
         return max(_LEAST, self.size.height // _SHARE)
 
     # -- keys: at once, which costs a slow line less than motion does ----------------------------------------
@@ -204,7 +211,8 @@ class Reader(ScrollView, can_focus=True):
     # -- drawing ---------------------------------------------------------------------------------------------
     def on_resize(self, event: Resize) -> None:
         if (self._room, self._seen) != (self._width, self._most):
-            before, at = max(len(self._lines), 1), self.scroll_offset.y
+            before = max(len(self._lines), 1)
+            at = self.scroll_offset.y
             self._fold()
             self.scroll_to(y=at * len(self._lines) // before, animate=False, immediate=True)
 
@@ -216,7 +224,9 @@ class Reader(ScrollView, can_focus=True):
         lines = list[tuple[_Fold, _Fold | None]]()
         for section in self._sections:
             if section.right and self._width >= _BESIDE:
-                lines += _beside(section, (self._width - len(_BAR)) // 2, most)
+                half = (self._width - len(_BAR)) // 2
+                left, right = _folds(section.left, half, most), _folds(section.right, half, most)
+                lines += zip_longest(left, right, fillvalue=_EMPTY)
             else:
                 lines += ((fold, None) for fold in _folds([*section.left, *section.right], self._width, most))
         self._lines = lines
@@ -242,8 +252,8 @@ class Reader(ScrollView, can_focus=True):
         text = Text(plain := self._plain(fold), end="", no_wrap=True)
         text.stylize(block.style)  # as a span: Rich leaves the style of a text without spans out
         if len(plain) != end - start or plain != block.text[start:end]:
-            for found in _SIGNS.finditer(plain):
-                text.stylize("dim", *found.span())
+            for signs in _SIGNS.finditer(plain):
+                text.stylize("dim", *signs.span())
         marks = self._marks.get(block.key, ()) if block.key is not None else ()
         for spans, at in ((block.spans, start), (marks, block.at + start)):
             for first, last, style in spans[max(bisect_left(spans, (at,)) - 1, 0) :]:
@@ -263,20 +273,20 @@ class Reader(ScrollView, can_focus=True):
 
 
 def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
-    """most: lines of a block with a name; 0: all."""
-    return [fold for block in blocks for fold in _shortened(_for(block, width), width, most)]
-
-
-def _for(block: Block, width: int) -> Block:
-    if block.made is None:
-        return block
-    text, spans = block.made(width)
-    return block._replace(text=text, spans=spans, until=None)
+    """Fold blocks for a width. most: how many lines of a block with a name are shown; 0: all."""
+    folds: _Folds = []
+    for block in blocks:
+        if block.made is not None:
+            text, spans = block.made(width)
+            block = block._replace(text=text, spans=spans, until=None)
+        folds += _shortened(block, width, most)
+    return folds
 
 
 def _shortened(block: Block, width: int, most: int) -> _Folds:
-    """A block with a name keeps its end, and its beginning where there is room for both: a question stands at
-    the end of its prompt, a result at the end of its answer."""
+    """Fold a block. If it has a name, it keeps its end, and its beginning where there is room for both: a
+    question stands at the end of its prompt, a result at the end of its answer.
+    """
     if block.short and most:
         short = Block(block.short, block.style)
         return [_Fold(short, start, end) for start, end in folded(block.short, width)][:1]
@@ -291,13 +301,4 @@ def _shortened(block: Block, width: int, most: int) -> _Folds:
         *lines[:first],
         _Fold(Block(text, "dim"), 0, len(text)),
         *lines[max(last - (most - 1 - first), first) : last],
-    ]
-
-
-def _beside(section: Section, width: int, most: int) -> list[tuple[_Fold, _Fold | None]]:
-    """Both columns, the shorter one filled up."""
-    left, right = _folds(section.left, width, most), _folds(section.right, width, most)
-    height = max(len(left), len(right))
-    return [
-        (left[y] if y < len(left) else _EMPTY, right[y] if y < len(right) else _EMPTY) for y in range(height)
     ]
