@@ -9,7 +9,7 @@ from textual.widget import Widget
 
 from lorad.client.bill_words import bill_words
 from lorad.client.client import Client
-from lorad.records.bill import Bill, BillLine
+from lorad.records.bill import Bill
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import cell
@@ -49,7 +49,8 @@ class BillScreen(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by, self._since = "user", "7d"
+        self._by = "user"
+        self._since = "7d"
         self._read_at = float("-inf")  # monotonic, the feed's thread's
         self._kept: Bill | None = None
 
@@ -72,7 +73,8 @@ class BillScreen(Base):
         by, since = self._by, self._since
         if not changes.everything and time.monotonic() - self._read_at < _SECONDS:
             return None
-        self._read_at, seconds = time.monotonic(), _SINCE[since]
+        self._read_at = time.monotonic()
+        seconds = _SINCE[since]
         return by, since, client.bill(by, since=None if seconds is None else time.time() - seconds)
 
     def show(self, data: tuple[str, str, Bill]) -> None:
@@ -80,9 +82,15 @@ class BillScreen(Base):
         if (by, since) != (self._by, self._since):  # another one was chosen meanwhile
             return
         self._kept = bill
-        rows = {line.key: _cells(by, line, bill.currency) for line in bill.rows}
+        rows, values = dict[str, Cells](), dict[str, Values]()
+        for line in bill.rows:
+            words = bill_words(by, line, bill.currency)
+            rows[line.key] = {key: cell(one_line(text)) for key, text in words.items()}
+            cached = line.cached / line.prompts if line.prompts else None
+            order = msgspec.structs.asdict(line) | {"what": line.key, "cached": cached, "energy": line.joules}
+            values[line.key] = {column.key: order.get(column.key) for column in _COLUMNS}
         self.table.titles = {"what": by}
-        self.table.show(rows, {line.key: _values(line) for line in bill.rows})
+        self.table.show(rows, values)
         self._say()
 
     def _say(self) -> None:
@@ -90,10 +98,11 @@ class BillScreen(Base):
         parts: list[tuple[str, str]] = [("by ", "dim")]
         parts += [(f"[{by}]", "bold") if by == self._by else (f" {by} ", "") for by in _BY]
         parts += [("   since ", "dim")]
-        parts += [(f"[{one}]", "bold") if one == self._since else (f" {one} ", "") for one in _SINCE]
+        parts += [(f"[{span}]", "bold") if span == self._since else (f" {span} ", "") for span in _SINCE]
         self.query_one("#bill-of", Line).say(Text.assemble(*parts))
         self.say_title(Text.assemble(("bill", "bold")))
-        bill, line = self._kept, self.query_one("#bill-total", Line)
+        bill = self._kept
+        line = self.query_one("#bill-total", Line)
         if bill is None:
             line.say("")
         elif not bill.rows:
@@ -101,16 +110,10 @@ class BillScreen(Base):
         else:
             total = bill_words(self._by, bill.total, bill.currency)
             shown = ("held", "busy", "wasted", "sampled", "trained", "served", "energy", "cost")
-            line.say(
-                Text.assemble(
-                    ("total  ", "bold"), " · ".join(f"{total[key]} {key}" for key in shown if total[key])
-                )
-            )
+            sums = " · ".join(f"{total[key]} {key}" for key in shown if total[key])
+            line.say(Text.assemble(("total  ", "bold"), sums))
         since = "" if self._since == "all" else f" --since {self._since}"
         self.offer(f"lorad bill --by {self._by}{since}")
-
-    def targets(self, on: str) -> list[str]:
-        return []
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_by(self, by: int) -> None:
@@ -121,7 +124,8 @@ class BillScreen(Base):
         self._choose(self._by, times[(times.index(self._since) + by) % len(times)])
 
     def _choose(self, by: str, since: str) -> None:
-        self._by, self._since, self._kept = by, since, None
+        self._by, self._since = by, since
+        self._kept = None
         self._say()
         self.lorad.feed.again()
 
@@ -131,18 +135,3 @@ class BillScreen(Base):
             self.lorad.open_run(event.key)
         elif self._by == "pool" and event.key:
             self.lorad.open_pool(event.key)
-
-    def action_back(self) -> None:
-        self.app.pop_screen()
-
-
-def _cells(by: str, line: BillLine, currency: str) -> Cells:
-    return {key: cell(one_line(text)) for key, text in bill_words(by, line, currency).items()}
-
-
-def _values(line: BillLine) -> Values:
-    """Return what the line is ordered by."""
-    figures = msgspec.structs.asdict(line)
-    found = {column.key: figures.get(column.key) for column in _COLUMNS}
-    share = line.cached / line.prompts if line.prompts else None
-    return found | {"what": line.key, "cached": share, "energy": line.joules}

@@ -16,7 +16,7 @@ from lorad.tui.dashboard.one_liners import busy, holder, used
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import Base
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
@@ -62,25 +62,31 @@ class DeviceScreen(Base):
 
     # -- what is read and shown ------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> _DeviceSeen:
-        found = next((one for one in client.devices(history=True) if one.device == self.device), None)
-        name = _pool_of(found) if found else None
-        return _DeviceSeen(found, next((pool for pool in client.pools() if pool.pool == name), None))
+        devices = {device.device: device for device in client.devices(history=True)}
+        device = devices.get(self.device)
+        name = _pool_of(device) if device else None
+        return _DeviceSeen(device, next((pool for pool in client.pools() if pool.pool == name), None))
 
     def show(self, data: _DeviceSeen) -> None:
-        self._seen, device = data, data.device
+        self._seen = data
+        device = data.device
         self.say_title(Text.assemble(("device ", "bold"), one_line(self.device)))
         facts = self.query_one("#device-facts", Line)
         if device is None:
             facts.say(f"The machine has no {one_line(self.device)}. esc goes back.")
             return
-        held = holder(device) or "free"
-        facts.say(one_line(" · ".join(filter(None, (device.name, held)))))
+        facts.say(one_line(" · ".join(filter(None, (device.name, holder(device) or "free")))))
         self._draw()
-        rows = {str(one.pid): _cells(data, number) for number, one in enumerate(device.processes)}
-        values = {
-            str(one.pid): {"pid": one.pid, "user": one.user, "memory": one.memory, "process": one.name}
-            for one in device.processes
-        }
+        rows, values = dict[str, Cells](), dict[str, Values]()
+        for number, process in enumerate(device.processes):
+            key = str(process.pid)
+            rows[key] = _cells(data, number)
+            values[key] = {
+                "pid": process.pid,
+                "user": process.user,
+                "memory": process.memory,
+                "process": process.name,
+            }
         self.query_one("#processes", Rows).show(rows, values)
         self.offer("lorad devices")
 
@@ -94,9 +100,6 @@ class DeviceScreen(Base):
     def on_resize(self) -> None:
         self._draw()
 
-    def targets(self, on: str) -> list[str]:
-        return []
-
     # -- keys ------------------------------------------------------------------------------------------------
     def action_pool(self) -> None:
         if self._seen.pool is not None:
@@ -106,15 +109,9 @@ class DeviceScreen(Base):
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
         """A process of lorad leads to its pool."""
-        if self._is_ours(event.key):
+        processes = self._seen.device.processes if self._seen.device is not None else []
+        if any(process.ours and str(process.pid) == event.key for process in processes):
             self.action_pool()
-
-    def _is_ours(self, pid: str) -> bool:
-        device = self._seen.device
-        return device is not None and any(one.ours and str(one.pid) == pid for one in device.processes)
-
-    def action_back(self) -> None:
-        self.app.pop_screen()
 
 
 def _pool_of(device: Device) -> str | None:
@@ -124,20 +121,20 @@ def _pool_of(device: Device) -> str | None:
 def _cells(seen: _DeviceSeen, number: int) -> Cells:
     device = seen.device
     assert device is not None
-    one = device.processes[number]
-    if one.ours:
+    process = device.processes[number]
+    if process.ours:
         runs = ", ".join(seen.pool.tenants) if seen.pool else ""
         whose = f"lorad, pool {_pool_of(device)}" + (f": {runs}" if runs else "")
     else:
         whose = "not lorad's"
     row = {
-        "pid": str(one.pid),
-        "user": one.user or "unknown",
-        "memory": size(one.memory),
-        "process": one.name or "unseen",
+        "pid": str(process.pid),
+        "user": process.user or "unknown",
+        "memory": size(process.memory),
+        "process": process.name or "unseen",
         "whose": whose,
     }
-    style = "" if one.ours else "yellow"
+    style = "" if process.ours else "yellow"
     return {key: cell(one_line(text), style) for key, text in row.items()}
 
 
@@ -151,9 +148,8 @@ def hour(device: Device, width: int, height: int, now: float) -> Text:
     ]
     if device.power is not None:
         top = max([*power, device.power, 1.0])
-        figures.append(
-            ("power", f"{device.power:.0f} W, at most {top:.0f}", [one.power for one in past], top)
-        )
+        watts = [sample.power for sample in past]
+        figures.append(("power", f"{device.power:.0f} W, at most {top:.0f}", watts, top))
     if device.temperature is not None:
         degrees = [sample.temperature for sample in past]
         figures.append(("temperature", f"{device.temperature} °C of 100", [*degrees], 100.0))

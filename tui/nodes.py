@@ -63,17 +63,21 @@ class NodesScreen(Base):
     def show(self, data: _Seen) -> None:
         self._agents = {node.node: node.agents for node in data.nodes}
         free = sum(node.free for node in data.nodes)
-        parts = (
-            [f"{counted(len(data.nodes), 'node')}, {counted(free, 'device')} free"] if data.nodes else [_NONE]
-        )
-        parts += [f"{pool.pool} {pool.waiting}" for pool in data.pools if pool.waiting]
+        about = f"{counted(len(data.nodes), 'node')}, {counted(free, 'device')} free" if data.nodes else _NONE
+        parts = [about, *(f"{pool.pool} {pool.waiting}" for pool in data.pools if pool.waiting)]
         self.query_one("#nodes-about", Line).say("\n".join(map(one_line, parts)))
-        rows = {node.node: _cells(node) for node in data.nodes}
-        self.query_one("#nodes", Rows).show(rows, {node.node: _values(node) for node in data.nodes})
+        rows, values = dict[str, Cells](), dict[str, Values]()
+        for node in data.nodes:
+            rows[node.node] = _cells(node)
+            values[node.node] = {
+                "node": node.node,
+                "state": node.state,
+                "devices": node.count,
+                "free": node.free,
+                "seen": node.seen_at,
+            }
+        self.query_one("#nodes", Rows).show(rows, values)
         self.offer("lorad nodes")
-
-    def targets(self, on: str) -> list[str]:
-        return []
 
     def action_pool(self) -> None:
         key = self.query_one("#nodes", Rows).key
@@ -84,9 +88,6 @@ class NodesScreen(Base):
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
         self.action_pool()
-
-    def action_back(self) -> None:
-        self.app.pop_screen()
 
 
 def _cells(node: NodeStatus) -> Cells:
@@ -101,14 +102,4 @@ def _cells(node: NodeStatus) -> Cells:
     }
     return {key: cell(one_line(text)) for key, text in row.items()} | {
         "state": cell(node.state, _STYLES.get(node.state, ""))
-    }
-
-
-def _values(node: NodeStatus) -> Values:
-    return {
-        "node": node.node,
-        "state": node.state,
-        "devices": node.count,
-        "free": node.free,
-        "seen": node.seen_at,
     }

@@ -9,6 +9,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widget import Widget
+from textual.worker import Worker
 
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed
@@ -26,9 +27,9 @@ _HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
 
 
 class Base(Screen[None]):
-    """`command` is the shell's way to what is shown, or to what was done last.
+    """The frame: a screen that has a `body`, `read` and `show` gets all the rest from here.
 
-    A screen that has a `body`, `targets`, `read` and `show` gets all the rest from here.
+    command: the shell's way to what is shown, or to what was done last.
     """
 
     BINDINGS = keys.SCREEN
@@ -51,10 +52,8 @@ class Base(Screen[None]):
         raise NotImplementedError
 
     def targets(self, on: str) -> list[str]:
-        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for
-        none.
-        """
-        raise NotImplementedError
+        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one."""
+        return []
 
     def owner(self, target: str) -> str | None:
         """Return the owner of a target, as far as the screen knows."""
@@ -156,7 +155,13 @@ class Base(Screen[None]):
         """Ask for what is needed, say what will be lost, do it, say what came of it."""
         try:
             self._refuse(action, targets)
-            values = await self._values(action, targets, preset or {})
+            values: Mapping[str, str] | None = {}
+            if action.fields:
+                whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
+                title = f"{action.verb.capitalize()} {whom}"
+                values = await self.app.push_screen_wait(
+                    Ask(title, action.fields, lambda typed: action.command(targets[0], typed), preset or {})
+                )
             if values is not None and await self.is_meant(action, targets, values):
                 await self._do(action, targets, values)
         except LoradError as error:
@@ -164,7 +169,7 @@ class Base(Screen[None]):
             self.say_error(error)
 
     def _refuse(self, action: Action, targets: Sequence[str]) -> None:
-        """Raises NotAllowed, Conflict."""
+        """Raise NotAllowed or Conflict where the action is not possible."""
         self.must_act()
         for target in targets:
             if not action.of_others and not self.lorad.may_act(owner := self.owner(target)):
@@ -175,20 +180,9 @@ class Base(Screen[None]):
             )
 
     def must_act(self) -> None:
-        """Raises NotAllowed where nothing may be done."""
+        """Raise NotAllowed where nothing may be done."""
         if self.lorad.readonly:
             raise NotAllowed("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly.")
-
-    async def _values(
-        self, action: Action, targets: Sequence[str], preset: Mapping[str, str]
-    ) -> Mapping[str, str] | None:
-        if not action.fields:
-            return {}
-        whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
-        title = f"{action.verb.capitalize()} {whom}"
-        return await self.app.push_screen_wait(
-            Ask(title, action.fields, lambda values: action.command(targets[0], values), preset)
-        )
 
     async def is_meant(
         self, action: Action, targets: Sequence[str], values: Mapping[str, str], *, many: bool = False
@@ -210,7 +204,7 @@ class Base(Screen[None]):
             self._acted_on = self._offered
 
     async def _do(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
-        """Each of them, whatever became of the others. Raises the last error."""
+        """Do it to each target, whatever became of the others. Raises the last error."""
         refused: LoradError | None = None
         done: dict[str, str] = {}  # command, and what came of it
         for target in targets:
@@ -219,18 +213,14 @@ class Base(Screen[None]):
             except LoradError as error:
                 refused = error
                 continue
-            done[action.command(target, values)] = action.done(target, row)
+            done[action.command(target, values)] = result = action.done(target, row)
             self._acted_on = self._subject(targets)
-            text = (
-                done[action.command(target, values)]
-                if len(targets) == 1
-                else f"{len(done)} of {len(targets)} done."
-            )
+            text = result if len(targets) == 1 else f"{len(done)} of {len(targets)} done."
             self.say_command("; ".join(done), text)
         self.lorad.feed.again()
         if refused is not None:
-            some = f"{len(done)} of {len(targets)} done; " if done else ""
-            raise LoradError(f"{some}{refused.message}", hint=refused.hint)
+            share = f"{len(done)} of {len(targets)} done; " if done else ""
+            raise LoradError(f"{share}{refused.message}", hint=refused.hint)
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
         """Return what `offer` compares with: the status line keeps a result as long as the same things are
@@ -239,6 +229,10 @@ class Base(Screen[None]):
         return tuple(targets)
 
     # -- ways to other screens -------------------------------------------------------------------------------
+    def action_back(self) -> Worker[None] | None:
+        self.app.pop_screen()
+        return None
+
     def action_serving(self) -> None:
         self.lorad.open_serving()
 

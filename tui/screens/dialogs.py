@@ -17,7 +17,7 @@ _MOST = 12  # names that are listed one by one
 
 
 class Confirm(ModalScreen[bool]):
-    """True: do it. lost: what each of them loses."""
+    """Asks whether to do it, and returns the answer. lost: what will be lost, by target."""
 
     BINDINGS = keys.OVER + keys.CONFIRM
     AUTO_FOCUS = "#no"
@@ -39,7 +39,8 @@ class Confirm(ModalScreen[bool]):
 
     def __init__(self, verb: str, lost: dict[str, str]) -> None:
         super().__init__()
-        self._verb, self._lost = verb, lost
+        self._verb = verb
+        self._lost = lost
 
     def compose(self) -> ComposeResult:
         names = list(self._lost)
@@ -47,14 +48,14 @@ class Confirm(ModalScreen[bool]):
         with Vertical(id="confirm"):
             yield Static(Text(f"{self._verb} {whom}?", style="bold"), id="head")
             with VerticalScroll(id="lost", can_focus=False):
-                yield Static(self._told())
+                yield Static(self._losses())
             with Horizontal(id="answers"):
                 yield Button("No", id="no")
                 yield Button(
                     Text(f"{self._verb} {'it' if len(names) == 1 else 'them'}"), id="yes", variant="error"
                 )
 
-    def _told(self) -> Text:
+    def _losses(self) -> Text:
         if len(self._lost) == 1:
             return Text(one_line(next(iter(self._lost.values()))))
         lines = [
@@ -108,7 +109,10 @@ class Ask(ModalScreen[_Values | None]):
         self, title: str, fields: tuple[Field, ...], line: Callable[[_Values], str], preset: Mapping[str, str]
     ) -> None:
         super().__init__()
-        self._head, self._fields, self._line, self._preset = title, fields, line, preset
+        self._head = title
+        self._fields = fields
+        self._line = line
+        self._preset = preset
 
     def compose(self) -> ComposeResult:
         with Vertical(id="ask"):
@@ -117,9 +121,9 @@ class Ask(ModalScreen[_Values | None]):
                 for field in self._fields:
                     with Horizontal(classes="field"):
                         yield Label(Text(field.label))
-                        given = self._preset.get(field.key, "")
+                        text = self._preset.get(field.key, "")
                         yield Input(
-                            given, id=field.key, placeholder=field.says, compact=True, select_on_focus=False
+                            text, id=field.key, placeholder=field.says, compact=True, select_on_focus=False
                         )
             yield Static(id="wrong", markup=False)
             yield Static(id="line", markup=False)
@@ -156,7 +160,10 @@ class Ask(ModalScreen[_Values | None]):
         self.action_go()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        self.action_go() if event.button.id == "go" else self.action_cancel()
+        if event.button.id == "go":
+            self.action_go()
+        else:
+            self.action_cancel()
 
     def action_go(self) -> None:
         if not self._wrong():

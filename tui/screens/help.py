@@ -35,8 +35,10 @@ _TYPED = "While a text is typed, f1 opens this help."
 
 
 class Help(ModalScreen[None]):
-    """The keys of where one is; a search goes through all. here: the ids of keys that work there, the nearest
-    first."""
+    """The keys that work where the user is; a search goes through all.
+
+    working: the ids of the keys that work, the nearest first.
+    """
 
     DEFAULT_CSS = """
     Help { align: center middle; background: $background 60%; }
@@ -49,9 +51,9 @@ class Help(ModalScreen[None]):
     BINDINGS = keys.CLOSE
     AUTO_FOCUS = ""
 
-    def __init__(self, here: Sequence[str]) -> None:
+    def __init__(self, working: Sequence[str]) -> None:
         super().__init__()
-        self._here = here
+        self._working = working
 
     def compose(self) -> ComposeResult:
         with Vertical(id="help"):
@@ -69,19 +71,17 @@ class Help(ModalScreen[None]):
         return self.query_one("#help-search", Input)
 
     def _draw(self) -> None:
-        wanted, keymap = self._search.value.casefold().split(), cast(AppPort, self.app).config.tui.keymap
-        sections = _found(wanted, keymap) if wanted else _nearest(self._here)
-        self.query_one("#help").border_title = (
-            f"keys: {' '.join(wanted)}" if wanted else "keys that work here"
-        )
+        words = self._search.value.casefold().split()
+        keymap = cast(AppPort, self.app).config.tui.keymap
+        sections = _matching(words, keymap) if words else _nearest(self._working)
+        self.query_one("#help").border_title = f"keys: {' '.join(words)}" if words else "keys that work here"
         self.query_one("#help").border_subtitle = "/ searches all keys · esc closes"
         if not sections:
             self.query_one("#help-table", Static).update(Text("No key has all of these words."))
             return
-        intro = (
-            [] if wanted else [Text((_FILTER if "The dashboard" in sections else "") + f"{_ABOUT}\n{_TYPED}")]
-        )
-        self.query_one("#help-table", Static).update(Group(_key_table(sections, keymap), *intro))
+        intro = Text((_FILTER if "The dashboard" in sections else "") + f"{_ABOUT}\n{_TYPED}")
+        table = _key_table(sections, keymap)
+        self.query_one("#help-table", Static).update(table if words else Group(table, intro))
         self.query_one("#help-keys").scroll_home(animate=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -95,7 +95,8 @@ class Help(ModalScreen[None]):
         if not self._search.display:
             self.dismiss()
             return
-        self._search.value, self._search.display = "", False
+        self._search.value = ""
+        self._search.display = False
         self.set_focus(None)
 
     def action_scroll(self, by: int) -> None:
@@ -105,35 +106,31 @@ class Help(ModalScreen[None]):
         self._draw()
 
     def on_input_submitted(self) -> None:
-        """Other keys have their meaning again, and what was found stays."""
+        """Give other keys their meaning again; what was found stays."""
         self.set_focus(None)
 
 
-def _nearest(here: Sequence[str]) -> _Sections:
-    """The sections of these ids, in their order; what is not of one screen alone last."""
-    places = {id: place for place, id in enumerate(here)}
-    known = {
-        heading: [places[key.id] for key in some if key.id in places] for heading, some in _listed().items()
-    }
-    headings = sorted(
-        (heading for heading in known if known[heading]), key=lambda heading: min(known[heading])
-    )
+def _nearest(working: Sequence[str]) -> _Sections:
+    """Return the sections of these ids, in their order; what is not of one screen alone comes last."""
+    places = {id: place for place, id in enumerate(working)}
+    sections, first = _listed(), dict[str, int]()
+    for heading, bindings in sections.items():
+        if inside := [places[key.id] for key in bindings if key.id in places]:
+            first[heading] = min(inside)
+    headings = sorted(first, key=first.__getitem__)
     headings.sort(key=lambda heading: _COMMON.index(heading) if heading in _COMMON else 0)
-    return {heading: _listed()[heading] for heading in headings}
+    return {heading: sections[heading] for heading in headings}
 
 
-def _found(words: Sequence[str], keymap: Mapping[str, str]) -> _Sections:
-    """Return the keys that match all words."""
-    has = {
-        heading: [key for key in some if all(word in _searched(heading, key, keymap) for word in words)]
-        for heading, some in _listed().items()
-    }
-    return {heading: some for heading, some in has.items() if some}
-
-
-def _searched(heading: str, key: Binding, keymap: Mapping[str, str]) -> str:
-    """Return the text that a search looks through."""
-    return f"{heading} {_typed(key, keymap)} {_meaning(key)} {key.id}".casefold()
+def _matching(words: Sequence[str], keymap: Mapping[str, str]) -> _Sections:
+    """Return the keys of whose line and heading all words are a part."""
+    sections: _Sections = {}
+    for heading, bindings in _listed().items():
+        for key in bindings:
+            text = f"{heading} {_typed(key, keymap)} {_meaning(key)} {key.id}".casefold()
+            if all(word in text for word in words):
+                sections.setdefault(heading, []).append(key)
+    return sections
 
 
 def _listed() -> _Sections:
@@ -146,7 +143,7 @@ def _typed(key: Binding, keymap: Mapping[str, str]) -> str:
 
 
 def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
-    """keymap: other keys than ours, by id."""
+    """Draw the keys by section. keymap: other keys than ours, by id."""
     parts: list[RenderableType] = []
     for heading, bindings in sections.items():
         table = Table.grid(
@@ -162,13 +159,13 @@ def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
 
 
 def key_names(typed: str) -> str:
-    """number_sign,escape -> # esc"""
-    return " ".join(_key_name(key.strip()) for key in typed.split(","))
-
-
-def _key_name(key: str) -> str:
-    character = "/" if key == "slash" else key_to_character(key) or ""
-    return character if character.isprintable() and character.strip() else "esc" if key == "escape" else key
+    """Write keys as they are on a keyboard: `number_sign,escape` becomes `# esc`."""
+    names = []
+    for key in map(str.strip, typed.split(",")):
+        character = "/" if key == "slash" else key_to_character(key) or ""
+        name = "esc" if key == "escape" else key
+        names.append(character if character.isprintable() and character.strip() else name)
+    return " ".join(names)
 
 
 def _meaning(binding: Binding) -> str:

@@ -32,18 +32,18 @@ class RunTab(Vertical):
         raise NotImplementedError
 
     def focus_first(self) -> None:
-        """Keys go to what is moved in most."""
+        """Give the focus to the first widget that can have it: it is moved in most."""
         for widget in self.query("*"):
             if widget.can_focus and widget.display:
                 widget.focus()
                 return
 
     def command(self) -> str:
-        """The shell's way to what the tab shows."""
+        """Return the shell's way to what the tab shows."""
         return f"lorad show {shlex.quote(self.run_name)}"
 
     def targets(self, on: str) -> list[str]:
-        """See `Base.targets`; of other things than the run."""
+        """Return what an action on other things than the run would act on; see `Base.targets`."""
         return []
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
