@@ -25,8 +25,10 @@ _Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
 @dataclass(frozen=True)
 class Field:
-    """Something to type. flag: of the command; "": it is an argument. check: what is wrong with a value, or
-    "".
+    """Something to type.
+
+    flag: the command's flag for it; "": it is an argument.
+    check: says what is wrong with a value, or "".
     """
 
     key: str
@@ -64,28 +66,24 @@ class Action:
     over_when: frozenset[str] = frozenset()
 
     def command(self, target: str, values: _Values | None = None) -> str:
-        """The line to type in a shell."""
+        """Return the line to type in a shell."""
         return self.line(target, values or {})
 
 
 def _command(*words: str, fields: tuple[Field, ...] = (), values: _Values | None = None) -> str:
-    """`lorad` and the words, quoted where a shell needs it."""
-    typed = [_words_of(field, (values or {}).get(field.key, "")) for field in fields]
-    return " ".join(
-        ["lorad", *(shlex.quote(word) for word in words), *(word for some in typed for word in some)]
-    )
-
-
-def _words_of(field: Field, value: str) -> list[str]:
-    if not value.strip():
-        return []
-    if not field.flag:
-        return [shlex.quote(word) for word in _overrides(value)]
-    return [field.flag, shlex.quote(value.strip())]
+    """Write a command line: `lorad`, the words and what was typed, quoted where a shell needs it."""
+    parts = ["lorad", *map(shlex.quote, words)]
+    for field in fields:
+        value = (values or {}).get(field.key, "").strip()
+        if value and field.flag:
+            parts += [field.flag, shlex.quote(value)]
+        elif value:
+            parts += map(shlex.quote, _overrides(value))
+    return " ".join(parts)
 
 
 def _whole(least: int) -> Callable[[str], str]:
-    """A check: nothing, or a whole number."""
+    """Make a check that allows nothing, or a whole number."""
 
     def check(value: str) -> str:
         if not value.strip() or (value.strip().isdecimal() and int(value) >= least):
@@ -100,7 +98,7 @@ def needed(value: str) -> str:
 
 
 def settings(value: str) -> str:
-    """A check: words of key=value, with keys and values of a spec."""
+    """Check words of key=value, with keys and values of a spec."""
     try:
         words = _overrides(value)
     except ValueError:
@@ -112,7 +110,7 @@ def settings(value: str) -> str:
 
 
 def _overrides(value: str) -> list[str]:
-    """Raises ValueError for an open quote."""
+    """Split what was typed into words. Raises ValueError for an open quote."""
     return shlex.split(value)
 
 
@@ -153,9 +151,10 @@ def _resume(client: Client, run: str, values: _Values) -> Struct:
 
 
 def _fork(client: Client, version: str, values: _Values) -> Struct:
-    wanted = _overrides(values.get("overrides", ""))
-    steps, name = _number(values.get("steps")), values.get("name", "").strip() or None
-    return client.fork(version, overrides=wanted, name=name, steps=steps, fresh=False)
+    overrides = _overrides(values.get("overrides", ""))
+    steps = _number(values.get("steps"))
+    name = values.get("name", "").strip() or None
+    return client.fork(version, overrides=overrides, name=name, steps=steps, fresh=False)
 
 
 def _export(client: Client, version: str, values: _Values) -> Struct:

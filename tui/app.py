@@ -67,23 +67,22 @@ class LoradApp(App[None]):
     def __init__(self, client: Client, *, readonly: bool = False, config: Config | None = None) -> None:
         super().__init__()
         self.config = config or Config()
-        self.client, self.readonly = client, readonly or self.config.tui.readonly
+        self.client = client
+        self.readonly = readonly or self.config.tui.readonly
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.lines: list[str] = []  # that were typed as commands, oldest first
         self.feed = Feed(client, self)
-        self._look()
-        self.animation_level = "none"  # each frame would be sent to users who are far away
-
-    def _look(self) -> None:
         self.register_theme(_CONTRAST)
-        wanted, unknown = self.config.tui.theme, set(self.config.tui.keymap) - set(keys.ids())
-        if unknown:
-            hint = f"There are: {', '.join(sorted(set(keys.ids())))}."
+        ids = set(keys.ids())
+        if unknown := set(self.config.tui.keymap) - ids:
+            hint = f"There are: {', '.join(sorted(ids))}."
             raise SpecError(f"tui.keymap: no action has the id {min(unknown)}", hint=hint)
-        if (name := NAMES.get(wanted, wanted)) not in self.available_themes:
-            raise SpecError(f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(NAMES)}.")
-        self.theme = name
+        chosen = self.config.tui.theme
+        if (theme := NAMES.get(chosen, chosen)) not in self.available_themes:
+            raise SpecError(f"tui.theme: there is no theme {chosen}", hint=f"There are: {', '.join(NAMES)}.")
+        self.theme = theme
         self.set_keymap(self.config.tui.keymap)
+        self.animation_level = "none"  # each frame would be sent to users who are far away
 
     def get_default_screen(self) -> Screen[None]:
         return Dashboard()
@@ -96,7 +95,8 @@ class LoradApp(App[None]):
         self.feed.close()
 
     def on_line(self, message: Line) -> None:
-        self.lost, self.user = message.lost, message.user
+        self.lost = message.lost
+        self.user = message.user
 
     def may_act(self, owner: str | None) -> bool:
         """Whether the user may act on what belongs to `owner`; the daemon has the last word."""
@@ -111,11 +111,11 @@ class LoradApp(App[None]):
         else:
             self.push_screen(RunScreen(run, others, tab))
 
-    def narrow(self, wanted: str) -> None:
-        """Show the dashboard with the runs that a filter wants."""
+    def narrow(self, filter_text: str) -> None:
+        """Show the dashboard with the runs that match a filter."""
         while len(self.screen_stack) > 1:
             self.pop_screen()
-        cast(Dashboard, self.screen).narrow(wanted)
+        cast(Dashboard, self.screen).narrow(filter_text)
 
     def use_theme(self, name: str) -> None:
         """Change the colours, or say which there are."""
@@ -153,7 +153,7 @@ class LoradApp(App[None]):
             self.push_screen(Serving())
 
     def open_form(self, like: str | None = None) -> None:
-        """like: a run whose spec it begins with."""
+        """Open the form of a new run. like: a run with whose spec it begins."""
         from lorad.tui.new_run.screen import NewRun
 
         if not isinstance(self.screen, NewRun):
@@ -180,15 +180,19 @@ class LoradApp(App[None]):
         self.feed.freeze(self.frozen)
 
     def action_next_theme(self) -> None:
-        self.theme = _next_name(self.theme)
+        """Show the next theme of our list; their names here are Textual's."""
+        names = list(NAMES.values())
+        place = names.index(self.theme) + 1 if self.theme in names else 0
+        self.theme = names[place % len(names)]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Offer actions on what is chosen, then the screens, then Textual's own commands."""
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
-                if targets := [
-                    one for one in screen.targets(action.on) if screen.state(one) not in action.over_when
-                ]:
+                targets = [
+                    key for key in screen.targets(action.on) if screen.state(key) not in action.over_when
+                ]
+                if targets:
                     whom = escape(one_line(targets[0])) if len(targets) == 1 else f"{len(targets)} of them"
                     yield SystemCommand(
                         f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v)
@@ -209,9 +213,3 @@ def _settle() -> None:
         importlib.import_module(f"lorad.tui.{name}")
     gc.freeze()
     gc.enable()
-
-
-def _next_name(theme: str) -> str:
-    """Return the theme after `theme` in our list. Names are Textual's."""
-    names = list(NAMES.values())
-    return names[(names.index(theme) + 1) % len(names)] if theme in names else names[0]

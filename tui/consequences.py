@@ -32,7 +32,8 @@ def of_kill(client: Client, run: str, _: _Values) -> str:
         return ""
     if row.state == RunState.QUEUED:
         return _QUEUED
-    saved, step = _newest(client.checkpoints(run)), row.step
+    saved = _newest(client.checkpoints(run))
+    step = row.step
     begins = f"its checkpoint of step {saved}" if saved is not None else "the beginning: it has no checkpoint"
     again = f" {_steps(saved or 0, step)} done again then." if step > (saved or 0) else ""
     return f"Its driver is ended at once, in the middle of a step. Resuming will start from {begins}.{again}"
@@ -40,7 +41,8 @@ def of_kill(client: Client, run: str, _: _Values) -> str:
 
 def of_resume(client: Client, run: str, values: _Values) -> str:
     """Describe what was done since a checkpoint that is older than the newest."""
-    start, row = values.get("from", "").strip(), client.show(run)
+    start = values.get("from", "").strip()
+    row = client.show(run)
     reached = row.step
     if (
         not start
@@ -60,14 +62,15 @@ def of_rm(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
     if not _is_over(row):
         return ""
-    versions, kept = client.adapters(run), client.checkpoints(run)
-    held = [name for version in versions for name in version.aliases]
+    versions = client.adapters(run)
+    checkpoints = client.checkpoints(run)
+    aliases = [name for version in versions for name in version.aliases]
     parts = [
         _count(len(versions), "version"),
-        f"{_count(len(kept), 'checkpoint')} ({size(sum(one.bytes for one in kept))})",
+        f"{_count(len(checkpoints), 'checkpoint')} ({size(sum(saved.bytes for saved in checkpoints))})",
         f"the samples and logs of {_count(row.step, 'step')}",
     ]
-    served = f" Served now as: {', '.join(held)}." if held else ""
+    served = f" Served now as: {', '.join(aliases)}." if aliases else ""
     return f"{', '.join(parts[:-1])} and {parts[-1]} are deleted for good.{served}"
 
 
@@ -77,8 +80,8 @@ def of_unpin(client: Client, version: str, _: _Values) -> str:
     row = next((row for row in rows if str(row.version) == number), None)
     if row is not None and not row.pinned:
         return ""
-    held = f" {', '.join(row.aliases)} still holds it." if row is not None and row.aliases else ""
-    return f"It may be unloaded, and its files deleted once nothing needs them.{held}"
+    aliases = f" {', '.join(row.aliases)} still holds it." if row is not None and row.aliases else ""
+    return f"It may be unloaded, and its files deleted once nothing needs them.{aliases}"
 
 
 def of_rollback(client: Client, alias: str, _: _Values) -> str:

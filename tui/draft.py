@@ -54,13 +54,14 @@ class Source:
     @property
     def texts(self) -> _Texts:
         """Return the initial texts of the fields."""
-        return {key: _first_text(key, self.given[key]) if key in self.given else "" for key in self.keys}
-
-
-def _first_text(key: str, value: Any) -> str:
-    one = entry(key)
-    text = "" if value is None else one.text(value)
-    return "" if text == one.default and (one.choices or key not in TOLD) else text
+        texts = dict.fromkeys(self.keys, "")
+        for key in texts:
+            value = self.given.get(key)
+            if value is not None:
+                row = entry(key)
+                text = row.text(value)
+                texts[key] = "" if text == row.default and (row.choices or key not in TOLD) else text
+        return texts
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Draft:
 
 def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
     """Combine fields and further settings; settings win."""
-    values, wrong = Flat(), dict[str, str]()
+    values = Flat()
+    wrong = dict[str, str]()
     for key, text in texts.items():
         if text.strip():
             values[key], fault = _read(key, text)
@@ -89,20 +91,20 @@ def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
     try:
         values = flat(assigned(nested(values), shlex.split(more)))
     except (SpecError, ValueError) as error:
-        wrong[MORE] = _in_words(error)
+        no_quote = "There is a quote that is not closed."
+        wrong[MORE] = error.in_full if isinstance(error, SpecError) else no_quote
     try:
         load_spec(text_of(values))
     except SpecError as error:
         key, fault = blamed(error)
-        wrong.setdefault(
-            key if texts.get(key) else MORE if more.strip() else "", named(key, fault, error.hint)
-        )
+        place = key if texts.get(key) else MORE if more.strip() else ""
+        wrong.setdefault(place, named(key, fault, error.hint))
     return Draft(values, wrong)
 
 
 @functools.lru_cache(4096)
 def _read(key: str, text: str) -> tuple[Any, str]:
-    """(the value, or the text where that is none; what is wrong with it alone, or "")."""
+    """Return the value, or the text where that is none, and what is wrong with it alone, or ""."""
     value: Any = text
     try:
         value = entry(key).value(text)
@@ -113,9 +115,7 @@ def _read(key: str, text: str) -> tuple[Any, str]:
 
 
 def blamed(error: LoradError) -> tuple[str, str]:
-    """The dotted key that an error blames and what is wrong with it; where it blames none, "" and its
-    message.
-    """
+    """Return the dotted key that an error blames and what is wrong with it, or "" and its message."""
     return (error.key, error.problem) if isinstance(error, SpecError) and error.key else ("", error.message)
 
 
@@ -123,21 +123,15 @@ def named(key: str, fault: str, hint: str) -> str:
     return " ".join(part for part in (f"{key}: {fault}." if key else f"{fault}.", hint) if part)
 
 
-def _in_words(error: SpecError | ValueError) -> str:
-    if isinstance(error, SpecError):
-        return error.in_full
-    return "There is a quote that is not closed."
-
-
 # -- the shell's way to it -----------------------------------------------------------------------------------
-def command(source: Source, values: Flat, here: Path) -> str:
+def command(source: Source, values: Flat, cwd: Path) -> str:
     """Return the command line that starts the same run."""
     if source.command:
         changed = [*words(overrides(source.given, values))]
         return " ".join([source.command, *map(shlex.quote, changed)])
-    there = "" if source.cwd == here else f"cd {shlex.quote(str(source.cwd))} && "
+    cd = "" if source.cwd == cwd else f"cd {shlex.quote(str(source.cwd))} && "
     typed = ["lorad", "run", "-", *map(shlex.quote, words(differing(values))), "<", "/dev/null"]
-    return f"{there}{' '.join(typed)}"
+    return f"{cd}{' '.join(typed)}"
 
 
 def overrides(before: Flat, after: Flat) -> Flat:
@@ -149,28 +143,28 @@ def overrides(before: Flat, after: Flat) -> Flat:
 
 # -- relative paths ------------------------------------------------------------------------------------------
 def relative(values: Flat) -> list[str]:
-    """Keys whose values look like relative paths of files."""
-    return [key for key in (*_PATHS, *_FUNCTIONS) if key in values and _looks_relative(values[key])]
-
-
-def _looks_relative(value: Any) -> bool:
-    path = str(value).partition(":")[0] if ".py:" in str(value) else str(value)
-    return isinstance(value, str) and path.endswith((".jsonl", ".parquet", ".py")) and path[0] not in "/~"
+    """Return the keys whose values look like relative paths of files."""
+    keys = []
+    for key in (*_PATHS, *_FUNCTIONS):
+        value = values.get(key)
+        path = value.partition(":")[0] if isinstance(value, str) and ".py:" in value else value
+        if isinstance(path, str) and path.endswith((".jsonl", ".parquet", ".py")) and path[0] not in "/~":
+            keys.append(key)
+    return keys
 
 
 def rebased(values: Flat, cwd: Path, other: Path) -> Flat:
-    """The same where relative paths begin at `other`: those to something that is there become absolute."""
+    """Return the values for where relative paths begin at `other`: paths of what exists become absolute."""
     if cwd == other:
         return values
-    return {key: _rebased(key, value, cwd) for key, value in values.items()}
-
-
-def _rebased(key: str, value: Any, cwd: Path) -> Any:
-    if not isinstance(value, str) or key not in (*_PATHS, *_FUNCTIONS) or value[:1] in ("/", "~", ""):
-        return value
-    name, colon, function = value.rpartition(":") if key in _FUNCTIONS else (value, "", "")
-    there = cwd / name
-    return f"{there}{colon}{function}" if name and there.exists() else value
+    absolute = dict(values)
+    for key in (*_PATHS, *_FUNCTIONS):
+        value = values.get(key)
+        if isinstance(value, str) and value[:1] not in ("/", "~", ""):
+            name, colon, function = value.rpartition(":") if key in _FUNCTIONS else (value, "", "")
+            if name and (cwd / name).exists():
+                absolute[key] = f"{cwd / name}{colon}{function}"
+    return absolute
 
 
 # -- settings in dialogs -------------------------------------------------------------------------------------
@@ -180,7 +174,6 @@ def wrong_settings(overriding: Sequence[str]) -> str:
         convert(assigned({}, overriding))
     except SpecError as error:
         key, fault = blamed(error)
-        return (
-            "" if key == "reward" else named(key, fault, error.hint)
-        )  # the run's spec may define the reward
+        if key != "reward":  # the run's spec may define the reward
+            return named(key, fault, error.hint)
     return ""

@@ -57,27 +57,14 @@ def _labels(data: _Data) -> str:
     return f"tags: {' '.join(data['tags']) or 'none'}{note}{_by(data)}"
 
 
-def _forked(data: _Data) -> str:
-    return f"forked from {data['from']}{_by(data)}"
-
-
 def _serving(data: _Data) -> str:
     if data.get("stopped"):
         return f"its base may end when idle{_by(data)}"
     return str(data.get("waiting") or f"its base is up in {data['pool']}")
 
 
-def _granted(data: _Data) -> str:
-    return f"{data['pool']} was granted {', '.join(data['nodes'])}"
-
-
-def _grant_asked(data: _Data) -> str:
-    return f"{data['pool']} asks the cluster for nodes" + (f": {data['detail']}" if data["detail"] else "")
-
-
-def _grant_lost(data: _Data) -> str:
-    why = f": {data['detail']}" if data["detail"] else ""
-    return f"{data['pool']} does not have the nodes that it asked for{why}"
+def _detail(data: _Data) -> str:
+    return f": {data['detail']}" if data["detail"] else ""
 
 
 def _reserved(data: _Data) -> str:
@@ -105,14 +92,14 @@ _KINDS: dict[str, Callable[[_Data], str]] = {
     "pin": lambda data: f"@{data['version']} is pinned{_by(data)}",
     "unpin": lambda data: f"@{data['version']} is not pinned any more{_by(data)}",
     "alias": _alias,
-    "forked": _forked,
+    "forked": lambda data: f"forked from {data['from']}{_by(data)}",
     "exported": lambda data: f"@{data['version']} is exported to {data['directory']}{_by(data)}",
     "evaluated": lambda data: f"@{data['version']} was evaluated on {data['data']}{_by(data)}",
     "serving": _serving,
     "reserved": _reserved,
-    "grant_asked": _grant_asked,
-    "granted": _granted,
-    "grant_lost": _grant_lost,
+    "grant_asked": lambda data: f"{data['pool']} asks the cluster for nodes{_detail(data)}",
+    "granted": lambda data: f"{data['pool']} was granted {', '.join(data['nodes'])}",
+    "grant_lost": lambda data: f"{data['pool']} does not have the nodes that it asked for{_detail(data)}",
     "node_lost": lambda data: f"node lost: {data['how']}",
     "released": lambda data: f"{data['device']} is not reserved any more{_by(data)}",
 }

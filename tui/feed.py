@@ -85,26 +85,28 @@ class Line(Message):
 
     def __init__(self, lost: str, user: str | None = None) -> None:
         super().__init__()
-        self.lost, self.user = lost, user
+        self.lost = lost
+        self.user = user
 
 
 class View(Protocol):
     """A screen, as the feed sees it."""
 
     def read(self, client: Client, changes: Changes) -> Any | None:
-        """Called on the feed's thread: what to show, or None when nothing of it changed."""
+        """Return what to show, or None when nothing of it changed; called on the feed's thread."""
 
     def post_message(self, message: Message) -> bool: ...
 
 
 class Feed:
-    """`open` a view and it gets `Fresh` messages until another one is opened."""
+    """Feeds a view that was opened with `Fresh` messages until another one is opened."""
 
     def __init__(self, client: Client, app: MessagePump) -> None:
         self._client, self._app = client, app
         self._stream = client.patient(_SILENCE)
         self._view: View | None = None
-        self._changes, self._urgent = Changes(), False
+        self._changes = Changes()
+        self._urgent = False
         self._ticked = 0.0
         self._missed = False  # something changed that could not be read
         self._frozen = False
@@ -128,7 +130,7 @@ class Feed:
         self._tell(None, urgent=True)
 
     def again(self) -> None:
-        """Something else than an event calls for a new reading."""
+        """Read everything again, for another reason than an event."""
         self._tell(None, urgent=True)
 
     def freeze(self, frozen: bool) -> None:
@@ -149,13 +151,16 @@ class Feed:
 
     # -- the event stream ------------------------------------------------------------------------------------
     def _follow(self) -> None:
-        cursor, delay, since = -1, 0.0, ""
+        cursor = -1
+        delay = 0.0
+        since = ""
         while not self._closed.wait(delay):
             try:
                 self._user = restricted(self._stream.status())
                 _post(self._app, Line("", self._user))
                 self._tell(None)
-                delay, since = 0.25, ""
+                delay = 0.25
+                since = ""
                 cursor = self._events(cursor)
             except LoradError as error:
                 since = since or time.strftime("%H:%M:%S")
@@ -176,7 +181,8 @@ class Feed:
                 self._tell(None)
             elif event.kind != "idle":
                 self._tell(event)
-            cursor, first = event.id, False
+            cursor = event.id
+            first = False
         return cursor
 
     # -- the reader ------------------------------------------------------------------------------------------
@@ -184,7 +190,8 @@ class Feed:
         while not self._closed.is_set():
             with self._news:
                 self._news.wait_for(self._is_due, timeout=TICK)
-                view, changes = self._view, self._taken()
+                view = self._view
+                changes = self._taken()
             if view is not None and changes and not self._closed.is_set():
                 self._read(view, changes)
             with self._news:
@@ -199,24 +206,27 @@ class Feed:
         """Return the changes until now, which belong to the reader from here on."""
         if self._view is None or (self._frozen and not self._urgent):
             return Changes()
-        changes, now = self._changes, time.monotonic()
+        changes = self._changes
+        now = time.monotonic()
         if changes.everything or now - self._ticked >= TICK:
-            changes.tick, self._ticked = True, now
+            changes.tick = True
+            self._ticked = now
             changes.everything |= self._missed
             self._missed = False
-        self._changes, self._urgent = Changes(), False
+        self._changes = Changes()
+        self._urgent = False
         return changes
 
     def _read(self, view: View, changes: Changes) -> None:
         try:
             data = view.read(self._client, changes)
-            news: Message | None = Fresh(data) if data is not None else None
+            if data is not None:
+                _post(view, Fresh(data))
         except DaemonUnreachable:  # the stream notices too
-            self._missed, news = True, None
+            self._missed = True
         except LoradError as error:
-            self._missed, news = True, Failed(error)
-        if news is not None:
-            _post(view, news)
+            self._missed = True
+            _post(view, Failed(error))
 
 
 def _post(to: View | MessagePump, message: Message) -> None:

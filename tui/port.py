@@ -29,12 +29,14 @@ class AppPort(Protocol):
         """Whether the user may change what belongs to `owner`; the daemon has the last word."""
 
     def open_run(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
-        """others: runs whose curves are shown over those of the run. tab: the title of the one that is shown
-        first.
+        """Open the screen of a run.
+
+        others: runs whose curves are shown over its own.
+        tab: the title of the tab that is shown first.
         """
 
-    def narrow(self, wanted: str) -> None:
-        """Show the dashboard with the runs that a filter wants."""
+    def narrow(self, filter_text: str) -> None:
+        """Show the dashboard with the runs that match a filter."""
 
     def use_theme(self, name: str) -> None: ...
 

@@ -88,10 +88,15 @@ def usual() -> Iterator[str]:
 
 @functools.cache
 def entry(key: str) -> Entry:
-    """The form's field for a key of the spec; for an unknown key it is plain text."""
+    """Return the form's field for a key of the spec; for an unknown key it is plain text."""
     section, _, label = key.rpartition(".") if key.count(".") < 2 else key.partition(".")
     kind, owner = _declared(key)
-    default, choices = DEFAULTS.get(key), _choices(kind)
+    default = DEFAULTS.get(key)
+    values = get_args(kind) if get_origin(kind) is Literal else ()
+    choices = ("true", "false") if kind is bool else tuple(map(str, values))
+    info = kinds.type_info(kind)
+    types = info.types if isinstance(info, kinds.UnionType) else (info,)
+    is_text = any(isinstance(part, kinds.StrType) for part in types)
     may_be = " | ".join(choices) or in_words(kind)
     meaning = meanings(owner).get(key.rpartition(".")[2], "") if owner else ""
     about = "; ".join(filter(None, (may_be, meaning.replace("`", "")))) if owner else "not a key of the spec"
@@ -102,12 +107,12 @@ def entry(key: str) -> Entry:
         about,
         "none" if default is None else value_text(default),
         choices,
-        _takes_text(kind) and not choices,
+        is_text and not choices,
     )
 
 
 def _declared(key: str) -> tuple[Any, type[msgspec.Struct] | None]:
-    """The type of a key, and the part of the spec that declares it."""
+    """Return the type of a key, and the part of the spec that declares it."""
     part: Any = Spec
     *sections, last = key.split(".")
     for section in sections:
@@ -117,15 +122,3 @@ def _declared(key: str) -> tuple[Any, type[msgspec.Struct] | None]:
             return str, None
     declared = {field.name: field.type for field in msgspec.structs.fields(part)}
     return (declared[last], part) if last in declared else (str, None)
-
-
-def _choices(kind: Any) -> tuple[str, ...]:
-    if kind is bool:
-        return ("true", "false")
-    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
-
-
-def _takes_text(kind: Any) -> bool:
-    info = kinds.type_info(kind)
-    types = info.types if isinstance(info, kinds.UnionType) else (info,)
-    return any(isinstance(one, kinds.StrType) for one in types)

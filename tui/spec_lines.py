@@ -4,6 +4,7 @@ A *flat* spec is {dotted key: value}, with what has no keys of its own in the sp
 one value.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +24,12 @@ SAME, ADDED, GONE, OTHER = " ", "+", "-", "~"
 
 @dataclass(frozen=True)
 class SpecLine:
-    """key: dotted, of a section or a value. sign: how it differs from the other spec; before: the value
-    there, or the default where that has none."""
+    """A line of a spec.
+
+    key: the dotted key of a section or a value.
+    sign: how the line differs from the other spec.
+    before: the value in the other spec, or the default where that has none.
+    """
 
     key: str
     text: str
@@ -34,8 +39,8 @@ class SpecLine:
 
 def flat(data: Mapping[str, Any]) -> Flat:
     """Flatten values in the spec's order; unknown keys come last."""
-    found = dict(_leaves(data, _DEFAULT_SPEC, ""))
-    return {key: found[key] for key in sorted(found, key=lambda key: _ORDER.get(key, len(_ORDER)))}
+    leaves = dict(_leaves(data, _DEFAULT_SPEC, ""))
+    return {key: leaves[key] for key in sorted(leaves, key=lambda key: _ORDER.get(key, len(_ORDER)))}
 
 
 def _leaves(data: Mapping[str, Any], shape: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -84,25 +89,24 @@ def brief(value: Any) -> Any:
 
 
 def text_of(values: Flat) -> str:
-    """YAML that reads as `values` again."""
+    """Return YAML that reads as `values` again."""
     return "".join(f"{line.text}\n" for line in lines(values))
 
 
 def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
     """Return the lines of `after`; with `before`, the lines of both with signs."""
     keys = flat(nested({**(before or {}), **after}))
-    found: list[SpecLine] = []
+    result: list[SpecLine] = []
     sections: list[str] = []
     for key in keys:
         *inside, last = key.split(".")
         for depth, section in enumerate(inside):
             if sections[: depth + 1] != inside[: depth + 1]:
-                found.append(SpecLine(".".join(inside[: depth + 1]), f"{'  ' * depth}{section}:"))
+                result.append(SpecLine(".".join(inside[: depth + 1]), f"{'  ' * depth}{section}:"))
         sections = inside
-        found.append(
-            _line(key, f"{'  ' * len(inside)}{_scalar(last)}", after, after if before is None else before)
-        )
-    return found
+        head = f"{'  ' * len(inside)}{_scalar(last)}"
+        result.append(_line(key, head, after, after if before is None else before))
+    return result
 
 
 def _line(key: str, head: str, after: Flat, before: Flat) -> SpecLine:
@@ -137,31 +141,30 @@ def inner_text(value: Any) -> str:
 
 
 def _scalar(value: Any, bare: re.Pattern[str] = _PLAIN) -> str:
-    """Text is quoted where YAML would read something else. bare: what may stand without quotes."""
+    """Write a value that has no parts; text is quoted where YAML would read something else.
+
+    bare: what may stand without quotes.
+    """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return re.sub(r"e([-+])0(\d)$", r"e\1\2", repr(value))
     if not isinstance(value, str):
         return str(value)
-    return value if bare.fullmatch(value) and _reads_as(value) == value else quoted(value)
-
-
-def _reads_as(text: str) -> Any:
-    try:
-        node = compose(text, "")
-        return None if node is None else plain(node, "")
-    except SpecError:
-        return None
+    with contextlib.suppress(SpecError):
+        node = compose(value, "") if bare.fullmatch(value) else None
+        if node is not None and plain(node, "") == value:
+            return value
+    return quoted(value)
 
 
 def quoted(text: str) -> str:
     """Quote in double quotes, with everything escaped that is not printable."""
-    return "".join(c if c.isprintable() else _escape(ord(c)) for c in json.dumps(text, ensure_ascii=False))
-
-
-def _escape(code: int) -> str:
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    escaped = ""
+    for char in json.dumps(text, ensure_ascii=False):
+        code = ord(char)
+        escaped += char if char.isprintable() else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return escaped
 
 
 def words(values: Flat) -> Iterable[str]:

@@ -15,7 +15,7 @@ _Span = tuple[str, int, int]
 
 
 class Piece(NamedTuple):
-    """op: SAME, GONE or NEW."""
+    """A part of a text, and what became of it: `op` is SAME, GONE or NEW."""
 
     op: str
     text: str
@@ -25,29 +25,26 @@ def words(before: str, after: str) -> list[Piece]:
     """Return one text made of both: without what is NEW it is `before`,
     without what is GONE it is `after`.
     """
-    return _pieces(_WORD.findall(before), _WORD.findall(after))
+    old, new = _WORD.findall(before), _WORD.findall(after)
+    return [
+        Piece(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
+    ]
 
 
 def lines(before: str, after: str) -> list[Piece]:
-    """The same by lines: each piece is one line, without its end."""
-    one, other = before.splitlines(), after.splitlines()
+    """Return the same by lines: each piece is one line, without its end."""
+    old, new = before.splitlines(), after.splitlines()
     return [
         Piece(op, line)
-        for op, start, end in _spans(one, other)
-        for line in (one if op == GONE else other)[start:end]
+        for op, start, end in _spans(old, new)
+        for line in (old if op == GONE else new)[start:end]
     ]
 
 
-def _pieces(one: Sequence[str], other: Sequence[str]) -> list[Piece]:
-    return [
-        Piece(op, "".join((one if op == GONE else other)[start:end])) for op, start, end in _spans(one, other)
-    ]
-
-
-def _spans(one: Sequence[str], other: Sequence[str]) -> Iterator[_Span]:
+def _spans(old: Sequence[str], new: Sequence[str]) -> Iterator[_Span]:
     """Yield the spans in order, none empty; in a change, what is gone comes first."""
-    a, b = 0, 0
-    for x, y, length in _matches(one, other):
+    a = b = 0
+    for x, y, length in _matches(old, new):
         if x > a:
             yield GONE, a, x
         if y > b:
@@ -57,32 +54,35 @@ def _spans(one: Sequence[str], other: Sequence[str]) -> Iterator[_Span]:
         a, b = x + length, y + length
 
 
-def _matches(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Stretches that both have: (place in one, place in other, length), the last one empty, at the ends."""
-    most = min(len(one), len(other))
-    head = next((i for i in range(most) if one[i] != other[i]), most)
-    tail = next((i for i in range(most - head) if one[-1 - i] != other[-1 - i]), most - head)
+def _matches(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Yield the stretches that both have, as places in `old` and `new` and a length; the last one is empty,
+    at the ends.
+    """
+    most = min(len(old), len(new))
+    head = next((i for i in range(most) if old[i] != new[i]), most)
+    tail = next((i for i in range(most - head) if old[-1 - i] != new[-1 - i]), most - head)
     if head:
         yield 0, 0, head
-    middle = _common(one[head : len(one) - tail], other[head : len(other) - tail])
+    middle = _common(old[head : len(old) - tail], new[head : len(new) - tail])
     yield from ((head + x, head + y, length) for x, y, length in middle)
     if tail:
-        yield len(one) - tail, len(other) - tail, tail
-    yield len(one), len(other), 0
+        yield len(old) - tail, len(new) - tail, tail
+    yield len(old), len(new), 0
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int, int]]:
-    """The stretches of the shortest edit script; none when that is longer than EDITS."""
-    furthest, trail = {1: 0}, list[dict[int, int]]()  # by diagonal: how far down `one` so many edits lead
-    for edits in range(min(len(one) + len(other), _EDITS) + 1):
+def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return the stretches of the shortest edit script; none when that is longer than _EDITS."""
+    furthest = {1: 0}  # by diagonal, how far down `old` so many edits lead
+    trail = list[dict[int, int]]()
+    for edits in range(min(len(old) + len(new), _EDITS) + 1):
         trail.append({k: furthest[k] for k in range(-edits - 1, edits + 2) if k in furthest})
         for k in range(-edits, edits + 1, 2):
             x = _step(furthest, k, edits)
-            while x < len(one) and 0 <= x - k < len(other) and one[x] == other[x - k]:
+            while x < len(old) and 0 <= x - k < len(new) and old[x] == new[x - k]:
                 x += 1
             furthest[k] = x
-            if x >= len(one) and x - k >= len(other):
-                return _way(trail, len(one), len(other))
+            if x >= len(old) and x - k >= len(new):
+                return _way(trail, len(old), len(new))
     return []
 
 
@@ -93,13 +93,14 @@ def _step(furthest: dict[int, int], k: int, edits: int) -> int:
 
 
 def _way(trail: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int, int]]:
-    """Back along the trail."""
-    found = []
+    """Return the stretches on the way back along the trail."""
+    stretches = []
     for edits in range(len(trail) - 1, -1, -1):
-        furthest, k = trail[edits], x - y
+        furthest = trail[edits]
+        k = x - y
         begun = _step(furthest, k, edits)
         if x > begun:
-            found.append((begun, begun - k, x - begun))
+            stretches.append((begun, begun - k, x - begun))
         across = begun - k >= 0 and not (k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1]))
         x, y = (begun - 1, begun - k) if across else (begun, begun - k - 1)
-    return found[::-1]
+    return stretches[::-1]

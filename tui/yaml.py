@@ -13,15 +13,14 @@ _SIGNS = {SAME: "", ADDED: "green", GONE: "red", OTHER: "yellow"}
 WRONG = "✖"
 
 
-def rendered(lines: Sequence[SpecLine], wrong: Collection[str] = (), found: str = "") -> Text:
-    """wrong: keys to mark; found: a word to mark, whatever its case."""
-    text = Text("\n", no_wrap=True).join(_line(line, line.key in wrong) for line in lines)
-    if found:
-        text.highlight_words([found], "reverse", case_sensitive=False)
+def rendered(lines: Sequence[SpecLine], wrong: Collection[str] = (), word: str = "") -> Text:
+    """Return the lines as text. wrong: keys to mark; word: a word to mark, whatever its case."""
+    parts = []
+    for line in lines:
+        sign, style = (WRONG, "bold red") if line.key in wrong else (line.sign, _SIGNS[line.sign])
+        before = f"   was {one_line(line.before)}" if line.before else ""
+        parts.append(Text.assemble((f"{sign} {printable(line.text)}", style), (before, "dim")))
+    text = Text("\n", no_wrap=True).join(parts)
+    if word:
+        text.highlight_words([word], "reverse", case_sensitive=False)
     return text
-
-
-def _line(line: SpecLine, is_wrong: bool) -> Text:
-    sign, style = (WRONG, "bold red") if is_wrong else (line.sign, _SIGNS[line.sign])
-    before = f"   was {one_line(line.before)}" if line.before else ""
-    return Text.assemble((f"{sign} {printable(line.text)}", style), (before, "dim"))

@@ -13,7 +13,7 @@ _HELP = "?"
 
 
 class Choice(Static, can_focus=True):
-    """value: one of `words`, or "" for the default."""
+    """A field whose `value` is one of a few words, or "" for the default."""
 
     BINDINGS = keys.CHOICE
     DEFAULT_CSS = """
@@ -35,7 +35,8 @@ class Choice(Static, can_focus=True):
         self._words = ["", *(word for word in words if word != default)]
         if value not in self._words:
             self._words.append(value)  # what a file says, right or wrong
-        self._default, self.value = default, value
+        self._default = default
+        self.value = value
 
     def on_mount(self) -> None:
         self._draw()
@@ -57,19 +58,17 @@ class Choice(Static, can_focus=True):
         self.action_turn(1)
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
-        """Whether no binding of the screen gets a key: of the printable ones only `?` does, since no word has
-        it.
-        """
+        """Return whether no binding of the screen gets a key: only `?` passes, since no word has it."""
         return character is not None and character.isprintable() and character != _HELP
 
     def on_key(self, event: events.Key) -> None:
-        """No printable key but `?` gets through to the screen: in a form it is typed."""
+        """Let no printable key but `?` through to the screen: in a form it is typed."""
         if not event.is_printable or event.key == "space" or event.character == _HELP:
             return
         event.stop()
         event.prevent_default()
         at = self._words.index(self.value)
         after = [*self._words[at + 1 :], *self._words[: at + 1]]
-        found = [word for word in after if (word or self._default).startswith(event.character or "")]
-        if found:
-            self.turn_to(found[0])
+        matching = [word for word in after if (word or self._default).startswith(event.character or "")]
+        if matching:
+            self.turn_to(matching[0])

@@ -1,6 +1,7 @@
 """Picks what a new run starts from: a template, a file, or another run; typing narrows the list."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,11 @@ _RUNS = 300  # of those that ended, the newest
 
 @dataclass(frozen=True)
 class _Offer:
-    """has: whether it is what was typed. load: the spec, on a thread."""
+    """One thing to start from.
+
+    has: says whether it has what was typed.
+    load: returns the spec, on a thread.
+    """
 
     name: str
     shown: Text
@@ -54,8 +59,14 @@ class Pick(ModalScreen[Source | None]):
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
-        self._offers = [_template(name) for name in TEMPLATES]
-        self._found: list[_Offer] = []
+        self._offers = []
+        for name, template in TEMPLATES.items():
+            says = template.says
+            parts = ("template ", (name.ljust(14), "bold"), f"  {says}")
+            shown = Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+            load = functools.partial(sources.of_template, name)
+            self._offers.append(_Offer(name, shown, _words(f"template {name} {says}"), load))
+        self._listed: list[_Offer] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="pick"):
@@ -71,7 +82,7 @@ class Pick(ModalScreen[Source | None]):
 
     @work
     async def look(self) -> None:
-        """Files and runs, when they are known."""
+        """Add files and runs, when they are known."""
         self._offers += [_file(name) for name in await asyncio.to_thread(sources.specs_here)]
         self._draw()
         try:
@@ -83,16 +94,17 @@ class Pick(ModalScreen[Source | None]):
         self._draw()
 
     def _draw(self) -> None:
-        typed, options = self.query_one(Input).value.strip(), self.query_one(OptionList)
-        found = [offer for offer in self._offers if offer.has(typed)]
+        typed = self.query_one(Input).value.strip()
+        matching = [offer for offer in self._offers if offer.has(typed)]
         # stable: in order else
-        self._found = sorted(found, key=lambda offer: not offer.name.startswith(typed))
+        self._listed = sorted(matching, key=lambda offer: not offer.name.startswith(typed))
         if typed.endswith((".yaml", ".yml")) or "/" in typed:
-            self._found.insert(0, _file(typed))
+            self._listed.insert(0, _file(typed))
+        options = self.query_one(OptionList)
         before = options.highlighted or 0
         options.clear_options()
-        options.add_options(Option(offer.shown) for offer in self._found)
-        options.highlighted = min(before, len(self._found) - 1) if self._found else None
+        options.add_options(Option(offer.shown) for offer in self._listed)
+        options.highlighted = min(before, len(self._listed) - 1) if self._listed else None
 
     def _tell(self, error: LoradError) -> None:
         text = f"✖ {one_line(error.in_full)}"
@@ -112,27 +124,19 @@ class Pick(ModalScreen[Source | None]):
 
     def on_input_submitted(self) -> None:
         at = self.query_one(OptionList).highlighted
-        if at is not None and at < len(self._found):
-            self.choose(self._found[at])
+        if at is not None and at < len(self._listed):
+            self.choose(self._listed[at])
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.choose(self._found[event.option_index])
+        self.choose(self._listed[event.option_index])
 
     def action_move(self, by: int) -> None:
         options = self.query_one(OptionList)
-        if self._found:
-            options.highlighted = min(max((options.highlighted or 0) + by, 0), len(self._found) - 1)
+        if self._listed:
+            options.highlighted = min(max((options.highlighted or 0) + by, 0), len(self._listed) - 1)
 
     def action_cancel(self) -> None:
         self.dismiss(None)
-
-
-def _template(name: str) -> _Offer:
-    says = TEMPLATES[name].says
-    shown = Text.assemble(
-        "template ", (name.ljust(14), "bold"), f"  {says}", no_wrap=True, overflow="ellipsis"
-    )
-    return _Offer(name, shown, _words(f"template {name} {says}"), lambda: sources.of_template(name))
 
 
 def _file(name: str) -> _Offer:

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -41,8 +40,8 @@ class Fields(VerticalScroll, inherit_bindings=False, can_focus=False):
 
 
 class Panes(Container):
-    """Side by side in a wide terminal, else one below the other, and in a small one this or that:
-    see `flip`.
+    """Fields and YAML: side by side in a wide terminal, else one below the other, in a small one only one of
+    them (see `flip`).
     """
 
     SCOPED_CSS = False  # the width of the screen decides
@@ -71,7 +70,7 @@ class Panes(Container):
         super().__init__(id=id)
         self._keys: dict[Widget, str] = {}
         self._labels: dict[Line, list[str]] = {}
-        self._told: list[SpecLine] = []
+        self._lines: list[SpecLine] = []
         self._last = MORE  # the key whose field had the focus
 
     def compose(self) -> ComposeResult:
@@ -79,52 +78,65 @@ class Panes(Container):
         yield VerticalScroll(Line(), id="yaml")
 
     async def fill(self, texts: Mapping[str, str]) -> None:
-        """A field for each key, and one for whatever else."""
-        sections = [(name, [*some]) for name, some in groupby(map(entry, texts), lambda one: one.section)]
+        """Make a field for each key, and one for any other key."""
+        by_section = groupby(map(entry, texts), lambda entry: entry.section)
+        sections = [(name, [*entries]) for name, entries in by_section]
         parts = [part for name, entries in sections for part in self._section(name or "run", entries, texts)]
         more = Entry(MORE, "", "key=value …", "", "", is_text=True)
         await self.query_one(Fields).mount(*parts, *self._section("anything else", [more], {}))
         next(iter(self._keys)).focus()
 
     def _section(self, name: str, entries: list[Entry], texts: Mapping[str, str]) -> Iterable[Widget]:
-        """Labels are one widget for all: a form of many is there at once."""
-        fields = [_field(one, texts.get(one.key, "")) for one in entries]
-        self._keys |= {made: one.key for made, one in zip(fields, entries, strict=True)}
+        """Make the fields of a section, and one widget for all labels: a large form is there at once."""
+        fields: list[Widget] = []
+        for row in entries:
+            text = texts.get(row.key, "")
+            if row.choices:
+                fields.append(Choice(row.choices, row.default, text))
+            else:
+                fields.append(Input(text, placeholder=row.default, compact=True))
+            self._keys[fields[-1]] = row.key
         labels = Line(classes="labels")
-        self._labels[labels] = [one.key for one in entries]
+        self._labels[labels] = [row.key for row in entries]
         yield Line(Text(name), classes="heading")
         yield Horizontal(labels, Vertical(*fields, classes="values"), classes="section")
 
     def show(self, draft: Draft, first: Flat) -> None:
-        """first: what the form began with, for the signs."""
+        """Show the YAML and what is wrong. first: what the form began with, for the signs."""
         for labels, names in self._labels.items():
-            labels.say(Text("\n").join(_label(key, key in draft.wrong) for key in names))
+            texts = []
+            for key in names:
+                label = "key=value …" if key == MORE else entry(key).label or key
+                is_wrong = key in draft.wrong
+                texts.append(Text(f"{WRONG} {label}", "bold red") if is_wrong else Text(f"  {label}"))
+            labels.say(Text("\n").join(texts))
         shown = lines(draft.values, {key: value for key, value in first.items() if key in draft.values})
         self.query_one("#yaml Line", Line).say(rendered(shown, draft.wrong))
-        self._told = shown
+        self._lines = shown
         self.look_at(self.key_of(self.screen.focused))
 
     def look_at(self, key: str) -> None:
-        """The line of a key in the YAML."""
-        places = [place for place, line in enumerate(self._told) if line.key == key]
+        """Scroll to the line of a key in the YAML."""
+        places = [place for place, line in enumerate(self._lines) if line.key == key]
         yaml = self.query_one("#yaml")
         if places and not yaml.scroll_offset.y <= places[0] < yaml.scroll_offset.y + yaml.size.height:
             yaml.scroll_to(y=max(places[0] - 2, 0), animate=False)
 
     def key_of(self, field: Widget | None) -> str:
-        """ "" of what is none."""
+        """Return the key of a field, or "" for another widget."""
         return self._keys.get(field, "") if field is not None else ""
 
     def focus_on(self, key: str) -> None:
         """Focus the field of a key; a key without a field has that for any other key."""
-        by_key = {key: made for made, key in self._keys.items()}
+        by_key = {key: widget for widget, key in self._keys.items()}
         if not self.query_one(Fields).display:
             self.remove_class("-flip")
         by_key.get(key, by_key[MORE]).focus()
 
     def move(self, by: int) -> None:
         """Focus the field before or after at once, if there is one; the YAML scrolls by a line."""
-        fields, focused = list(self._keys), self.screen.focused
+        fields = list(self._keys)
+        focused = self.screen.focused
         if focused in self._keys:
             self.screen.set_focus(fields[min(max(fields.index(focused) + by, 0), len(fields) - 1)])
         else:
@@ -136,22 +148,11 @@ class Panes(Container):
         self.call_after_refresh(self._refocus)
 
     def _refocus(self) -> None:
-        """Keys go to what can be seen."""
+        """Give the focus to what can be seen."""
         if self.query_one(Fields).display:
             self.focus_on(self._last)
         else:
             self.query_one("#yaml").focus()
-
-
-def _field(one: Entry, text: str) -> Widget:
-    if one.choices:
-        return Choice(one.choices, one.default, text)
-    return Input(text, placeholder=one.default, compact=True)
-
-
-def _label(key: str, is_wrong: bool) -> Text:
-    label = "key=value …" if key == MORE else entry(key).label or key
-    return Text(f"{WRONG} {label}", style="bold red") if is_wrong else Text(f"  {label}")
 
 
 class NewRun(Base):
@@ -174,9 +175,6 @@ class NewRun(Base):
         yield Panes(id="form")
         yield Line(id="says")
 
-    def targets(self, on: str) -> list[str]:
-        return []
-
     def read(self, client: Client, changes: Changes) -> Any | None:
         return None
 
@@ -192,7 +190,8 @@ class NewRun(Base):
         if source is None:
             self.dismiss()
             return
-        self._source, self._texts = source, source.texts
+        self._source = source
+        self._texts = source.texts
         await self.panes.fill(self._texts)
         self._draw()
         if source.note:
@@ -234,7 +233,8 @@ class NewRun(Base):
 
     def _say(self) -> None:
         """Show what is wrong, first in the focused field; if nothing is, describe that field."""
-        key, wrong = self.panes.key_of(self.focused), self._draft.wrong | self._refused
+        key = self.panes.key_of(self.focused)
+        wrong = self._draft.wrong | self._refused
         reason = wrong.get(key) or next(iter(wrong.values()), "")
         if reason:
             said = Text(f"✖ {one_line(reason)}", style="bold red")
@@ -255,7 +255,8 @@ class NewRun(Base):
     def _take(self, field: Widget, text: str) -> None:
         key = self.panes.key_of(field)
         if key and self._texts.get(key, "") != text:
-            self._texts[key], self._refused = text, {}
+            self._texts[key] = text
+            self._refused = {}
             self._draw()
 
     def on_descendant_focus(self) -> None:
@@ -279,7 +280,7 @@ class NewRun(Base):
 
     @work
     async def start(self) -> None:
-        """The daemon checks what needs the disk: model, data, reward. The form stays until it agrees."""
+        """Start the run. The daemon checks model, data and reward; the form stays until it agrees."""
         self._is_starting = True
         self.query_one("#says", Line).say("The daemon checks model, data and reward …")
         try:
@@ -296,7 +297,7 @@ class NewRun(Base):
         self.lorad.open_run(name)
 
     def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
-        """The run's name, and what the daemon warned of."""
+        """Ask the daemon for the run, and return its name and what the daemon warned of."""
         client = self.lorad.client
         answer = client.patient(_SILENT).telling(
             lambda words: self.app.call_from_thread(self._tell_doing, words)
@@ -322,7 +323,7 @@ class NewRun(Base):
 
     @work
     async def action_write(self) -> None:
-        """The YAML to a file, which the form is one of from then on."""
+        """Write the YAML to a file; from then on it is the form of that file."""
         line = "lorad run {}".format
         ask = Ask("Write the YAML", _PATH, lambda values: line(values["path"]), {"path": sources.FILE})
         values = await self.app.push_screen_wait(ask)
@@ -332,16 +333,13 @@ class NewRun(Base):
         try:
             lost = await asyncio.to_thread(sources.lost_by_writing, path)
             if not lost or await self.app.push_screen_wait(Confirm("Replace", {str(path): lost})):
-                await asyncio.to_thread(sources.write, path, self._text_at(path.parent))
+                moved = rebased(self._draft.values, self._source.cwd, path.parent)
+                await asyncio.to_thread(sources.write, path, text_of(moved))
                 self._source = await asyncio.to_thread(sources.of_file, path)
                 self._draw()
                 self.notify(f"Wrote {one_line(str(path))}", timeout=3, markup=False)
         except LoradError as error:
             self.say_error(error)
-
-    def _text_at(self, directory: Path) -> str:
-        """Return the YAML with its paths rewritten for that directory."""
-        return text_of(rebased(self._draft.values, self._source.cwd, directory))
 
     @work
     async def action_back(self) -> None:

@@ -24,7 +24,7 @@ _FOUND = 50  # files of a directory that are offered
 
 
 def here() -> Path:
-    """The working directory, or (it may be gone) the home."""
+    """Return the working directory, or (it may be gone) the home."""
     try:
         return Path.cwd()
     except OSError:
@@ -34,24 +34,25 @@ def here() -> Path:
 def of_template(name: str) -> Source:
     template = TEMPLATES[name]
     init = f"lorad init {FILE}" if name == next(iter(TEMPLATES)) else f"lorad init {FILE} --template {name}"
-    given = flat(mapping(template.filled(), source=name))
-    return Source(f"template {name}", given, here(), command=f"{init} && lorad run {FILE}")
+    values = flat(mapping(template.filled(), source=name))
+    return Source(f"template {name}", values, here(), command=f"{init} && lorad run {FILE}")
 
 
 def of_file(path: Path) -> Source:
-    """Raises SpecError with the line to blame, also for what cannot be read."""
+    """Read a file. Raises SpecError with the line to blame, also for what cannot be read."""
     path = absolute(str(path))
     try:
         text = read_file(path, SPEC_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: {reason}", hint="`lorad init` writes a spec to start from.") from None
-    given = flat(mapping(text, source=path.name))
-    return Source(path.name, given, path.parent, command=f"lorad run {shlex.quote(_short(path))}")
+    values = flat(mapping(text, source=path.name))
+    short = str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
+    return Source(path.name, values, path.parent, command=f"lorad run {shlex.quote(short)}")
 
 
 def of_run(run: RunDetails) -> Source:
-    """Like a run, as `Client.show` has it: what differs from the defaults, and what a run is."""
+    """Begin like a run, as `Client.show` has it: what differs from the defaults, and what a run is."""
     spec = flat(run.spec)
     values = {key: value for key, value in spec.items() if key in TOLD} | differing(spec)
     values.pop("name", None)
@@ -66,16 +67,11 @@ def of_run(run: RunDetails) -> Source:
 
 
 def specs_here() -> list[str]:
-    """YAML files of the working directory."""
+    """List the YAML files of the working directory."""
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(here()) if entry.name.endswith((".yaml", ".yml")))
         return names[:_FOUND]
     return []
-
-
-def _short(path: Path) -> str:
-    """Return the path relative to the working directory if it is inside."""
-    return str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
 
 
 def absolute(typed: str) -> Path:
@@ -85,16 +81,16 @@ def absolute(typed: str) -> Path:
 def lost_by_writing(path: Path) -> str:
     """Describe what writing would replace; "" if nothing is there. Raises Conflict if it is not a file."""
     try:
-        there = path.stat()
+        facts = path.stat()
     except OSError:
         return ""
-    if not stat.S_ISREG(there.st_mode):
+    if not stat.S_ISREG(facts.st_mode):
         raise Conflict(f"{path} is no file", hint="Name one that is, or a new one.")
-    return f"It is there, {size(there.st_size)}; what it says now is lost, its comments too."
+    return f"It is there, {size(facts.st_size)}; what it says now is lost, its comments too."
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all. Raises StorageError."""
+    """Write a file whole or not at all. Raises StorageError."""
     try:
         write_whole(path, text.encode())
     except OSError as error:

@@ -8,7 +8,6 @@ from lorad.client.client import Client
 from lorad.client.words import phase, steps_in_words
 from lorad.errors import LoradError
 from lorad.records.runs import Run
-from lorad.records.versions import Version
 from lorad.selection import STATES
 from lorad.tui.palette.verbs import SHORT, TABS, VERBS, Verb
 from lorad.tui.palette.words import without_lorad
@@ -19,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Candidate(NamedTuple):
-    """line: the whole line with it."""
+    """A word that can follow; `line` is the whole line with it."""
 
     line: str
     word: str
@@ -30,22 +29,24 @@ class Source:
     """What the daemon knows, asked once for as long as a line is open. Not for several threads at once."""
 
     def __init__(self, client: Client, themes: Iterable[str]) -> None:
-        self._client, self._themes = client, themes
+        self._client = client
+        self._themes = themes
         self._had: dict[str, Any] = {}
 
     def candidates(self, line: str) -> list[Candidate]:
         """Return what the last word of a line can be. Nothing where the daemon does not answer."""
         before, space, last = line.rpartition(" ")
         try:
-            found = self._after(without_lorad(before.split()), last) if space else _verbs(last)
+            possible = self._after(without_lorad(before.split()), last) if space else _verbs(last)
         except LoradError:
             return []
-        fitting = [each for each in found if each[0].startswith(last)]
-        fitting += [each for each in found if last in each[0] and not each[0].startswith(last)]
-        return [
-            Candidate(f"{before}{space}{_quoted(word)}", word, says)
-            for word, says in dict(fitting[:_SHOWN]).items()
-        ]
+        fitting = [each for each in possible if each[0].startswith(last)]
+        fitting += [each for each in possible if last in each[0] and not each[0].startswith(last)]
+        candidates = []
+        for word, says in dict(fitting[:_SHOWN]).items():
+            typed = word if word.endswith("=") else shlex.quote(word)
+            candidates.append(Candidate(f"{before}{space}{typed}", word, says))
+        return candidates
 
     def _after(self, words: list[str], last: str) -> Iterable[tuple[str, str]]:
         if not words:
@@ -92,9 +93,9 @@ class Source:
                 return _keys(last)
             case "theme":
                 return [(theme, "") for theme in self._themes]
-        return [(word, "") for word in self._known(kind)]
+        return [(word, "") for word in self._filter_values(kind)]
 
-    def _known(self, kind: str) -> Iterable[str]:
+    def _filter_values(self, kind: str) -> Iterable[str]:
         """Return the values that a filter can have."""
         match kind:
             case "state":
@@ -118,8 +119,11 @@ class Source:
         names = [run.name for run in self._runs()]
         if name not in names or (not at and sum(one.startswith(name) for one in names) > 1):
             return [(f"{one}@", "") for one in names]
-        found = self._once(f"versions {name}", lambda: self._client.adapters(name))
-        return [(f"{name}@{one.version}", _about_version(one)) for one in reversed(found)]
+        candidates = []
+        for row in reversed(self._once(f"versions {name}", lambda: self._client.adapters(name))):
+            marks = [f"step {row.step}", *(["pinned"] if row.pinned else []), *row.aliases]
+            candidates.append((f"{name}@{row.version}", ", ".join(marks)))
+        return candidates
 
     def _once(self, key: str, ask: Callable[[], _T]) -> _T:
         if key not in self._had:
@@ -142,14 +146,5 @@ def _keys(last: str) -> list[tuple[str, str]]:
     return [(f"{key}={choice}", "") for choice in choices(Spec, key)]
 
 
-def _quoted(word: str) -> str:
-    return word if word.endswith("=") else shlex.quote(word)
-
-
 def _about(run: Run) -> str:
     return f"{phase(run)}, step {steps_in_words(run, ' of ')}" if run.steps or run.step else phase(run)
-
-
-def _about_version(version: Version) -> str:
-    marks = [f"step {version.step}", *(["pinned"] if version.pinned else []), *version.aliases]
-    return ", ".join(marks)

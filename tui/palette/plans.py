@@ -9,7 +9,7 @@ from lorad.client.selected import refuse_everything, selected
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.records.runs import Run
 from lorad.selection import selection
-from lorad.tui.actions import Action, Field
+from lorad.tui.actions import Action
 from lorad.tui.palette.words import Given
 from lorad.tui.port import AppPort
 
@@ -27,7 +27,7 @@ FILTERS = {
 
 @dataclass(frozen=True)
 class Do:
-    """An action on targets. owners: of those that are known, by target."""
+    """An action on targets. owners: the owners by target, as far as they are known."""
 
     action: Action
     targets: Sequence[str]
@@ -72,9 +72,9 @@ def on_run(action: Action, client: Client, typed: Given, values: Mapping[str, st
 def the_run(client: Client, typed: Given) -> Run:
     """Find the run that is named first. Raises NotFound, SpecError."""
     name = first(typed, "run")
-    if not (found := client.named([name])):
+    if not (runs := client.named([name])):
         raise NotFound(f"no run named {name}", hint="Tab completes the names of runs.")
-    return found[0]
+    return runs[0]
 
 
 def first(typed: Given, what: str, at: int = 0) -> str:
@@ -96,20 +96,12 @@ def on_version(action: Action, typed: Given, **values: str) -> Do:
 
 def _values(action: Action, typed: Given) -> dict[str, str]:
     """Return what the fields of an action would hold. Raises SpecError for one that is wrong."""
-    found = {}
-    for one in action.fields:
-        given = shlex.join(typed.overrides) if one.key == "overrides" else typed.flag(one.flag)
-        found[one.key] = given
-        if one.flag or one.key == "overrides":
-            check(one, given)
-    if typed.overrides and "overrides" not in found:
+    values = {}
+    for each in action.fields:
+        is_overrides = each.key == "overrides"
+        values[each.key] = value = shlex.join(typed.overrides) if is_overrides else typed.flag(each.flag)
+        if (each.flag or is_overrides) and (wrong := each.check(value)):
+            raise SpecError(f"{each.label} {wrong}", hint="" if is_overrides else f"It is {each.says}.")
+    if typed.overrides and "overrides" not in values:
         raise SpecError(f"{action.verb} takes no key=value", hint=f"Leave out {typed.overrides[0]}.")
-    return found
-
-
-def check(field: Field, value: str) -> None:
-    """Raises SpecError for a value that does not fit a field."""
-    if wrong := field.check(value):
-        raise SpecError(
-            f"{field.label} {wrong}", hint="" if field.key == "overrides" else f"It is {field.says}."
-        )
+    return values

@@ -48,7 +48,9 @@ class CommandLine(ModalScreen[Go | None]):
 
     def __init__(self, base: Base, history: list[str], source: Source) -> None:
         super().__init__()
-        self._base, self._history, self._source = base, history, source
+        self._base = base
+        self._history = history
+        self._source = source
         self._at = len(history)  # the line of the history that is shown
         self._left = ""  # what was typed before it went there
         self._completed = ""  # the line as the list completed it
@@ -84,14 +86,16 @@ class CommandLine(ModalScreen[Go | None]):
         words = without_lorad(line.split())
         verb = VERBS.get(SHORT.get(words[0], words[0])) if words else None
         self._say(f"{verb.usage}: {verb.says[0].lower()}{verb.says[1:]}" if verb else "")
-        found = await asyncio.to_thread(self._source.candidates, line)
+        candidates = await asyncio.to_thread(self._source.candidates, line)
         if line != self._input.value:
             return
-        self._found = found
+        self._found = candidates
         listed = self.query_one(OptionList)
         listed.clear_options()
-        listed.add_options([Option(_row(one)) for one in found])
-        listed.display = bool(found)
+        for candidate in candidates:
+            word = one_line(candidate.word).ljust(_WORD)
+            listed.add_option(Option(Text.assemble((word, "bold"), " ", (one_line(candidate.says), "dim"))))
+        listed.display = bool(candidates)
 
     def _say(self, text: str, *, is_wrong: bool = False) -> None:
         says = self.query_one("#command-says", Static)
@@ -168,7 +172,3 @@ class CommandLine(ModalScreen[Go | None]):
             return False
         await self._base.do_typed(plan.action, plan.targets, plan.values)
         return True
-
-
-def _row(one: Candidate) -> Text:
-    return Text.assemble((one_line(one.word).ljust(_WORD), "bold"), " ", (one_line(one.says), "dim"))

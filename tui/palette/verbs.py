@@ -146,7 +146,8 @@ def _note(typed: Given) -> dict[str, str]:
 
 
 def _swap(client: Client, typed: Given) -> Do:
-    alias, version = plans.first(typed, "alias"), plans.first(typed, "version", 1)
+    alias = plans.first(typed, "alias")
+    version = plans.first(typed, "version", 1)
     return Do(ACTIONS["swap"], [version], {"alias": alias})
 
 
@@ -155,12 +156,11 @@ def _export(client: Client, typed: Given) -> Do:
 
 
 def _pool(client: Client, name: str) -> str:
-    """Raises NotFound."""
-    known = [pool.pool for pool in client.pools()]
-    if name not in known:
-        raise NotFound(
-            f"no pool named {name}", hint=f"There are: {', '.join(known)}." if known else "None runs."
-        )
+    """Return the name of a pool that there is. Raises NotFound for another one."""
+    pools = [pool.pool for pool in client.pools()]
+    if name not in pools:
+        hint = f"There are: {', '.join(pools)}." if pools else "None runs."
+        raise NotFound(f"no pool named {name}", hint=hint)
     return name
 
 
@@ -174,16 +174,18 @@ def _of_alias(action: str) -> Callable[[Client, Given], Do]:
 
 # -- ways to screens -----------------------------------------------------------------------------------------
 def _open(client: Client, typed: Given) -> Go:
-    """A run, a tab of it, a pool or a device."""
+    """Open a run, a tab of it, a pool or a device."""
     if typed.names[:1] == ["pool"] and len(typed.names) > 1:
         pool = _pool(client, typed.names[1])
         return Go(lambda app: app.open_pool(pool))
     if typed.names[:1] == ["device"] and len(typed.names) > 1:
-        device, known = typed.names[1], [one.device for one in client.devices()]
-        if device not in known:
-            raise NotFound(f"no device named {device}", hint=f"There are: {', '.join(known)}.")
+        device = typed.names[1]
+        devices = [each.device for each in client.devices()]
+        if device not in devices:
+            raise NotFound(f"no device named {device}", hint=f"There are: {', '.join(devices)}.")
         return Go(lambda app: app.open_device(device))
-    run, tab = plans.the_run(client, typed).name, typed.names[1] if len(typed.names) > 1 else ""
+    run = plans.the_run(client, typed).name
+    tab = typed.names[1] if len(typed.names) > 1 else ""
     if tab and tab not in TABS:
         raise SpecError(f"a run has no tab {tab}", hint=f"Its tabs are {', '.join(TABS)}.")
     return Go(lambda app: app.open_run(run, tab=tab))
@@ -292,7 +294,7 @@ SHORT = {
 
 
 def verb_of(word: str) -> Verb:
-    """Raises SpecError with the nearest verbs."""
+    """Return the verb of this name. Raises SpecError with the nearest verbs where there is none."""
     if (name := SHORT.get(word, word)) in VERBS:
         return VERBS[name]
     near = [name for name in VERBS if name.startswith(word)] or get_close_matches(word, VERBS)

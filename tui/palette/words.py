@@ -55,8 +55,8 @@ def given(verb: str, words: Sequence[str], flags: Collection[str]) -> Given:
             continue
         name, equals, value = word.partition("=")
         if name not in flags:
-            known = f"It has {', '.join(sorted(flags))}." if flags else "It has none."
-            raise SpecError(f"{verb} has no option {name}", hint=known)
+            hint = f"It has {', '.join(sorted(flags))}." if flags else "It has none."
+            raise SpecError(f"{verb} has no option {name}", hint=hint)
         if not equals and not left:
             raise SpecError(f"{name} needs a value", hint=f"Type it behind {name}, after a space.")
         options.setdefault(name, []).append(value if equals else left.pop(0))

@@ -1,5 +1,6 @@
 """Rows of aliases: what they serve, who asks for them, and how quick the answers are."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -7,7 +8,6 @@ from rich.text import Text
 
 from lorad.client.client import Client
 from lorad.errors import LoradError
-from lorad.protocol.traffic import Figures
 from lorad.records.versions import AliasMove, ServedAlias
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes
@@ -36,10 +36,16 @@ COLUMNS = (
 
 
 class Data(NamedTuple):
-    """moves: of `alias`, newest first. rewards: by version. kept: whether its run's base is kept warm."""
+    """What was read.
+
+    pools: by version, a pool that has it loaded.
+    rewards: the rewards by version.
+    moves: the moves of `alias`, newest first.
+    kept: whether the base of the alias's run is kept warm.
+    """
 
     aliases: list[ServedAlias]
-    pools: dict[str, str]  # version -> a pool that has it loaded
+    pools: dict[str, str]
     rewards: dict[str, float | None]
     alias: str | None
     moves: list[AliasMove]
@@ -50,7 +56,7 @@ class Data(NamedTuple):
 
 
 class Reader:
-    """Lives on the feed's thread, but for `alias`: the one whose moves are wanted."""
+    """Reads on the feed's thread; another thread sets `alias`, the alias whose moves are read."""
 
     def __init__(self) -> None:
         self.alias: str | None = None
@@ -60,13 +66,17 @@ class Reader:
         happened = {kind for kinds in changes.kinds.values() for kind in kinds}
         if not (changes.everything or changes.tick or happened & {"alias", "serving"}):
             return None
-        aliases, alias = client.aliases(), self.alias
+        aliases = client.aliases()
+        alias = self.alias
         loaded = {version: pool.pool for pool in client.pools() for version in pool.loaded}
         self._ask_rewards(client, aliases)
         row = next((row for row in aliases if row.alias == alias), None)
         moves = [] if row is None else client.alias_moves(row.alias)
-        kept = row is not None and _is_kept(client, row.run)
-        return Data(aliases, loaded, dict(self._rewards), alias, moves, kept)
+        is_kept = False
+        if row is not None:
+            with contextlib.suppress(LoradError):  # the run was removed meanwhile
+                is_kept = client.show(row.run).serving
+        return Data(aliases, loaded, dict(self._rewards), alias, moves, is_kept)
 
     def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
         """Ask for the rewards of the steps whose versions are served, a few at each reading."""
@@ -74,23 +84,12 @@ class Reader:
         if len(self._rewards) + _AT_ONCE > _MOST_REWARDS:
             self._rewards.clear()
         for row in missing[:_AT_ONCE]:
-            self._rewards[version_of(row)] = _reward_of(client, row.run, row.step or 0)
-
-
-def _is_kept(client: Client, run: str) -> bool:
-    """Whether the run's base is kept warm."""
-    try:
-        return client.show(run).serving
-    except LoradError:  # it was removed meanwhile
-        return False
-
-
-def _reward_of(client: Client, run: str, step: int) -> float | None:
-    try:
-        found = client.steps(run, after=step - 1, limit=1)
-    except LoradError:
-        return None
-    return found[0].metrics.get("reward") if found and found[0].step == step else None
+            reward = None
+            with contextlib.suppress(LoradError):
+                step = row.step or 0
+                steps = client.steps(row.run, after=step - 1, limit=1)
+                reward = steps[0].metrics.get("reward") if steps and steps[0].step == step else None
+            self._rewards[version_of(row)] = reward
 
 
 def version_of(row: ServedAlias | AliasMove) -> str:
@@ -99,7 +98,8 @@ def version_of(row: ServedAlias | AliasMove) -> str:
 
 def values(row: ServedAlias, data: Data) -> Values:
     """Return the values by column; None where unknown."""
-    traffic, version = row.traffic, version_of(row)
+    traffic = row.traffic
+    version = version_of(row)
     return {
         "alias": row.alias,
         "serves": version,
@@ -120,34 +120,32 @@ def values(row: ServedAlias, data: Data) -> Values:
 
 
 def cells(row: ServedAlias, data: Data) -> dict[str, Text]:
-    found, traffic = values(row, data), row.traffic
-    busy = bool(found["open"])
+    figures = values(row, data)
+    traffic = row.traffic
+    busy = bool(figures["open"])
+    serves = Text(one_line(row.run))  # with the number seen, however long the name of the run is
+    serves.truncate(max(_NAMED - len(f"@{row.version}"), 4), overflow="ellipsis")
+    serves.append(f"@{row.version}")
+    attested = one_line(row.attested or "not yet")
+    colors = {"passed": "green", "failed": "bold red"}
     texts = {
         "alias": Text(one_line(row.alias), style="bold"),
-        "serves": _short(row),
-        "step": Text("" if found["step"] is None else str(found["step"])),
+        "serves": serves,
+        "step": Text("" if figures["step"] is None else str(figures["step"])),
         "reward": Text(number(data.rewards.get(version_of(row)))),
-        "attested": _attested(row.attested),
-        "loaded": Text("● yes", style="green") if found["loaded"] else Text("○ no", style="dim"),
+        "attested": Text(attested, style=colors.get(attested, "yellow")),
+        "loaded": Text("● yes", style="green") if figures["loaded"] else Text("○ no", style="dim"),
         "req/s": _rate(traffic.requests_per_second if traffic else None, 2),
-        "open": Text("-" if found["open"] is None else str(found["open"]), style="bold" if busy else "dim"),
+        "open": Text("-" if figures["open"] is None else str(figures["open"]), "bold" if busy else "dim"),
         "tok/s": _rate(traffic.tokens_per_second if traffic else None, 0),
         "since": Text(coarse_age(row.updated_at)),
     }
     times = (traffic.ttft_p50, traffic.p50, traffic.p95) if traffic else (None, None, None)
     texts |= {key: Text(milliseconds(time)) for key, time in zip(("ttft", "p50", "p95"), times, strict=True)}
     return {
-        column.key: texts.get(column.key) or Text(one_line(str(found[column.key] or "")))
+        column.key: texts.get(column.key) or Text(one_line(str(figures[column.key] or "")))
         for column in COLUMNS
     }
-
-
-def _short(row: ServedAlias) -> Text:
-    """A version with its number, however long its run's name is."""
-    number = f"@{row.version}"
-    run = Text(one_line(row.run))
-    run.truncate(max(_NAMED - len(number), 4), overflow="ellipsis")
-    return run.append(number)
 
 
 def _rate(value: float | None, digits: int) -> Text:
@@ -163,42 +161,33 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
 
 
-def _attested(verdict: str | None) -> Text:
-    text = one_line(verdict or "not yet")
-    return Text(text, style="green" if text == "passed" else "bold red" if text == "failed" else "yellow")
-
-
 def title(data: Data) -> Text:
-    known = [row.traffic for row in data.aliases if row.traffic]
+    traffic = [row.traffic for row in data.aliases if row.traffic]
     count = f"Serving  {len(data.aliases)} alias{'es' * (len(data.aliases) != 1)}"
-    if not known:
+    if not traffic:
         return Text(count + (" · no gateway is up" if data.aliases else ""))
-    requests, open_ = sum(one.requests_per_second for one in known), sum(one.in_flight for one in known)
-    tokens = sum(one.tokens_per_second for one in known)
+    requests = sum(figures.requests_per_second for figures in traffic)
+    open_ = sum(figures.in_flight for figures in traffic)
+    tokens = sum(figures.tokens_per_second for figures in traffic)
     return Text(f"{count} · {requests:.2f} req/s · {open_} open · {tokens:.0f} tok/s")
 
 
 def details(row: ServedAlias, data: Data) -> Text:
-    """A line of who, and one of traffic."""
+    """Return a line on what is served, since when and by whom, and a line on its traffic."""
     parts = [f"{row.alias} → {version_of(row)}", f"attested: {row.attested or 'not yet'}"]
     parts += [f"by {row.by} {age(row.updated_at)} ago", f"sha256 {row.sha256[:12]}"]
     parts += ["base kept warm"] * data.kept
-    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(_traffic_told(row.traffic)), "dim"))
-
-
-def _traffic_told(traffic: Figures | None) -> str:
-    if traffic is None:
-        return "No gateway is up, so nothing is counted."
-    counts = f"{traffic.requests} requests, {traffic.failed} failed, {traffic.tokens} tokens"
-    first = f"{milliseconds(traffic.ttft_p50)}/{milliseconds(traffic.ttft_p95)}"
-    return (
-        f"{counts} · p50/p95: first token {first}, answer "
-        f"{milliseconds(traffic.p50)}/{milliseconds(traffic.p95)}"
-    )
+    below = "No gateway is up, so nothing is counted."
+    if (traffic := row.traffic) is not None:
+        counts = f"{traffic.requests} requests, {traffic.failed} failed, {traffic.tokens} tokens"
+        first = f"{milliseconds(traffic.ttft_p50)}/{milliseconds(traffic.ttft_p95)}"
+        whole = f"{milliseconds(traffic.p50)}/{milliseconds(traffic.p95)}"
+        below = f"{counts} · p50/p95: first token {first}, answer {whole}"
+    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(below), "dim"))
 
 
 def moves_text(moves: Iterable[AliasMove]) -> Text:
-    """Newest first."""
+    """Write a line for each move, newest first."""
     lines = [
         Text.assemble(
             (f"{age(move.at):>7} ago  ", "dim"),

@@ -19,7 +19,6 @@ from textual.widgets import Input, Label
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.records.requests import Sampling
-from lorad.records.versions import Completions
 from lorad.text import one_line, printable
 from lorad.tui import keys
 from lorad.tui.port import AppPort
@@ -34,7 +33,7 @@ _SIGN = "✖"
 
 @dataclass(frozen=True)
 class Question:
-    """target: an alias, run@12, or a run."""
+    """A question to a target: an alias, run@12, or a run."""
 
     target: str
     prompt: str
@@ -47,7 +46,7 @@ class Question:
         flags = ["--temperature", f"{how.temperature:g}"]
         flags += ["--max-new-tokens", str(how.max_new_tokens), "--seed", str(how.seed)]
         if self.target.startswith("-") or self.prompt.startswith("-"):
-            words, flags = [*words[:2], *flags, "--", *words[2:]], []
+            return shlex.join([*words[:2], *flags, "--", *words[2:]])
         return shlex.join([*words, *flags])
 
 
@@ -55,7 +54,7 @@ class Question:
 class _Answer:
     """An answer, or the reason why there is none.
 
-    version: the one that answered.
+    version: the version that answered.
     wrong: why there is no answer.
     """
 
@@ -76,13 +75,13 @@ def sampling_of(temperature: str, most: str, seed: str) -> Sampling:
     )
 
 
-def _typed(kind: Callable[[str], Any], text: str, least: int, what: str, wanted: str) -> Any:
+def _typed(kind: Callable[[str], Any], text: str, least: int, what: str, expected: str) -> Any:
     try:
         value = kind(text.strip())
     except ValueError:
         value = None
     if value is None or not least <= value < 2**63:  # nan is neither
-        raise SpecError(f"{what}: {text!r} is not {wanted}.")
+        raise SpecError(f"{what}: {text!r} is not {expected}.")
     return value
 
 
@@ -92,17 +91,15 @@ def ask(client: Client, question: Question, report: Callable[[_Answer], object])
     def work() -> None:
         began = time.monotonic()
         try:
-            report(_answer_of(client.generate(question.target, question.prompt, question.sampling), began))
+            answer = client.generate(question.target, question.prompt, question.sampling)
+            (completion, *_) = answer.completions
+            seconds = time.monotonic() - began
+            figures = (len(completion.tokens), completion.finish or "", seconds)
+            report(_Answer(str(answer.version), completion.text, *figures))
         except LoradError as error:
             report(_Answer(wrong=error.in_full, seconds=time.monotonic() - began))
 
     threading.Thread(target=work, name="chat", daemon=True).start()
-
-
-def _answer_of(found: Completions, began: float) -> _Answer:
-    (completion, *_) = found.completions
-    seconds, finish = time.monotonic() - began, completion.finish or ""
-    return _Answer(str(found.version), completion.text, len(completion.tokens), finish, seconds)
 
 
 class Answered(Message):
@@ -110,7 +107,9 @@ class Answered(Message):
 
     def __init__(self, number: int, side: str, answer: _Answer) -> None:
         super().__init__()
-        self.number, self.side, self.answer = number, side, answer
+        self.number = number
+        self.side = side
+        self.answer = answer
 
 
 class Side(Vertical):
@@ -140,7 +139,8 @@ class Side(Vertical):
         return self.query_one(".head", Line)
 
     def begin(self, target: str) -> None:
-        self.target, self.since = target, time.monotonic()
+        self.target = target
+        self.since = time.monotonic()
         self.query_one(".said", Line).say("")
         self.draw()
 
@@ -148,9 +148,8 @@ class Side(Vertical):
         """Show how long the answer has taken so far."""
         if self.since is not None:
             waited = time.monotonic() - self.since
-            self.head.say(
-                Text(f"{_SPINNER[int(waited * 4) % len(_SPINNER)]} {one_line(self.target)}  {waited:.0f} s")
-            )
+            spinner = _SPINNER[int(waited * 4) % len(_SPINNER)]
+            self.head.say(Text(f"{spinner} {one_line(self.target)}  {waited:.0f} s"))
 
     def end(self, answer: _Answer) -> None:
         self.since = None
@@ -158,7 +157,10 @@ class Side(Vertical):
             self.head.say(Text(f"{_SIGN} {one_line(self.target)}", style="bold red"))
             said = Text(printable(answer.wrong), style="red")
         else:
-            self.head.say(_about(self.target, answer))
+            who = self.target if self.target == answer.version else f"{self.target} → {answer.version}"
+            pace = f" · {answer.tokens / answer.seconds:.0f} tok/s" if answer.seconds > 0 else ""
+            figures = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
+            self.head.say(Text.assemble((one_line(who), "bold"), "  ", one_line(figures)))
             said = Text(printable(answer.text)) if answer.text else Text("(no text)", style="dim")
         self.query_one(".said", Line).say(said)
 
@@ -166,13 +168,6 @@ class Side(Vertical):
         if self.since is not None:
             self.since = None
             self.head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
-
-
-def _about(target: str, answer: _Answer) -> Text:
-    who = target if target == answer.version else f"{target} → {answer.version}"
-    pace = f" · {answer.tokens / answer.seconds:.0f} tok/s" if answer.seconds > 0 else ""
-    figures = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
-    return Text.assemble((one_line(who), "bold"), "  ", one_line(figures))
 
 
 class Chat(Vertical):
@@ -252,7 +247,7 @@ class Chat(Vertical):
 
     # -- from the screen -------------------------------------------------------------------------------------
     def open(self, left: str, right: str) -> None:
-        """Targets that are typed already stay."""
+        """Fill in two targets; what is typed already stays."""
         for side, target in zip(_SIDES, (left, right), strict=True):
             field = self.query_one(f"#{side}", Input)
             field.value = field.value or target
@@ -260,9 +255,9 @@ class Chat(Vertical):
 
     def suggest(self, names: Iterable[str]) -> None:
         """Set what targets are completed from."""
-        known = SuggestFromList(names, case_sensitive=True)
+        suggester = SuggestFromList(names, case_sensitive=True)
         for side in _SIDES:
-            self.query_one(f"#{side}", Input).suggester = known
+            self.query_one(f"#{side}", Input).suggester = suggester
 
     # -- asking ----------------------------------------------------------------------------------------------
     @property
@@ -284,11 +279,14 @@ class Chat(Vertical):
         except LoradError as error:
             self.post_message(self.Refused(error))
             return
-        self._remember(questions[0].prompt)
+        prompt = questions[0].prompt
+        if self._history[-1:] != [prompt]:
+            self._history = [*self._history, prompt][-_HISTORY:]
+        self._place = len(self._history)
         self._ask(questions)
 
     def _questions(self) -> Sequence[Question]:
-        """Raises SpecError."""
+        """Return a question for each target. Raises SpecError where something is missing or wrong."""
         sampling = sampling_of(self.value("temperature"), self.value("most"), self.value("seed"))
         prompt = self.query_one("#prompt", Input).value
         targets = [target for target in (self.value("left"), self.value("right")) if target]
@@ -300,7 +298,7 @@ class Chat(Vertical):
         return [Question(target, prompt, sampling) for target in targets]
 
     def _refuse(self, count: int) -> None:
-        """Raises NotAllowed, Conflict."""
+        """Raise NotAllowed or Conflict where nothing can be asked now."""
         if cast(AppPort, self.app).readonly:
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
@@ -316,12 +314,12 @@ class Chat(Vertical):
         self.set_class(len(questions) > 1, "-two")
         for name, side, question in zip(_SIDES, self.sides, questions, strict=False):
             side.begin(question.target)
-            ask(cast(AppPort, self.app).client, question, self._told(self._number, name))
+            ask(cast(AppPort, self.app).client, question, self._reporter(self._number, name))
         if self._timer is not None:
             self._timer.resume()
         self.post_message(self.Asked("; ".join(question.command for question in questions)))
 
-    def _told(self, number: int, side: str) -> Callable[[_Answer], None]:
+    def _reporter(self, number: int, side: str) -> Callable[[_Answer], None]:
         def tell(answer: _Answer) -> None:
             with contextlib.suppress(RuntimeError):  # the interface has ended
                 self.post_message(Answered(number, side, answer))
@@ -329,7 +327,7 @@ class Chat(Vertical):
         return tell
 
     def on_answered(self, message: Answered) -> None:
-        """An answer that nobody waits for is dropped."""
+        """Show an answer, unless nobody waits for it any more."""
         message.stop()
         self.under_way -= 1
         side = self.query_one(f"#said-{message.side}", Side)
@@ -348,18 +346,13 @@ class Chat(Vertical):
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_leave(self) -> None:
-        """First what is awaited is dropped."""
+        """Drop the answers that are awaited; leave where there are none."""
         if not self.is_waiting:
             self.post_message(self.Left())
             return
         for side in self.sides:
             side.drop()
         self._rest()
-
-    def _remember(self, prompt: str) -> None:
-        if self._history[-1:] != [prompt]:
-            self._history = [*self._history, prompt][-_HISTORY:]
-        self._place = len(self._history)
 
     def action_recall(self, by: int) -> None:
         """Recall an earlier prompt; past the newest one, the field is empty."""

@@ -99,25 +99,24 @@ class Serving(Base):
         self.tell()
 
     def tell(self) -> None:
-        """About the alias under the cursor; its moves when they are there."""
-        data, alias = self._data, self.table.key
+        """Describe the alias under the cursor, with its moves when they are there."""
+        data = self._data
+        alias = self.table.key
         row = data.of(alias) if data else None
-        about, moves = self.query_one("#about", Line), self.query_one("#log-of-moves", Line)
-        if data is None or row is None:
-            about.say("")
-            moves.say(Text())
-            return
-        about.say(alias_rows.details(row, data))
-        moves.say(
-            alias_rows.moves_text(data.moves[:_MOVES]) if data.alias == alias else Text("…", style="dim")
-        )
+        about = moves = Text()
+        if data is not None and row is not None:
+            about = alias_rows.details(row, data)
+            is_read = data.alias == alias
+            moves = alias_rows.moves_text(data.moves[:_MOVES]) if is_read else Text("…", style="dim")
+        self.query_one("#about", Line).say(about)
+        self.query_one("#log-of-moves", Line).say(moves)
 
     def on_rows_moved(self) -> None:
-        alias, chosen = self.table.key, self.targets("alias")
+        alias = self.table.key
+        chosen = self.targets("alias")
         if not self.has_class("-chat"):
-            self.offer(
-                f"lorad aliases {shlex.quote(chosen[0])}" if chosen else "lorad aliases --traffic", *chosen
-            )
+            line = f"lorad aliases {shlex.quote(chosen[0])}" if chosen else "lorad aliases --traffic"
+            self.offer(line, *chosen)
         self.tell()
         if alias != self._reader.alias:
             self._reader.alias = alias
@@ -149,19 +148,16 @@ class Serving(Base):
     def action_chat(self) -> None:
         """Open a chat with what is under the cursor, beside the version it served before."""
         self.set_class(True, "-chat")
-        self.chat.open(*self._compared())
-
-    def _compared(self) -> tuple[str, str]:
-        data, alias = self._data, self.table.key
+        data = self._data
+        alias = self.table.key
         row = data.of(alias) if data else None
         if data is None or alias is None or row is None:
-            return "", ""
-        before = (
-            (alias_rows.version_of(move) for move in data.moves if move.version is not None)
-            if data.alias == alias
-            else ()
-        )
-        return alias, next((version for version in before if version != alias_rows.version_of(row)), "")
+            self.chat.open("", "")
+            return
+        moves = data.moves if data.alias == alias else []
+        served = [alias_rows.version_of(move) for move in moves if move.version is not None]
+        before = next((version for version in served if version != alias_rows.version_of(row)), "")
+        self.chat.open(alias, before)
 
     def on_chat_asked(self, message: Chat.Asked) -> None:
         self.say_command(message.line)

@@ -1,3 +1,1 @@
-"""`lorad tui --serve`: the same screens in a browser on this machine, for who holds the printed URL and
-nobody else.
-"""
+"""The same screens in a browser on this machine (`lorad tui --serve`), for who holds the printed URL."""

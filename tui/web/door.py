@@ -51,48 +51,45 @@ class Door:
         self._keys: deque[str] = deque(maxlen=_VISITS)
 
     def offer(self) -> str:
-        """A URL that is good for one visit; the one before is good for none."""
+        """Return a URL that is good for one visit; the URL before is good for none."""
         self._token = secrets.token_urlsafe(32)
         return f"http://127.0.0.1:{self._port}/?token={self._token}"
 
     @web.middleware
     async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Hands on what may come in: 403 for a wrong host or origin, 401 for who holds no key."""
+        """Hand on what may come in; 403 for a wrong host or origin, 401 for who holds no key.
+
+        Who brings the token gets a key.
+        """
         origin = request.headers.get(hdrs.ORIGIN)
         if request.host not in self._hosts:
             return web.Response(status=403, text=_HOST)
         if origin is not None and origin != f"http://{request.host}":
             return web.Response(status=403, text=_ORIGIN)
         if request.method == hdrs.METH_GET and self._spend(request):
-            return self._let_in()
-        if not self._knows(request):
+            key = secrets.token_urlsafe(32)
+            self._keys.append(key)
+            response = web.Response(status=303, headers={hdrs.LOCATION: f"{self.base}/"})
+            response.set_cookie(_COOKIE, key, path=f"{self.base}/", httponly=True, samesite="Strict")
+            return response
+        brought = request.cookies.get(_COOKIE, "")
+        if not any(_same(brought, key) for key in self._keys):
             return web.Response(status=401, text=_UNKNOWN + _AGAIN)
         if hdrs.UPGRADE in request.headers and origin is None:
             return web.Response(status=403, text=_ORIGIN)
         return await handler(request)
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Every answer, also a refusal, says what a browser may do with it."""
+        """Say in every answer, also a refusal, what a browser may do with it."""
         response.headers.update(self._headers)
 
     def _spend(self, request: web.Request) -> bool:
-        """Whether it brings the token, which is then used up."""
+        """Return whether a request brings the token, which is then used up."""
         brought = request.query.get("token", "") if request.path == "/" else ""
         if self._token is None or not _same(brought, self._token):
             return False
         self._token = None
         return True
-
-    def _let_in(self) -> web.Response:
-        key = secrets.token_urlsafe(32)
-        self._keys.append(key)
-        response = web.Response(status=303, headers={hdrs.LOCATION: f"{self.base}/"})
-        response.set_cookie(_COOKIE, key, path=f"{self.base}/", httponly=True, samesite="Strict")
-        return response
-
-    def _knows(self, request: web.Request) -> bool:
-        brought = request.cookies.get(_COOKIE, "")
-        return any(_same(brought, key) for key in self._keys)
 
 
 def _same(brought: str, ours: str) -> bool:

@@ -1,4 +1,4 @@
-"""textual-serve behind a door: its page, its WebSockets and its files, on loopback, for who has a key."""
+"""Runs textual-serve behind a door: its page, WebSockets and files, on loopback, for who has a key."""
 
 import asyncio
 import contextlib
@@ -34,8 +34,11 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Session(AppService):
-    """`start` it, feed it, `stop` it: then its process has ended. argv: the command, without a shell; base:
-    the path under which downloads lie."""
+    """A process whose screens a browser shows; it has ended when `stop` returns.
+
+    argv: the command, without a shell.
+    base: the path under which downloads lie.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,10 @@ class Session(AppService):
             close=self._close,
             download_manager=downloads,
         )
-        self._argv, self._home, self._socket, self._base = argv, home, socket, base
+        self._argv = argv
+        self._home = home
+        self._socket = socket
+        self._base = base
 
     async def run(self) -> None:
         """Hand on what the process writes, until it has ended; then there is nothing left to look at."""
@@ -65,7 +71,7 @@ class Session(AppService):
         await self.remote_close()
 
     async def stop(self) -> None:
-        """The end of its stdin ends it (see Driver); one that hangs is killed."""
+        """End the process by the end of its stdin (see Driver); kill it when it hangs."""
         if self._process is None:
             return
         await self._download_manager.cancel_app_downloads(app_service_id=self.app_service_id)
@@ -90,8 +96,11 @@ class Session(AppService):
         return self._process
 
     async def _hand_on(self, stdout: asyncio.StreamReader) -> None:
-        """Raises IncompleteReadError at its end. What is written to a browser that is gone is read all the
-        same: a process that cannot write cannot end."""
+        """Hand on packets. Raises IncompleteReadError at the end.
+
+        What is written to a browser that is gone is read all the same: a process that cannot write cannot
+        end.
+        """
         await stdout.readuntil(_READY)
         take = {b"D": self.on_data, b"M": self.on_meta, b"P": self.on_packed}
         while True:
@@ -102,8 +111,8 @@ class Session(AppService):
                 await take[kind](payload)
 
     async def _write_text(self, text: str) -> None:
-        """A download lies under the path that the browser has its key for, which the page's script does not
-        know.
+        """Send a message; a download lies under the path that the browser has its key for, which the page's
+        script does not know.
         """
         kind, *rest = json.loads(text)
         if kind == "deliver_file_start":
@@ -121,16 +130,11 @@ async def _tell(stderr: asyncio.StreamReader) -> None:
         sys.stderr.flush()
 
 
-def _command(readonly: bool) -> list[str]:
-    """Return the command that each tab runs."""
-    return [sys.executable, "-m", "lorad", "tui", *(["--readonly"] if readonly else [])]
-
-
 _PAGE = Path(__file__).with_name("page.html")
 
 
 def serve(home: Path, *, port: int = 0, readonly: bool = False) -> None:
-    """Serves until it is interrupted; then all its sessions have ended. port: 0 takes a free one.
+    """Serve until interrupted; then all sessions have ended. port: 0 takes a free one.
 
     Raises Conflict.
     """
@@ -154,7 +158,9 @@ class Site(Server):
     """Serves everything under `door.base`; there is no other way in."""
 
     def __init__(self, home: Path, listening: socket.socket, *, readonly: bool = False) -> None:
-        self._listening, self._home, self._argv = listening, str(home), _command(readonly)
+        self._listening = listening
+        self._home = str(home)
+        self._argv = [sys.executable, "-m", "lorad", "tui", *(["--readonly"] if readonly else [])]
         self._sessions: set[Session] = set()
         host, port = listening.getsockname()
         self.door = Door(port)
@@ -164,7 +170,10 @@ class Site(Server):
         app = await self._make_app()
         async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
             self._introduce()
-            await self._interrupted()
+            over = asyncio.Event()
+            for number in _ENDS:
+                asyncio.get_running_loop().add_signal_handler(number, over.set)
+            await over.wait()
 
     async def _stop_sessions(self, _: web.Application) -> None:
         await asyncio.gather(*(session.stop() for session in self._sessions))
@@ -186,7 +195,7 @@ class Site(Server):
         return app
 
     async def handle_index(self, request: web.Request) -> web.Response:
-        """Its own page: that of textual-serve asks a server on the internet for a font."""
+        """Answer with our own page: the page of textual-serve asks a server on the internet for a font."""
         self._make_room()
         size = min(max(to_int(request.query.get("fontsize", ""), 16), 6), 64)
         page = Template(_PAGE.read_text()).substitute(host=request.host, base=self.door.base, size=size)
@@ -215,17 +224,12 @@ class Site(Server):
 
     # -- the terminal where it was started -------------------------------------------------------------------
     def _introduce(self) -> None:
-        _say(
-            "lorad's screens in a browser, for you alone. From another machine, run there first: "
-            f"{self._tunnel()}"
-        )
+        tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
+        _say(f"lorad's screens in a browser, for you alone. From another machine, run there first: {tunnel}")
         _say("This URL is good for one visit; enter prints another one, ctrl+c ends everything.")
         print(self.door.offer(), flush=True)
         with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._pressed)
-
-    def _tunnel(self) -> str:
-        return f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
 
     def _pressed(self) -> None:
         if os.read(sys.stdin.fileno(), 4096):
@@ -233,13 +237,7 @@ class Site(Server):
         else:
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
 
-    async def _interrupted(self) -> None:
-        over, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in _ENDS:
-            loop.add_signal_handler(number, over.set)
-        await over.wait()
-
 
 def _say(text: str) -> None:
-    """stdout has the URLs alone."""
+    """Print on stderr: stdout has the URLs alone."""
     print(text, file=sys.stderr, flush=True)
