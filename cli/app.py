@@ -161,20 +161,21 @@ class _LazyGroup(TyperGroup):
         if ctx._protected_args or ctx.args:  # they follow a verb that does not exist
             return []
         named = ((name, verb) for name, verb in _COMMANDS.items() if name.startswith(incomplete))
-        found = [CompletionItem(name, help=verb.about) for name, verb in named]
-        return [*found, *TyperCommand.shell_complete(self, ctx, incomplete)]
+        verbs = [CompletionItem(name, help=verb.about) for name, verb in named]
+        return [*verbs, *TyperCommand.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name].place.partition(":")
         with quick_imports():
-            found = getattr(importlib.import_module(f"lorad.cli.commands.{module}"), name)
+            function_or_group = getattr(importlib.import_module(f"lorad.cli.commands.{module}"), name)
         watch_versions()
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
-            found.command()(function)
-        command = build(found)
+        group = function_or_group
+        if not isinstance(group, typer.Typer):
+            group = typer.Typer(add_completion=False)
+            group.command()(function_or_group)
+        command = build(group)
         command.name = cmd_name
         return command
 

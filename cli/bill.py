@@ -11,7 +11,7 @@ import msgspec
 from lorad.cli import table
 from lorad.client.bill_words import bill_words
 from lorad.errors import SpecError
-from lorad.records.bill import Bill, BillLine, Quota
+from lorad.records.bill import Bill, BillLine
 from lorad.text import moment, seconds_of
 
 _COLUMNS = (
@@ -41,12 +41,11 @@ def print_bill(bill: Bill) -> None:
     if bill.quotas:
         print()
         heads = ("quota of", "used", "of", "per", "enough again")
-        table.print_table(heads, [_quota(quota) for quota in bill.quotas], empty="")
-
-
-def _quota(quota: Quota) -> tuple[str, ...]:
-    again = "" if quota.again is None else moment(quota.again)
-    return quota.user, f"{quota.used:.1f} h", f"{quota.most:g} h", quota.per, again
+        quotas = []
+        for quota in bill.quotas:
+            again = "" if quota.again is None else moment(quota.again)
+            quotas.append((quota.user, f"{quota.used:.1f} h", f"{quota.most:g} h", quota.per, again))
+        table.print_table(heads, quotas, empty="")
 
 
 def print_csv(bill: Bill) -> None:

@@ -31,9 +31,9 @@ def _asked(names: Callable[[Client, Any], Iterable[object]]) -> _Complete:
     return complete
 
 
-def words(*known: str) -> _Complete:
+def words(*choices: str) -> _Complete:
     def complete(ctx: Any, incomplete: str) -> list[str]:
-        return [word for word in known if word.startswith(incomplete)]
+        return [word for word in choices if word.startswith(incomplete)]
 
     return complete
 
@@ -53,13 +53,13 @@ def _alias_names(client: Client, ctx: Any = None) -> list[str]:
 def _metrics_of(client: Client, ctx: Any) -> list[str]:
     """Return the metrics of the last step of the runs named so far, or else of the newest run."""
     names = ctx.params.get("runs") or _run_names(client)[:1]
-    found = {"eval"}
+    metrics = {"eval"}
     for run in client.named(list(names)):
         for evaluation in client.evals(run.name)[-1:]:
-            found |= evaluation.figures.keys()
+            metrics |= evaluation.figures.keys()
         for step in client.steps(run.name, after=max(run.step - 1, 0)):
-            found |= step.metrics.keys()
-    return sorted(found)
+            metrics |= step.metrics.keys()
+    return sorted(metrics)
 
 
 _names = _asked(_run_names)
@@ -93,11 +93,11 @@ def columns(ctx: Any, incomplete: str) -> list[str]:
     return _last_of(incomplete, [*COLUMNS, *(key for key in leaves(Spec) if "." in key)])
 
 
-def _last_of(incomplete: str, known: Iterable[str]) -> list[str]:
+def _last_of(incomplete: str, candidates: Iterable[str]) -> list[str]:
     """Complete the last of several words with commas; the ones before it stay."""
     before, comma, last = incomplete.rpartition(",")
     minus = "-" if last.startswith("-") else ""
-    return [f"{before}{comma}{minus}{word}" for word in known if word.startswith(last.removeprefix("-"))]
+    return [f"{before}{comma}{minus}{word}" for word in candidates if word.startswith(last.removeprefix("-"))]
 
 
 def runs(ctx: Any, incomplete: str) -> list[str]:
@@ -107,8 +107,9 @@ def runs(ctx: Any, incomplete: str) -> list[str]:
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
-    """RUN@N of a run that is typed whole or is the only one that begins so, newest first, with RUN@best and
-    RUN@latest; behind RUN@st those of steps; else runs and aliases.
+    """Offer runs and aliases, and the versions of a run that is typed whole or alone begins so.
+
+    RUN@N come newest first, with RUN@best and RUN@latest; behind RUN@st steps are offered.
     """
     client = Client(timeout=_SECONDS)
     name, at, _ = incomplete.partition("@")
@@ -123,7 +124,7 @@ def versions(ctx: Any, incomplete: str) -> list[str]:
 
 
 def specs(ctx: Any, incomplete: str) -> list[str]:
-    """A file; with `--list` the name of a sweep."""
+    """Offer files; with `--list` the names of sweeps."""
     return sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + _FILE]
 
 
@@ -132,7 +133,7 @@ def bases(ctx: Any, incomplete: str) -> list[str]:
 
 
 def overrides(ctx: Any, incomplete: str) -> list[str]:
-    """Keys of the spec, and values where they are few or files."""
+    """Offer keys of the spec, and values where they are few or files."""
     from lorad.client.overrides import KEYS
     from lorad.spec.errors import choices, leaves
     from lorad.spec.model import Spec
@@ -145,7 +146,7 @@ def overrides(ctx: Any, incomplete: str) -> list[str]:
 
 
 def keys(ctx: Any, incomplete: str) -> list[str]:
-    """Keys and sections of the spec."""
+    """Offer keys and sections of the spec."""
     from lorad.spec.errors import leaves
     from lorad.spec.model import Spec
 
@@ -153,7 +154,7 @@ def keys(ctx: Any, incomplete: str) -> list[str]:
 
 
 def adapters(ctx: Any, incomplete: str) -> list[str]:
-    """The directory of NAME=DIR."""
+    """Offer the directory of NAME=DIR."""
     name, equals, value = incomplete.partition("=")
     return _files(f"{name}=", value) if equals else []
 
@@ -161,6 +162,6 @@ def adapters(ctx: Any, incomplete: str) -> list[str]:
 def _files(before: str, value: str) -> list[str]:
     """Complete a path; shells complete only words that are paths as a whole."""
     directory, start = os.path.split(value)
-    found = sorted(Path(directory or ".").expanduser().iterdir())
-    shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:_MOST]
+    paths = sorted(Path(directory or ".").expanduser().iterdir())
+    shown = [path for path in paths if path.name.startswith(start) and (start or path.name[0] != ".")][:_MOST]
     return [f"{before}{os.path.join(directory, path.name)}{'/' * path.is_dir()}" for path in shown]

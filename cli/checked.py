@@ -22,7 +22,8 @@ def said(check: Check, *, as_json: bool) -> None:
 
 
 def _fields(check: Check) -> Iterator[tuple[str, str]]:
-    trainer, spec = check.spec.get("trainer", {}), check.spec
+    spec = check.spec
+    trainer = spec.get("trainer", {})
     yield "run", f"{check.name} (not made: this is a check)"
     yield "model", f"{check.model_path}, {check.parameters:,} parameters, {_dtype(check)}"
     share = f"{check.adapter_parameters / check.parameters:.2%}" if check.parameters else "unknown share"
@@ -30,13 +31,19 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "adapter", f"{adapter_in_words(spec['lora'])}, on {check.modules} linears: {size}"
     yield "targets", targets_in_words(spec["lora"])
     yield "algorithm", check.algorithm
-    yield "rate", _rate(check)
+    lr, rate = trainer.get("lr"), check.rate
+    if rate is None or lr is None:
+        yield "rate", f"trainer.lr is {lr}"
+    else:
+        fits = ": it" if lr == rate.lr else f"; {rate.lr:g}"
+        yield "rate", f"{lr:g}{fits} fits {rate.why}"
     yield "memory", _memory(check)
     yield "data", ", ".join(_data(check))
     yield "held out", _held_out(check)
     steps = int(trainer.get("steps", 0))
     yield "steps", f"{steps} of {check.samples_per_step} samples: {steps * check.samples_per_step:,} in all"
-    yield "files", _files(check)
+    version, checkpoint = output.size(check.files.version_bytes), output.size(check.files.checkpoint_bytes)
+    yield "files", f"{kept_in_words(check.files)}; {version} and {checkpoint} each"
     yield "start", start_in_words(check.start)
 
 
@@ -47,13 +54,6 @@ def _dtype(check: Check) -> str:
     own = dtype in ("auto", check.model_dtype)
     types = check.model_dtype if own else f"{dtype} (its file has {check.model_dtype})"
     return f"{types}, linears rounded to {form}" if form else types
-
-
-def _rate(check: Check) -> str:
-    lr, rate = check.spec.get("trainer", {}).get("lr"), check.rate
-    if rate is None or lr is None:
-        return f"trainer.lr is {lr}"
-    return f"{lr:g}: it fits {rate.why}" if lr == rate.lr else f"{lr:g}; {rate.lr:g} fits {rate.why}"
 
 
 def _memory(check: Check) -> str:
@@ -88,16 +88,11 @@ def _held_out(check: Check) -> str:
     return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"
 
 
-def _lengths(found: Lengths) -> str:
+def _lengths(lengths: Lengths) -> str:
     """Say least, median and most."""
-    if found.least == found.most:
-        return f"{found.most} tokens"
-    return f"{found.least} to {found.most} tokens, median {found.median}"
-
-
-def _files(check: Check) -> str:
-    each = f"{output.size(check.files.version_bytes)} and {output.size(check.files.checkpoint_bytes)} each"
-    return f"{kept_in_words(check.files)}; {each}"
+    if lengths.least == lengths.most:
+        return f"{lengths.most} tokens"
+    return f"{lengths.least} to {lengths.most} tokens, median {lengths.median}"
 
 
 def start_in_words(start: Start) -> str:

@@ -32,9 +32,10 @@ class _StepFigures(Struct, frozen=True):
 class Difference(Struct, frozen=True):
     """Holds what runs have otherwise.
 
-    spec: by dotted keys, as it is now. changed: keys that a resume changed, the values of each run as
-        [step after which it holds, value].
-    inputs: digests of data, model, rewards and other files. software: versions.
+    spec: the differing values by dotted key, as the spec is now.
+    changed: by key that a resume changed, the values of each run as [step after which it holds, value].
+    inputs: the digests of data, model, rewards and other files.
+    software: the versions of packages.
     same: which keys of the spec, inputs and packages are alike.
     """
 
@@ -94,32 +95,34 @@ def compared(runs: Sequence[RunDetails], curves: list[_StepFigures]) -> Differen
 
 def _trails(run: RunDetails) -> dict[str, _Trail]:
     """Find the keys of the spec that resumes of a run changed; what was rewound is left out."""
-    found: dict[str, _Trail] = {}
+    trails: dict[str, _Trail] = {}
     for attempt in run.attempts:
-        begun, known = attempt.resumed_from or 0, found
-        found = {}
-        for key in dict.fromkeys([*known, *attempt.changed]):
-            trail = known.get(key, [(0, attempt.before.get(key))])
+        begun = attempt.resumed_from or 0
+        before = trails
+        trails = {}
+        for key in dict.fromkeys([*before, *attempt.changed]):
+            trail = before.get(key, [(0, attempt.before.get(key))])
             value = attempt.changed.get(key, trail[-1][1])
             kept = [part for part in trail if part[0] < begun]
-            found[key] = kept if kept and kept[-1][1] == value else [*kept, (begun, value)]
-    return found
+            trails[key] = kept if kept and kept[-1][1] == value else [*kept, (begun, value)]
+    return trails
 
 
 def _inputs(*runs: RunDetails) -> list[dict[str, str]]:
-    """Return digests of what the newest attempt of each read: weights and files; of data whose files nobody
-    hashed in one of them the rows; not of what is unknown.
+    """Return the digests of the weights and files that the newest attempt of each run read, as far as known.
+
+    Where the files of data were not hashed for all runs, the digest of its rows stands for them.
     """
     begun = [run.begun or Beginning() for run in runs]
     are_hashed = all(any(key.startswith(_DATA) for key in at.inputs) for at in begun if at.attempt)
-    found = []
+    digests = []
     for run, at in zip(runs, begun, strict=True):
         files = {key: sha256 for key, sha256 in at.inputs.items() if are_hashed or not key.startswith(_DATA)}
         rows = "" if are_hashed else at.data_sha256
         reference = run.reference.sha256 if run.reference is not None else ""
         read = {"data": rows, "model": at.model_sha256, **files, "reference": reference}
-        found.append({key: sha256 for key, sha256 in read.items() if sha256})
-    return found
+        digests.append({key: sha256 for key, sha256 in read.items() if sha256})
+    return digests
 
 
 def _different(*parts: Mapping[str, Any]) -> dict[str, _Each]:
@@ -135,19 +138,19 @@ def _alike(first: Mapping[str, Any], *others: Mapping[str, Any]) -> list[str]:
 def _points(
     client: Client, first: RunDetails, second: RunDetails, metrics: Sequence[str] | None, *, every: bool
 ) -> list[_StepFigures]:
-    """Read the figures of steps that both made: some of them, the last one and, without `metrics`, where both
-    were evaluated.
+    """Read the figures of steps that both made: every so many and the last one, and where both were evaluated
+    unless `metrics` names others.
     """
     last = min(first.step, second.step)
     stride = 1 if every else max(1, -(-last // _POINTS))
     curves = [_figures(client, run.name, stride, last) for run in (first, second)]
     both = sorted(curves[0].keys() & curves[1].keys())
-    wanted = metrics or [
+    shown = metrics or [
         *(name for name in _CURVES if any(name in one for curve in curves for one in curve.values())),
         "eval",
     ]
     points = [
-        _StepFigures(step, {name: (curves[0][step].get(name), curves[1][step].get(name)) for name in wanted})
+        _StepFigures(step, {name: (curves[0][step].get(name), curves[1][step].get(name)) for name in shown})
         for step in both
     ]
     return [point for point in points if any(pair != (None, None) for pair in point.figures.values())]
@@ -157,21 +160,22 @@ def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict
     """Read metrics and evaluations of every so many steps, up to the last one that both made, by step."""
     steps = client.steps(run, every=stride)
     steps += client.steps(run, after=last - 1, limit=1) if last else []
-    found: dict[int, dict[str, Any]] = {step.step: {**step.metrics} for step in steps if step.step <= last}
+    by_step: dict[int, dict[str, Any]] = {step.step: {**step.metrics} for step in steps if step.step <= last}
     for evaluation in client.evals(run):
         if evaluation.step <= last:
-            found.setdefault(evaluation.step, {}).update(evaluation.figures)
-    return found
+            by_step.setdefault(evaluation.step, {}).update(evaluation.figures)
+    return by_step
 
 
 def differences(difference: Difference, runs: Sequence[RunDetails]) -> list[tuple[str, ...]]:
     """Return how the runs stand, and what they have otherwise, a row each: its name, and what each has."""
     evals = [evals_in_words(run) for run in runs]
+    equal = dict.fromkeys(difference.same["inputs"], " (equal bytes)")  # in files that have other names
     return [
         ("state", *(phase(run) + (f": {run.reason}" if run.reason else "") for run in runs)),
         ("step", *map(steps_in_words, runs)),
         *([("eval", *evals)] if any(evals) else []),
-        *((_key(key, difference), *map(_trail, each)) for key, each in difference.values.items()),
+        *((f"{key}{equal.get(key, '')}", *map(_trail, each)) for key, each in difference.values.items()),
         *((f"sha256 of {key}", *map(_digest, each)) for key, each in difference.inputs.items()),
         *((f"version of {key}", *map(_value, each)) for key, each in difference.software.items()),
     ]
@@ -184,10 +188,11 @@ def _show(difference: Difference, first: RunDetails, second: RunDetails) -> None
         print()
         names = [*difference.curves[0].figures]
         columns = ["step", *(f"{name} {run}" for name in names for run in difference.runs)]
-        lines = [
-            (str(point.step), *(_figure(name, value) for name in names for value in point.figures[name]))
-            for point in difference.curves
-        ]
+        lines = []
+        for point in difference.curves:
+            values = [(name, value) for name in names for value in point.figures[name]]
+            figures = [output.number(value, _DIGITS.get(name, 3)) or "-" for name, value in values]
+            lines.append((str(point.step), *figures))
         output.print_table(columns, lines, empty="")
     else:
         output.note("There is no step that both have made.")
@@ -215,11 +220,6 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(brief(value), ensure_ascii=False)
 
 
-def _key(key: str, difference: Difference) -> str:
-    """Name a key of the spec; of files that have other names, say where their bytes are equal."""
-    return f"{key} (equal bytes)" if key in difference.same["inputs"] else key
-
-
 def _trail(values: Sequence[tuple[int, Any]]) -> str:
     """Write the values that a key had: 0.001, 0.0003 after step 5."""
     return ", ".join(f"{_value(value)}{f' after step {step}' * bool(step)}" for step, value in values)
@@ -227,7 +227,3 @@ def _trail(values: Sequence[tuple[int, Any]]) -> str:
 
 def _digest(sha256: str | None) -> str:
     return "-" if sha256 is None else sha256[:_SHA]
-
-
-def _figure(name: str, value: float | None) -> str:
-    return output.number(value, _DIGITS.get(name, 3)) or "-"

@@ -19,23 +19,18 @@ def answer(shell: str, cli: Any) -> None:
     with contextlib.suppress(Exception, SystemExit), open(os.devnull, "w") as nowhere:
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             words = _of_line(sys.argv[1]) if shell == "bash" else (sys.argv[1:] or [""])
-            found = _candidates(cli, words[:-1], words[-1])
-        cut = len(words[-1]) - len(_replaced(words[-1])) if shell == "bash" else 0
-        for kind, value, meaning in found:
+            offered = _candidates(cli, words[:-1], words[-1])
+        cut = 0
+        if shell == "bash":  # it splits words at `=` and `:`, and says which end of a word it replaces
+            end = sys.argv[2] if len(sys.argv) > 2 else words[-1]
+            cut = len(words[-1]) - len(end) if words[-1].endswith(end) else 0
+        for kind, value, meaning in offered:
             print(kind, value[cut:] or "-", meaning, sep="\t")
 
 
-def _replaced(word: str) -> str:
-    """The end of a word that bash will replace: it says what that is, since words break at `=` and `:` for
-    it.
-    """
-    end = sys.argv[2] if len(sys.argv) > 2 else word
-    return end if word.endswith(end) else word
-
-
 def _of_line(line: str) -> list[str]:
-    """The words after the command; bash splits them also at `=`, `:` and `@`, which is undone by reading the
-    line.
+    """Return the words after the command; they are read from the line, since bash splits them also at `=`,
+    `:` and `@`.
     """
     from typer._click.shell_completion import split_arg_string
 
@@ -51,10 +46,10 @@ def _candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, s
     whole = args[:-1] if args and args[-1].startswith("-") else args
     ctx = _resolve_context(cli, {}, "lorad", whole)
     place, incomplete = _resolve_incomplete(ctx, args, incomplete)
-    found = place.shell_complete(ctx, incomplete)
-    return [(*_kind_of(item), " ".join((item.help or "").split())) for item in found]
-
-
-def _kind_of(item: Any) -> tuple[str, str]:
-    value, _, shell = str(item.value).partition("\0")
-    return shell or ("part" if item.type == "plain" and value.endswith(("=", "/")) else item.type), value
+    items = place.shell_complete(ctx, incomplete)
+    candidates = []
+    for item in items:
+        value, _, shell = str(item.value).partition("\0")
+        kind = "part" if item.type == "plain" and value.endswith(("=", "/")) else item.type
+        candidates.append((shell or kind, value, " ".join((item.help or "").split())))
+    return candidates

@@ -39,9 +39,9 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
     text = card(exported, settings, run, merged=None)
     if settings.get("target_parameters"):
         text = text.replace(_SERVERS, "Servers read the version without `--format`.\n")
-    elif told := _readers(directory, settings):
-        text += f"\n{told}\n"
-        output.note(told)
+    elif sentence := _readers(directory, settings):
+        text += f"\n{sentence}\n"
+        output.note(sentence)
     amend(directory, CARD, text.encode())
     if not tokenizer:
         return
@@ -138,7 +138,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
 
 
 def _refuse_quantized(run: RunDetails) -> None:
-    """Raises SpecError: the version was trained and served on rounded weights, which the files are not."""
+    """Raise SpecError for a version that was trained and served on rounded weights: the files are not so."""
     if form := (run.spec.get("model") or {}).get("quantize"):
         raise SpecError(
             f"{run.name} was trained on its base rounded to {form}: added to the weights as they are in its "
@@ -148,11 +148,11 @@ def _refuse_quantized(run: RunDetails) -> None:
 
 
 def _refuse_other_base(base: Path, run: RunDetails) -> None:
-    """Raises Conflict: other weights of the same shapes would take the adapter without an error."""
+    """Raise Conflict for other weights than the run's: of the same shapes, they would take the adapter."""
     from lorad.models.facts import weights_sha256
 
-    known = run.begun.model_sha256 if run.begun is not None else ""
-    if known and weights_sha256(base) != known:
+    trained_on = run.begun.model_sha256 if run.begun is not None else ""
+    if trained_on and weights_sha256(base) != trained_on:
         raise Conflict(
             f"the weights of {base} are not those that {run.name} was trained on",
             hint=f"Put the model back; `lorad verify {run.name}` says more.",
@@ -212,7 +212,10 @@ def _of_run(exported: Exported, run: RunDetails | None) -> dict[str, Any]:
         return {}
     algorithm, data = run.spec.get("algorithm") or {}, run.spec.get("data") or {}
     number = exported.version.rpartition("@")[2]
-    results = [f"{one.data}: {one.metrics['score']:.3f}" for one in run.results if _is_of(one, number)]
+    results = []
+    for result in run.results:
+        if str(result.version) == number and "score" in result.metrics:
+            results.append(f"{result.data}: {result.metrics['score']:.3f}")
     held_out = run.eval_last if number == str(run.version) else None
     return {
         "algorithm": algorithm.get("name"),
@@ -220,10 +223,6 @@ def _of_run(exported: Exported, run: RunDetails | None) -> dict[str, Any]:
         "held-out reward": "" if held_out is None else f"{held_out:.3f}",
         "evaluated": ", ".join(results),
     }
-
-
-def _is_of(result: Any, number: str) -> bool:
-    return str(result.version) == number and "score" in result.metrics
 
 
 def _named(data: Any) -> str:
@@ -262,10 +261,10 @@ vLLM: `vllm serve DIRECTORY`. SGLang: `python -m sglang.launch_server --model-pa
 
 def _settings(directory: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_file(directory / _CONFIG, JSON_BYTES))
+        settings = json.loads(read_file(directory / _CONFIG, JSON_BYTES))
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        settings = None
+    return settings if isinstance(settings, dict) else {}
 
 
 def _write(path: Path, text: str) -> None:

@@ -72,7 +72,7 @@ def follow(
     run = watched(client, name, as_json=as_json, quiet=quiet, until=until, restart=restart)
     if run is None:
         return
-    output.print_json(run) if as_json else output.note(conclusion(run))
+    output.note_or_json(run, conclusion(run), as_json=as_json)
     if run.state == "ended" and run.reason not in _GOOD:
         raise typer.Exit(1)
 
@@ -172,8 +172,8 @@ class _RunLines(_SilentRun):
         for step in steps:
             figures = "  ".join(text for text, _ in _ranked(step.metrics))
             self.say(f"step {step.step}{f'/{run.steps}' * bool(run.steps)}  {figures}")
-        for found in evals:
-            self.say(_evaluation(found))
+        for evaluation in evals:
+            self.say(_evaluation(evaluation))
         if run.doing not in ("", self._doing) and time.monotonic() - self._quiet_since > _QUIET:
             self._doing = run.doing
             self.say(f"{run.name}: {run.doing}")
@@ -249,7 +249,8 @@ def _waits(run: Run) -> list[str]:
 
 
 def _progress(run: Run) -> list[tuple[str, int]]:
-    done, about = share(run), f"{run.name} {phase(run)} {steps_in_words(run)}"
+    done = share(run)
+    about = f"{run.name} {phase(run)} {steps_in_words(run)}"
     if not run.steps:
         return [(about, 0)]
     bar = int(_BAR * done)
@@ -257,13 +258,16 @@ def _progress(run: Run) -> list[tuple[str, int]]:
 
 
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
-    """Figures of a step, each with what is left out first of a narrow line: the highest. What was not
-    measured is a dash."""
+    """Return the figures of a step, each with its rank: a narrow line leaves out the highest ranks first.
+
+    What was not measured is a dash.
+    """
     speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
     if "response_length" not in m:  # nothing was sampled
-        there = [(key, digits, rank) for key, digits, rank in _SUPERVISED if m.get(key) is not None]
+        measured = [(key, digits, rank) for key, digits, rank in _SUPERVISED if m.get(key) is not None]
         figures = [
-            (f"{key.replace('_', ' ')} {output.number(m[key], digits)}", rank) for key, digits, rank in there
+            (f"{key.replace('_', ' ')} {output.number(m[key], digits)}", rank)
+            for key, digits, rank in measured
         ]
         return [*figures, (speed, 4)]
     reward, loss, kl = (
@@ -285,7 +289,7 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
 
 
 def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:
-    """The parts side by side: those of the highest rank go until it fits, and those of rank 0 stay."""
+    """Join the parts side by side; the highest ranks go until the line fits, and rank 0 stays."""
     while True:
         line = "  ".join(text for text, _ in parts)
         worst = max(rank for _, rank in parts)
@@ -294,21 +298,28 @@ def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:
         parts = [part for part in parts if part[1] != worst]
 
 
-def _evaluation(found: Evaluation) -> str:
-    failed = f", {found.failed} rewards failed" if found.failed else ""
-    scored = found.problems - found.failed
-    score = "" if found.score is None else f" {output.number(found.score)} on {scored} problems{failed}"
-    nll = "" if found.nll is None else f" nll {found.nll:.4f}, perplexity {output.number(found.perplexity)}"
-    right = "" if found.token_accuracy is None else f" {found.token_accuracy:.1%} of tokens right"
-    pairs = "" if found.accuracy is None else f" {found.accuracy:.0%} of pairs right"
-    sets = "".join(f"; {name} {output.number(one.score) or '-'}" for name, one in found.sets.items())
+def _evaluation(evaluation: Evaluation) -> str:
+    failed = f", {evaluation.failed} rewards failed" if evaluation.failed else ""
+    scored = evaluation.problems - evaluation.failed
+    score = (
+        "" if evaluation.score is None else f" {output.number(evaluation.score)} on {scored} problems{failed}"
+    )
+    nll = (
+        ""
+        if evaluation.nll is None
+        else f" nll {evaluation.nll:.4f}, perplexity {output.number(evaluation.perplexity)}"
+    )
+    right = "" if evaluation.token_accuracy is None else f" {evaluation.token_accuracy:.1%} of tokens right"
+    pairs = "" if evaluation.accuracy is None else f" {evaluation.accuracy:.0%} of pairs right"
+    sets = "".join(f"; {name} {output.number(one.score) or '-'}" for name, one in evaluation.sets.items())
     means = ",".join(filter(None, (score, nll, right, pairs)))
-    return f"held-out eval at step {found.step}:{means or ' -'}{sets}"
+    return f"held-out eval at step {evaluation.step}:{means or ' -'}{sets}"
 
 
 def conclusion(run: RunDetails) -> str:
     """Say how a run ended, or that it works."""
-    name, where = run.name, f"step {steps_in_words(run, ' of ')}"
+    name = run.name
+    where = f"step {steps_in_words(run, ' of ')}"
     if run.state not in OVER:
         return f"{name} is {phase(run)} at {where}; `lorad attach {name}` follows it."
     if run.state == "paused":

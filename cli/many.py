@@ -168,8 +168,8 @@ def say(verb: Verb, outcome: Outcome) -> None:
     if outcome.answer is not None:
         output.note(verb.says(outcome.answer))
     elif outcome.error is not None:
-        known = outcome.name in outcome.error.message
-        output.note(f"error: {'' if known else f'{outcome.name}: '}{outcome.error.message}")
+        is_named = outcome.name in outcome.error.message
+        output.note(f"error: {'' if is_named else f'{outcome.name}: '}{outcome.error.message}")
         if outcome.error.hint:
             output.note(f"  {outcome.error.hint}")
 

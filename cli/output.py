@@ -31,7 +31,7 @@ NO_RUNS = "No runs. `lorad init` writes a spec to start from."
 
 
 def print_json(data: Any) -> None:
-    """data: Structs, or what JSON has."""
+    """Print Structs, or what JSON has, as JSON."""
     print(json_text(data, indent=2))
 
 
@@ -48,11 +48,19 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
+def note_or_json(answer: Any, text: str, *, as_json: bool) -> None:
+    """Print an answer as JSON, or a note that says it."""
+    if as_json:
+        print_json(answer)
+    else:
+        note(text)
+
+
 def print_error(error: "LoradError") -> None:
-    for one in (error, *error.others):
-        note(f"error: {one.message}")
-        if one.hint:
-            note(f"  {one.hint}")
+    for part in (error, *error.others):
+        note(f"error: {part.message}")
+        if part.hint:
+            note(f"  {part.hint}")
 
 
 def report(text: str) -> None:

@@ -114,36 +114,34 @@ def _axes(sweep: Sweep, runs: Sequence[SweepRun]) -> list[_Axis]:
             axes.append(_axis(key, values))
     metric = next((name for name, of in _SCORES.items() if any(of(run) is not None for run in runs)), None)
     if metric is not None:
-        found = _axis(metric, [_SCORES[metric](run) for run in runs])
-        axes.append(_turned(found) if metric in LOWER_IS_BETTER else found)
+        axis = _axis(metric, [_SCORES[metric](run) for run in runs])
+        if metric in LOWER_IS_BETTER:
+            places = [None if place is None else 1 - place for place in axis.places]
+            axis = _Axis(axis.name, places, [(1 - place, text) for place, text in axis.ticks])
+        axes.append(axis)
     return axes
-
-
-def _turned(axis: _Axis) -> _Axis:
-    places = [None if place is None else 1 - place for place in axis.places]
-    return _Axis(axis.name, places, [(1 - place, text) for place, text in axis.ticks])
 
 
 def _axis(name: str, values: Sequence[Any]) -> _Axis:
     """Place numbers by size, and anything else in the order in which it comes."""
-    there = [value for value in values if value is not None]
-    if there and all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
-        low, high = min(there), max(there)
+    present = [value for value in values if value is not None]
+    if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        low, high = min(present), max(present)
         scale = math.log if low > 0 and high / low >= _LOG_RATIO else float
         span = scale(high) - scale(low)
 
         def place(value: Any) -> float:
             return (scale(value) - scale(low)) / span if span else 0.5
 
-        ticked = sorted(set(there)) if len(set(there)) <= _FEW else [low, high]
+        ticked = sorted(set(present)) if len(set(present)) <= _FEW else [low, high]
         return _Axis(
             name, [None if v is None else place(v) for v in values], [(place(v), f"{v:.4g}") for v in ticked]
         )
     words = [value if isinstance(value, str) else json.dumps(value) for value in values]
-    known = list(dict.fromkeys(words))
-    most = max(len(known) - 1, 1)
+    distinct = list(dict.fromkeys(words))
+    most = max(len(distinct) - 1, 1)
     return _Axis(
-        name, [known.index(word) / most for word in words], [(n / most, w) for n, w in enumerate(known)]
+        name, [distinct.index(word) / most for word in words], [(n / most, w) for n, w in enumerate(distinct)]
     )
 
 

@@ -29,10 +29,10 @@ def points_in(name: str) -> list[list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{name}: {reason}", hint=_HINT) from None
-    found = _of_csv(text, name) if path.suffix.lower() == ".csv" else _of_yaml(text, name)
-    if not found:
+    points = _of_csv(text, name) if path.suffix.lower() == ".csv" else _of_yaml(text, name)
+    if not points:
         raise SpecError(f"{name}: there is no point in it", hint=_HINT)
-    return found
+    return points
 
 
 def _of_csv(text: str, name: str) -> list[list[str]]:
@@ -59,7 +59,10 @@ def _of_yaml(text: str, name: str) -> list[list[str]]:
     data = None if node is None else plain(node, name)
     if not isinstance(data, list) or not all(isinstance(point, dict) and point for point in data):
         raise SpecError(f"{name}: not a list of points", hint=_HINT)
-    return [[f"{key}={_text(value)}" for key, value in _flat(point, "")] for point in data]
+    return [
+        [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(point, "")]
+        for point in data
+    ]
 
 
 def _flat(point: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -69,7 +72,3 @@ def _flat(point: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -26,9 +26,9 @@ def chooses_runs(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command names, globs and filters in the place of its first parameter, a `Selection`."""
 
     @functools.wraps(command)
-    def typed(**given: Any) -> None:
-        words = {name: given.pop(name) for name in _WORDS}
-        command(selection(words), **given)
+    def typed(**options: Any) -> None:
+        words = {name: options.pop(name) for name in _WORDS}
+        command(selection(words), **options)
 
     typed.__annotations__ = _WORDS | {
         name: kind for name, kind in inspect.get_annotations(command).items() if kind is not Selection

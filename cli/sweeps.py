@@ -51,7 +51,11 @@ def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = 
         output.print_table(_columns(sweep), _rows(sweep), empty="Its runs were removed.")
         if sweep.rungs:
             print()
-            output.print_table(_RUNGS, [_rung_row(sweep, rung) for rung in sweep.rungs], empty="")
+            rungs = []
+            for rung in sweep.rungs:
+                best = output.number(_best_of(sweep, rung, rung.scores))
+                rungs.append((f"step {rung.step}", best, ", ".join(rung.kept), ", ".join(rung.stopped)))
+            output.print_table(_RUNGS, rungs, empty="")
         if (width := table.terminal_width()) is not None:
             picture = parallel.lines(sweep, ranked(sweep), width)
             print(*([""] if picture else []), *picture, sep="\n")
@@ -108,8 +112,8 @@ def _figures(sweep: Sweep) -> dict[str, Callable[[SweepRun], float | None]]:
     learns = any(run.nll_last is not None or _is_without_reward(run) for run in sweep.runs)
     has_rewards = not learns or any(run.reward_mean is not None for run in sweep.runs)
     has_scores = not learns or any(run.eval_last is not None for run in sweep.runs)
-    there = ("eval", "best") * has_scores + ("nll", "loss") * learns + ("reward",) * has_rewards
-    return {name: figures[name] for name in there}
+    shown = ("eval", "best") * has_scores + ("nll", "loss") * learns + ("reward",) * has_rewards
+    return {name: figures[name] for name in shown}
 
 
 def _is_without_reward(run: SweepRun) -> bool:
@@ -169,13 +173,8 @@ def ranked(sweep: Sweep) -> list[SweepRun]:
     return sorted(sweep.runs, key=rank)
 
 
-def _rung_row(sweep: Sweep, rung: Rung) -> tuple[str, ...]:
-    kept, stopped = ", ".join(rung.kept), ", ".join(rung.stopped)
-    return f"step {rung.step}", output.number(_best_of(sweep, rung, rung.scores)), kept, stopped
-
-
 def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
-    """The sweep when all its runs are over; None when the user detached.
+    """Return the sweep when all its runs are over; None when the user detached.
 
     A daemon that dies is started again.
     """

@@ -60,16 +60,16 @@ def print_table(
     empty: a note for stderr when there are no rows.
     single: no row has a second line.
     """
-    found = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    if found:
-        header, *lines = table_lines(columns, found, terminal_width(), single=single)
+    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    if texts:
+        header, *lines = table_lines(columns, texts, terminal_width(), single=single)
         print(styled(header, "1"), *lines, sep="\n")
     elif empty:
         print(printable(empty), file=sys.stderr, flush=True)
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None where it is none."""
+    """Return how wide the terminal is that stdout is; None where it is none."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
 
 
@@ -120,7 +120,10 @@ def _laid_out(
     if room() < 0 and not single:
         needs[kept[0]] = min(needs[kept[0]], max(_NAME_LEAST, width // 3))
     while room() < 0 and columns[last := max((*kept, *least), key=rank)].drop:
-        kept.remove(last) if last in kept else least.pop(last)
+        if last in kept:
+            kept.remove(last)
+        else:
+            least.pop(last)
     needs[kept[0]] = max(needs[kept[0]] + min(room(), 0), min(needs[kept[0]], _FIRST_LEAST))
     return _with_texts(columns, needs, kept, list(least) if single else texts, width, single=single)
 
@@ -135,7 +138,8 @@ def _with_texts(
     single: bool,
 ) -> _Layout:
     """Add text columns beside the exact ones as long as there is room."""
-    free, below = width - sum(needs[place] + _GAP for place in kept) + _GAP, []
+    free = width - sum(needs[place] + _GAP for place in kept) + _GAP
+    below = []
     for place in texts:
         if single:
             needs[place] = max(min(needs[place], free - _GAP), 0)
@@ -161,22 +165,19 @@ def _row_lines(columns: Sequence[Column], row: Sequence[str], layout: _Layout, w
 
 
 def _beside(row: Sequence[str], layout: _Layout) -> list[str]:
-    """The line of a row; before it the name alone, where that is longer than its column."""
+    """Write the line of a row; before it the name alone, where that is longer than its column."""
     first, *others = layout.beside
-    name, above = row[first], []
+    name = row[first]
+    above = []
     if cells(name) > layout.widths[first]:
-        above, name = [name], ""
-    shown = [
-        _padded(name, layout.widths[first]),
-        *(_fitted(row[place], layout.widths[place]) for place in others),
-    ]
+        above = [name]
+        name = ""
+    shown = [_padded(name, layout.widths[first])]
+    for place in others:  # only with `single` can a cell be wider than its column
+        width = layout.widths[place]
+        shown.append(_padded(shortened(row[place], width), width))
     line = (" " * _GAP).join(shown).rstrip()
     return [*above, line] if line or not above else above
-
-
-def _fitted(cell: str, width: int) -> str:
-    """Pad a cell to the width, or cut its end. Only with `single` can a cell be wider than its column."""
-    return _padded(cell if cells(cell) <= width else shortened(cell, width), width)
 
 
 def text_lines(text: str, kind: _Kind, width: int) -> list[str]:
@@ -191,7 +192,7 @@ def text_lines(text: str, kind: _Kind, width: int) -> list[str]:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Broken between words; a word longer than a line stays whole."""
+    """Break text between words; a word longer than a line stays whole."""
     lines: list[str] = []
     for word in text.split():
         if lines and cells(lines[-1]) + 1 + cells(word) <= width:
@@ -202,12 +203,12 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def shortened(text: str, width: int) -> str:
-    """Its beginning, in so many cells."""
+    """Return the beginning of a text, in so many cells."""
     return text if cells(text) <= width else f"{_sized(text, max(width - 1, 0)).rstrip(' ,;')}…"
 
 
 def _middle_cut(text: str, width: int) -> str:
-    """Its beginning and its end, in so many cells."""
+    """Return the beginning and the end of a text, in so many cells."""
     if cells(text) <= width:
         return text
     end = max((width - 1) // 3, 0)
@@ -215,8 +216,9 @@ def _middle_cut(text: str, width: int) -> str:
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
-    """A line for each name and value; on a terminal long values are broken between words and indented."""
-    width, label = terminal_width(), 11
+    """Print a line for each name and value; on a terminal long values are broken and indented."""
+    width = terminal_width()
+    label = 11
     for name, value in fields:
         for line in printable(value).splitlines() or [""]:
             for part in [line] if width is None else folded_as_is(line, max(width - label, 1)):
@@ -225,7 +227,7 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
 
 
 def folded_as_is(line: str, width: int) -> list[str]:
-    """A line that fits keeps its spaces."""
+    """Fold a line at its words; a line that fits keeps its spaces."""
     return [line] if cells(line) <= width else _folded(line, width)
 
 

@@ -55,40 +55,39 @@ def aliases(
                 hint="For example `lorad aliases support-bot --remove`.",
             )
         answer = client.remove_alias(alias)
-        output.print_json(answer) if as_json else output.note(f"Alias {alias} is removed.")
+        output.note_or_json(answer, f"Alias {alias} is removed.", as_json=as_json)
         return
     if alias is not None and not traffic:
         moves = client.alias_moves(alias)
         versions = ("(removed)" if m.version is None else f"{m.run}@{m.version}" for m in moves)
         moved = [(version, m.by, output.age(m.at)) for version, m in zip(versions, moves, strict=True)]
-        output.print_json(moves) if as_json else output.print_table(
-            ("version", "by", "age"), moved, empty="No moves."
-        )
+        if as_json:
+            output.print_json(moves)
+        else:
+            output.print_table(("version", "by", "age"), moved, empty="No moves.")
         return
-    found = [a for a in client.aliases() if alias in (None, a.alias)]
+    served = [a for a in client.aliases() if alias in (None, a.alias)]
     if as_json:
-        output.print_json(found)
+        output.print_json(served)
     elif traffic:
         output.print_table(
-            _TRAFFIC, [_traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all."
+            _TRAFFIC, [_traffic_row(a) for a in served], empty="No such aliases. `lorad aliases` lists all."
         )
     else:
-        output.print_table(
-            _ALIASES, [_row(a) for a in found], empty="No aliases. `lorad swap ALIAS RUN@N` makes one."
-        )
-        for a in (a for a in found if a.previous):
+        rows = []
+        for a in served:
+            state = "" if a.loaded is None else "loaded" if a.loaded else "cold"
+            about = (a.sha256[:12], a.attested, state, a.by, output.age(a.updated_at))
+            rows.append((a.alias, f"{a.run}@{a.version}", *about))
+        output.print_table(_ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        for a in (a for a in served if a.previous):
             output.note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")
-
-
-def _row(alias: ServedAlias) -> tuple[str | None, ...]:
-    state = "" if alias.loaded is None else "loaded" if alias.loaded else "cold"
-    version, digest = f"{alias.run}@{alias.version}", alias.sha256[:12]
-    return alias.alias, version, digest, alias.attested, state, alias.by, output.age(alias.updated_at)
 
 
 def _traffic_row(alias: ServedAlias) -> tuple[str, ...]:
     """Cells are blank where no gateway is up, and times where it answered nothing in the last minute."""
-    names, traffic = (alias.alias, f"{alias.run}@{alias.version}"), alias.traffic
+    names = (alias.alias, f"{alias.run}@{alias.version}")
+    traffic = alias.traffic
     if traffic is None:
         return (*names, *[""] * (len(_TRAFFIC) - len(names)))
     counts = (str(traffic.requests), str(traffic.failed), str(traffic.in_flight))

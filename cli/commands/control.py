@@ -96,16 +96,17 @@ def wait(
     from lorad.client.conditions import condition
 
     many.only_run(meant)  # it refuses to wait for all that there is
-    wanted, seconds = condition(until) if until else None, seconds_in("--timeout", timeout)
+    expected = condition(until) if until else None
+    seconds = seconds_in("--timeout", timeout)
     client = Client()
     connection = Connection(client, start=True)
     begun = time.monotonic()
 
     def waited(name: str) -> Run:
         left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))
-        return wait_for(connection, name, until=wanted, timeout=left)
+        return wait_for(connection, name, until=expected, timeout=left)
 
-    has = f" has {wanted} and" if wanted else ""
+    has = f" has {expected} and" if expected else ""
     verb = many.Verb("wait for", waited, lambda run: f"{run.name}{has} is {where(run)}.", "")
     names = [run.name for run in many.chosen(client, meant, verb)]
     many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
@@ -146,7 +147,7 @@ def _end_one(client: Client, verb: many.Verb, name: str, *, wait: bool, as_json:
         if over is None:
             raise typer.Exit(130)
         run = over
-    output.print_json(run) if as_json else output.note(verb.says(run))
+    output.note_or_json(run, verb.says(run), as_json=as_json)
     if getattr(run, "reason", None) not in many.GOOD:
         raise typer.Exit(1)
 
@@ -189,4 +190,4 @@ def _remove_one(client: Client, name: str, *, yes: bool, as_json: bool) -> None:
             output.printable(f"Delete {name} and everything in {data.directory}?"), abort=True, err=True
         )
     answer = client.remove(name)
-    output.print_json(answer) if as_json else output.note(f"{name} is deleted.")
+    output.note_or_json(answer, f"{name} is deleted.", as_json=as_json)

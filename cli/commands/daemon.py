@@ -160,8 +160,8 @@ def uninstall(system: _ForAll = False, as_json: AsJson = False) -> None:
     remove_unit(unit)
     if unit.is_reachable():
         tell_systemd([*unit.systemctl, "daemon-reload"])
-    output.print_json({"removed": str(unit.path)}) if as_json else output.note(
-        f"{unit.path} is removed; runs continue."
+    output.note_or_json(
+        {"removed": str(unit.path)}, f"{unit.path} is removed; runs continue.", as_json=as_json
     )
 
 

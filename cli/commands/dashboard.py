@@ -83,7 +83,10 @@ def top(
             _show(seen, watch)
         else:
             shown = {name: getattr(seen, name) for name in ("runs", "pools", "devices", "alarms", "at")}
-            print(json_text(shown), flush=True) if watch else print_json(shown)
+            if watch:
+                print(json_text(shown), flush=True)
+            else:
+                print_json(shown)
         if not watch:
             return
         time.sleep(_SECONDS)
@@ -92,7 +95,10 @@ def top(
 def _look(client: Client, limits: AlarmLimits) -> _Look:
     """Take a snapshot. The requests run one after the other, as together they take a few milliseconds."""
     runs = sorted(client.list(limit=_MOST), key=lambda run: _ORDER.index(run.state))
-    status, pools, devices, now = client.status(), client.pools(), client.devices(), time.time()
+    status = client.status()
+    pools = client.pools()
+    devices = client.devices()
+    now = time.time()
     raised = alarms(runs, limits, now, pools=pools, devices=devices, status=status)
     return _Look(status, runs, pools, devices, raised, now)
 
@@ -116,7 +122,10 @@ def _show(seen: _Look, watch: bool) -> None:
         runs = runs[: max(free, least, 3)]
     if watch:
         print("\x1b[H\x1b[2J", end="")
-    print(*folded_as_is(_headline(seen), width or 1000), sep="\n")
+    counts = [f"{count} {state}" for state in _ORDER if (count := seen.status.runs.get(state))]
+    disk = [f"{size(seen.status.disk.free)} free"] if seen.status.disk else []
+    clock = time.strftime("%H:%M:%S", time.localtime(seen.at))
+    print(*folded_as_is("  ".join(["lorad", clock, ", ".join(counts), *disk]), width or 1000), sep="\n")
     print()
     print_table(heads, runs, empty=NO_RUNS, single=True)
     if (more := sum(seen.status.runs.values()) - len(runs)) > 0 and runs:
@@ -126,13 +135,6 @@ def _show(seen: _Look, watch: bool) -> None:
             print()
             print_table(columns, rows, empty="", single=True)
     sys.stdout.flush()
-
-
-def _headline(seen: _Look) -> str:
-    status = seen.status
-    counts = [f"{status.runs[state]} {state}" for state in _ORDER if status.runs.get(state)]
-    disk = [f"{size(status.disk.free)} free"] if status.disk else []
-    return "  ".join(["lorad", time.strftime("%H:%M:%S", time.localtime(seen.at)), ", ".join(counts), *disk])
 
 
 def _run_cell(run: Run, column: str) -> str:

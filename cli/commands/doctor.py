@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,12 +75,14 @@ def doctor(
         _show_repaired(repair(home), end_orphans(home), as_json)
         return
     checks: list[Finding] = []
-    found = _everything(home)
+    findings = _everything(home)
     if engine is not None or trainer is not None:
-        found = _of_backends(home, engine, trainer, probe)
+        trainers = [] if trainer is None else trainer_checks(home, trainer)
+        engines = [] if engine is None else engine_checks(home, engine, start=probe)
+        findings = chain(trainers, engines)
     elif cluster:
-        found = cluster_checks(home, nodes)
-    for finding in found:
+        findings = cluster_checks(home, nodes)
+    for finding in findings:
         hint = "" if finding.ok else finding.hint
         checks.append(msgspec.structs.replace(finding, detail=printable(finding.detail), hint=hint))
         if not as_json:
@@ -121,13 +124,6 @@ def _everything(home: Home) -> Iterator[Finding]:
     yield from _logout(home)
 
 
-def _of_backends(home: Home, engine: str | None, trainer: str | None, probe: bool) -> Iterator[Finding]:
-    if trainer is not None:
-        yield from trainer_checks(home, trainer)
-    if engine is not None:
-        yield from engine_checks(home, engine, start=probe)
-
-
 def _machine() -> Iterator[Finding]:
     version = platform.python_version()
     yield Finding("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14.")
@@ -165,9 +161,9 @@ def _home_checks(home: Home) -> Iterator[Finding]:
     yield Finding("filesystem", local, kind, hint)
     free = shutil.disk_usage(existing).free
     yield Finding("disk", free > _MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
-    wanted = len(os.fsencode(home.root / "lorad.sock"))
+    length = len(os.fsencode(home.root / "lorad.sock"))
     aside = (
-        "" if wanted <= SOCKET_PATH_LIMIT else f" ({wanted} bytes are too many for a socket; side-stepped)"
+        "" if length <= SOCKET_PATH_LIMIT else f" ({length} bytes are too many for a socket; side-stepped)"
     )
     yield Finding("socket", True, f"{home.socket}{aside}")
 
@@ -195,9 +191,9 @@ def _daemon(home: Home) -> Iterator[Finding]:
         return
     schema = status.database.schema
     yield Finding("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
-    if (found := status.forecasts).off is not None:
-        counted = f"{found.count} of the last {found.days} days"
-        yield Finding("forecasts", True, f"{counted}, off by {found.off:.0%} of the wait (median)")
+    if (forecasts := status.forecasts).off is not None:
+        counted = f"{forecasts.count} of the last {forecasts.days} days"
+        yield Finding("forecasts", True, f"{counted}, off by {forecasts.off:.0%} of the wait (median)")
     for trouble in status.troubles:
         yield Finding(
             "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."
@@ -216,11 +212,13 @@ def _logout(home: Home) -> Iterator[Finding]:
 
 
 def _filesystem(path: Path) -> str:
-    """The type of the filesystem that holds a path."""
-    best, kind = "", "unknown"
+    """Return the type of the filesystem that holds a path."""
+    best = ""
+    kind = "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, name, *_ = line.split()
         inside = str(path) == mount or str(path).startswith(mount.rstrip("/") + "/")
         if inside and len(mount) > len(best):
-            best, kind = mount, name
+            best = mount
+            kind = name
     return kind

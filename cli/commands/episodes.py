@@ -89,16 +89,20 @@ def try_(
     components.
     """
     text, source, cwd = read_spec(spec)
-    given = from_here(overrides or [])
+    changed = from_here(overrides or [])
     if step is not None and rewards in (None, "-"):
         raise SpecError("only samples of a run are of steps", key="--step", hint="Write --rewards RUN.")
     if rewards is not None:
-        plain = msgspec.to_builtins(load_spec(text, source=source, overrides=given))
+        plain = msgspec.to_builtins(load_spec(text, source=source, overrides=changed))
         lines = _lines(spec, rewards)
-        _grade(Grading(spec=plain, cwd=str(cwd), run=_run(rewards), step=step, lines=lines, n=n), as_json)
-    env = load_task(text, source=source, overrides=given).env
+        if Path(rewards).is_file():
+            hint = f"A file's lines come from stdin: `--rewards - < {rewards}`."
+            raise SpecError(f"{rewards} is a file, not a run", key="--rewards", hint=hint)
+        run = "" if rewards == "-" else rewards
+        _grade(Grading(spec=plain, cwd=str(cwd), run=run, step=step, lines=lines, n=n), as_json)
+    env = load_task(text, source=source, overrides=changed).env
     client = launch.connected()
-    events = client.trial(text, source=source, cwd=str(cwd), overrides=given, n=n or _ROWS)
+    events = client.trial(text, source=source, cwd=str(cwd), overrides=changed, n=n or _ROWS)
     samples, seconds = _followed(events, quiet=quiet)
     is_replayable = env.name is not None and not is_program(env, cwd)
     differing = _compared(env, cwd, samples) if is_replayable else []
@@ -110,14 +114,6 @@ def try_(
     if failed:
         output.note(f"{failed} of {len(samples)} have no reward")
     raise typer.Exit(1 if differing or failed else 0)
-
-
-def _run(rewards: str) -> str:
-    """Return the name of the run whose samples are graded; "" for stdin. Raises SpecError for a file."""
-    if Path(rewards).is_file():
-        hint = f"A file's lines come from stdin: `--rewards - < {rewards}`."
-        raise SpecError(f"{rewards} is a file, not a run", key="--rewards", hint=hint)
-    return "" if rewards == "-" else rewards
 
 
 def _lines(spec: str, rewards: str) -> str:
@@ -140,26 +136,25 @@ def _lines(spec: str, rewards: str) -> str:
     return text
 
 
-def _grade(wanted: Grading, as_json: bool) -> NoReturn:
+def _grade(grading: Grading, as_json: bool) -> NoReturn:
     """Print the completions with their rewards. The exit code is 1 where one has none."""
-    samples = graded(wanted)
+    samples = graded(grading)
     if as_json:
         output.print_json({"samples": samples})
     else:
-        output.print_table(_GRADED, [_graded_cells(*row) for row in enumerate(samples, 1)], empty="")
+        rows = []
+        for place, sample in enumerate(samples, 1):
+            parts = ", ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
+            prompt = sample.prompt if table.terminal_width() is None else question(sample.prompt)
+            texts = (prompt, sample.answer or "", sample.completion, sample.error or "")
+            rows.append((str(place), output.number(sample.reward), parts, *texts))
+        output.print_table(_GRADED, rows, empty="")
     values = [sample.reward for sample in samples if sample.reward is not None]
     if values:
         output.note(f"mean reward {sum(values) / len(values):.3f}")
     if failed := len(samples) - len(values):
         output.note(f"{failed} of {len(samples)} have no reward")
     raise typer.Exit(1 if failed else 0)
-
-
-def _graded_cells(place: int, sample: Sample) -> tuple[str, ...]:
-    parts = ", ".join(f"{name} {output.number(value)}" for name, value in sample.rewards.items())
-    prompt = sample.prompt if table.terminal_width() is None else question(sample.prompt)
-    texts = (prompt, sample.answer or "", sample.completion, sample.error or "")
-    return (str(place), output.number(sample.reward), parts, *texts)
 
 
 def _followed(events: Iterator[TrialEvent], *, quiet: bool) -> tuple[list[Sample], float]:
@@ -191,12 +186,12 @@ def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[s
         host.start()
         tasks = [sample.task for sample in played if sample.task]
         resets = zip(played, host.begin(tasks), host.begin(tasks), strict=True)
-        found = [
+        changed = [
             {"prompt_id": sample.prompt_id, "index": sample.index, "turn": 0, "differs": "reset"}
             for sample, (_, first), (_, second) in resets
             if (first.messages, first.reward, first.tools) != (second.messages, second.reward, second.tools)
         ]
-        return [*found, *_differences(host, played)]
+        return [*changed, *_differences(host, played)]
     finally:
         host.close()
 
@@ -205,21 +200,22 @@ def _print_tried(
     samples: Sequence[Sample], seconds: float, differing: Sequence[dict[str, Any]], *, compared: bool
 ) -> None:
     """Print each sample in full, then all of them as a table."""
-    differ = {(one["prompt_id"], one["index"]): one for one in differing}
+    differ = {(difference["prompt_id"], difference["index"]): difference for difference in differing}
     rows = []
     for place, sample in enumerate(samples, 1):
         print(f"-- sample {place}")
         table.print_fields(whole(sample))
-        one = differ.get((sample.prompt_id, sample.index))
-        again = f"differs at turn {one['turn']}" if one else "same" if compared and sample.turns else ""
+        difference = differ.get((sample.prompt_id, sample.index))
+        again = "same" if compared and sample.turns else ""
+        again = f"differs at turn {difference['turn']}" if difference else again
         figures = (str(len(sample.turns) or 1), output.number(sample.reward, 2), str(len(sample.logprobs)))
         seconds_env = f"{sum(turn.seconds for turn in sample.turns):.3f}" if sample.turns else ""
         end = str(sample.end or sample.finish)
         rows.append((str(place), end, *figures, seconds_env, again, str(sample.error or "")))
     print()
     output.print_table(_TRIED, rows, empty="")
-    for one in differing:
-        output.note(f"{one['prompt_id']}, turn {one['turn']}: {one['differs']}")
+    for difference in differing:
+        output.note(f"{difference['prompt_id']}, turn {difference['turn']}: {difference['differs']}")
     output.note(f"{len(samples)} samples in {seconds:.1f} s of the pool; nothing was queued")
 
 
@@ -244,18 +240,18 @@ def replay(
     host = Host(env, Path(details.cwd or "."))
     try:
         host.start()
-        found = [*_differences(host, samples)]
+        differences = [*_differences(host, samples)]
     finally:
         host.close()
     number = samples[0].step if samples else step
     if as_json:
-        output.print_json({"step": number, "episodes": len(samples), "differences": found})
+        output.print_json({"step": number, "episodes": len(samples), "differences": differences})
     else:
-        rows = [tuple(str(value) for value in one.values()) for one in found]
+        rows = [tuple(str(value) for value in one.values()) for one in differences]
         output.print_table(_COLUMNS, rows, empty="")
-        episodes = len({(one["prompt_id"], one["index"]) for one in found})
+        episodes = len({(one["prompt_id"], one["index"]) for one in differences})
         output.note(f"{len(samples)} episodes of step {number} played again, {episodes} differ")
-    raise typer.Exit(1 if found else 0)
+    raise typer.Exit(1 if differences else 0)
 
 
 def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
@@ -280,7 +276,8 @@ def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, An
                 }
             elif number < len(sample.turns) - 1:
                 left.append((sample, heard))
-        live, number = left, number + 1
+        live = left
+        number += 1
 
 
 def _again(
@@ -307,7 +304,8 @@ def _again(
 
 def _difference(sample: Sample, number: int, answer: Answer) -> str:
     """Return in what a turn was answered otherwise; "" where it was not."""
-    turn, last = sample.turns[number], number == len(sample.turns) - 1
+    turn = sample.turns[number]
+    last = number == len(sample.turns) - 1
     now = "" if answer.messages is None else shown(answer.messages)
     why = answer.error if sample.end != "failed" or not last else ""
     if not why and not answer.error and answer.reward != turn.reward:

@@ -16,11 +16,11 @@ _VERIFY_SECONDS = 24 * 3600.0
 
 def checkpoints(run: Run, as_json: AsJson = False) -> None:
     """List checkpoints, oldest first."""
-    found = Client().checkpoints(run)
+    saved = Client().checkpoints(run)
     if as_json:
-        print_json(found)
+        print_json(saved)
         return
-    rows = [(c.step, f"@{c.version}", size(c.bytes), age(c.created_at), c.path) for c in found]
+    rows = [(c.step, f"@{c.version}", size(c.bytes), age(c.created_at), c.path) for c in saved]
     print_table(_CHECKPOINTS, rows, empty="No checkpoints yet.")
 
 
@@ -51,7 +51,7 @@ def gc(
         return
     rows = [(item.run, size(item.bytes), item.why, item.path) for item in answer.deleted]
     print_table(_DELETED, rows, empty="There is nothing to delete.")
-    for held in answer.kept:
-        note(f"{held.version} is kept: `lorad swap {held.alias} --rollback` goes back to it.")
+    for kept in answer.kept:
+        note(f"{kept.version} is kept: `lorad swap {kept.alias} --rollback` goes back to it.")
     if rows:
         note(f"{size(answer.bytes)} {'would be' if dry_run else 'are'} free.")

@@ -1,6 +1,5 @@
 """lorad list: runs, and why they wait. It imports little, so that it starts at once."""
 
-import sys
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -89,11 +88,17 @@ def list_(
     listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is Group.SWEEP, queue)
     client = Client()
     while True:
-        found, more = _read(client, listing, whole=as_json)
+        runs, more = _read(client, listing, whole=as_json)
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
-        _print_json(found, listing) if as_json else _show(found, listing, more)
-        _show_troubles(client.status().troubles)
+        if as_json:
+            groups = [{"sweep": group[0].sweep, "runs": group} for group in groups_of(runs)]
+            output.print_json(groups if listing.fold else runs)
+        else:
+            _show(runs, listing, more)
+        if troubles := client.status().troubles:  # on stderr, where programs are not disturbed
+            others = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+            output.note(f"trouble: {troubles[0]}{others} `lorad doctor` lists all of it.")
         if not watch:
             return
         time.sleep(2)
@@ -104,7 +109,7 @@ def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run],
     if listing.queue:
         return _read_queue(client, listing)
     usual = 0 if listing.everything or whole or listing.fold else _SHOWN
-    if _is_plain(listing):
+    if listing.selection.is_everything and not (listing.columns or listing.sort or listing.limit):
         runs = client.list(all=listing.everything, limit=usual and usual + 1)
         if usual and len(runs) > usual and runs[-1].state == "ended":
             return runs[:-1], sum(client.status().runs.values()) - len(runs) + 1
@@ -118,8 +123,8 @@ def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run],
         limit=limit and limit + 1,
     )
     more = bool(limit) and len(runs) > limit
-    found = _filled(client, runs[:limit] if more else runs, listing.columns)
-    return found, -1 if more else 0
+    complete = _filled(client, runs[:limit] if more else runs, listing.columns)
+    return complete, -1 if more else 0
 
 
 def _filled(client: Client, runs: list[Run], columns: Sequence[str]) -> list[Run]:
@@ -137,12 +142,8 @@ def _read_queue(client: Client, listing: _Listing) -> tuple[list[Run], int]:
     waiting = client.select(replace(listing.selection, state=["queued"]), keys=keys, sort=listing.sort)
     if not listing.sort:
         waiting.sort(key=lambda run: (run.queue is None, run.queue.place if run.queue else run.created_at))
-    found = _filled(client, waiting[: listing.limit], listing.columns)
-    return found, -1 if listing.limit and len(waiting) > listing.limit else 0
-
-
-def _is_plain(listing: _Listing) -> bool:
-    return listing.selection.is_everything and not (listing.columns or listing.sort or listing.limit)
+    complete = _filled(client, waiting[: listing.limit], listing.columns)
+    return complete, -1 if listing.limit and len(waiting) > listing.limit else 0
 
 
 def _show(runs: Sequence[Run], listing: _Listing, more: int) -> None:
@@ -156,20 +157,3 @@ def _show(runs: Sequence[Run], listing: _Listing, more: int) -> None:
         output.note(f"{more} older ones: `lorad list --all` shows every run.")
     elif more and listing.limit is None:
         output.note("There are more: --all shows every one of them, --limit so many.")
-
-
-def _print_json(runs: Sequence[Run], listing: _Listing) -> None:
-    """Print the runs, or with `--group` each group: {sweep, runs}."""
-    if not listing.fold:
-        output.print_json(runs)
-        return
-    output.print_json([{"sweep": group[0].sweep, "runs": group} for group in groups_of(runs)])
-
-
-def _show_troubles(troubles: list[str]) -> None:
-    """Print one line on stderr, where readers of the table see it and programs are not disturbed."""
-    if troubles:
-        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-        print(
-            output.printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr
-        )

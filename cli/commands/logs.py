@@ -108,19 +108,20 @@ def _of_node(
     if run is None or of is None or as_json:
         hint = f"`lorad logs RUN --of trainer --node {node}`."
         raise SpecError("--node chooses lines of one log of a run, for people", hint=hint)
-    one, begins = _Log(client, run, of), f"{node}: "
-    one.begin(None)
+    log = _Log(client, run, of)
+    begins = f"{node}: "
+    log.begin(None)
     most = lines
     while True:
-        over = not follow or (not one.part.text and _is_over(client, run, None))
-        found = [line.removeprefix(begins) for line in one.lines(last=over) if line.startswith(begins)]
-        for line in found if most is None else found[len(found) - most :] if most else ():
+        over = not follow or (not log.part.text and _is_over(client, run, None))
+        texts = [line.removeprefix(begins) for line in log.lines(last=over) if line.startswith(begins)]
+        for line in texts if most is None else texts[len(texts) - most :] if most else ():
             print(output.printable(line), flush=True)
         most = None
         if over:
             return
-        time.sleep(0 if one.part.text else _PERIOD)
-        one.advance()
+        time.sleep(0 if log.part.text else _PERIOD)
+        log.advance()
 
 
 def _is_over(client: Client, run: str, attempt: int | None) -> bool:
@@ -135,13 +136,13 @@ def _end(read: _Read, lines: int | None) -> LogPart:
     span = _SHOWN
     while True:
         part = read(-span)
-        found = part.text.splitlines(keepends=True)
-        if len(found) > lines or span >= min(part.size, _MOST):
+        tail = part.text.splitlines(keepends=True)
+        if len(tail) > lines or span >= min(part.size, _MOST):
             break
         span *= 4
-    if len(found) < lines and span < part.size:
-        output.note(f"These are the last {len(found)} lines: no more than {_MOST >> 20} MiB is read back.")
-    return LogPart("".join(found[-lines:] if lines else []), part.offset, part.size)
+    if len(tail) < lines and span < part.size:
+        output.note(f"These are the last {len(tail)} lines: no more than {_MOST >> 20} MiB is read back.")
+    return LogPart("".join(tail[-lines:] if lines else []), part.offset, part.size)
 
 
 class _Log:
@@ -181,20 +182,20 @@ def _all_of(client: Client, run: str, lines: int | None, *, follow: bool, as_jso
 
     meet(lines)
     if as_json:
-        output.print_json({of: one.part for of, one in logs.items()})
+        output.print_json({of: log.part for of, log in logs.items()})
         return
     while True:
         width = max(map(len, logs))
-        came = any(one.part.text for one in logs.values())
+        came = any(log.part.text for log in logs.values())
         over = not follow or (not came and _is_over(client, run, None))
-        for one in logs.values():
-            for line in one.lines(last=over):
-                print(output.printable(f"{one.of:<{width}} | {line}"), flush=True)
+        for log in logs.values():
+            for line in log.lines(last=over):
+                print(output.printable(f"{log.of:<{width}} | {line}"), flush=True)
         if over:
             return
         time.sleep(0 if came else _PERIOD)
-        for one in logs.values():
-            one.advance()
+        for log in logs.values():
+            log.advance()
         meet(None)  # a pool that came up meanwhile
 
 
@@ -210,7 +211,7 @@ def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -
 
 
 def _end_of(home: Home, of: str, most: int) -> LogPart:
-    """The end of a log as this user may read it, at most so many bytes. Raises NotFound, OSError."""
+    """Read the end of a log as this user may read it, at most so many bytes. Raises NotFound, OSError."""
     lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
     paths = [home.daemon_log] if of == "daemon" else lives
     if not paths or not paths[-1].exists():

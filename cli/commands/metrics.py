@@ -82,18 +82,18 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _rows(client: Client, run: str) -> list[_Row]:
-    """One row a step, in order."""
-    found: dict[int, _Row] = {}
+    """Read a row for each step, in order."""
+    rows: dict[int, _Row] = {}
     after = 0
     while page := client.steps(run, after=after, limit=_PAGE):
         for step in page:
             values = {name: float("nan") if value is None else value for name, value in step.metrics.items()}
-            found[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
+            rows[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
         after = page[-1].step
     for evaluation in client.evals(run):
-        row = found.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
+        row = rows.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
         row |= {name: v for name, v in evaluation.figures.items() if name.startswith("eval")}
-    return [found[step] for step in sorted(found)]
+    return [rows[step] for step in sorted(rows)]
 
 
 def _long(rows: list[_Row]) -> Iterator[_Row]:
@@ -104,9 +104,9 @@ def _long(rows: list[_Row]) -> Iterator[_Row]:
 
 
 def _columns(rows: list[_Row]) -> list[str]:
-    """All columns: first what a row is about, then the metrics by name."""
-    there = {name: None for row in rows for name in row}
-    return [*_ABOUT, *sorted(name for name in there if name not in _ABOUT)]
+    """List all columns: first what a row is about, then the metrics by name."""
+    names = {name: None for row in rows for name in row}
+    return [*_ABOUT, *sorted(name for name in names if name not in _ABOUT)]
 
 
 def _write_parquet(rows: list[_Row], path: Path) -> None:

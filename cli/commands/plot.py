@@ -172,8 +172,8 @@ def _refuse_missing(tracks: Mapping[str, Track], metrics: Sequence[str]) -> None
     for metric in metrics:
         without = [name for name, track in begun.items() if not _has(track, metric) and metric != "eval"]
         if without and len(without) == len(begun):
-            known = {name for track in begun.values() for name in (*track.series, *track.sets)}
-            hint = f"There are: {', '.join(sorted({'eval', *known} - {*FACTS}))}."
+            measured = {name for track in begun.values() for name in (*track.series, *track.sets)}
+            hint = f"There are: {', '.join(sorted({'eval', *measured} - {*FACTS}))}."
             raise NotFound(f"{', '.join(without)}: no metric {metric}", hint=hint)
         if without:
             output.note(f"No {metric} in {', '.join(without)}.")
@@ -224,31 +224,29 @@ def _chart(metric: str, tracks: Mapping[str, Track], look: Look, size: tuple[int
 
     first, last = extent(tracks.values(), look.x) or (0, 0)
     drawn, flags = plot(metric, [*tracks.values()], look, first, last)
-    one = f"{output.printable(*tracks)}: " if len(tracks) == 1 else ""
+    only = f"{output.printable(*tracks)}: " if len(tracks) == 1 else ""
     bests = [
-        f"{BEST} {LETTERS[place] + ' ' if not one else ''}{short(10.0**y if look.log else y)}"
+        f"{BEST} {LETTERS[place] + ' ' if not only else ''}{short(10.0**y if look.log else y)}"
         f" at {x_text(look.x, x)}"
         for x, y, place in reversed(drawn.best)
     ]
     soft = f"ema {look.smooth:g}" if look.smooth else ""
     about = "; ".join(part for part in (soft, flags, *bests) if part)
-    title = f"{one}{names(metric)[1]}, {_BY[look.x]}" + (f"; {about}" if about else "")
+    title = f"{only}{names(metric)[1]}, {_BY[look.x]}" + (f"; {about}" if about else "")
     picture = draw(drawn, *size)
     if picture is None:
         return [title, "nothing to draw"]
-    return [title, *(_line(*row) for row in zip(picture.chars, picture.looks, strict=True))]
-
-
-def _line(chars: list[str], looks: list[str]) -> str:
-    """Return a row of the picture, coloured where stdout is a terminal that can."""
-    end = len("".join(chars).rstrip())
-    parts = groupby(zip(chars[:end], looks[:end], strict=True), key=lambda cell: _color(cell[1]))
-    return "".join(table.styled("".join(char for char, _ in cells), color) for color, cells in parts)
+    lines = [title]
+    for chars, looks in zip(picture.chars, picture.looks, strict=True):
+        end = len("".join(chars).rstrip())
+        parts = groupby(zip(chars[:end], looks[:end], strict=True), key=lambda cell: _color(cell[1]))
+        lines.append("".join(table.styled("".join(c for c, _ in cells), color) for color, cells in parts))
+    return lines
 
 
 def _color(look: str) -> str:
     """Return the SGR code for a look of the picture: each run has its own."""
-    kind, place = look.rstrip("0123456789"), look.lstrip("abcdefghijklmnopqrstuvwxyz")
+    kind = look.rstrip("0123456789")
     if kind in ("run", "letter", "best"):
-        return _COLORS[int(place) % len(_COLORS)]
+        return _COLORS[int(look.removeprefix(kind)) % len(_COLORS)]
     return {"bad": "31", "grid": "2", "axis": "2", "ground": "2"}.get(kind, "")

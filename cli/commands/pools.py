@@ -128,7 +128,7 @@ def stop(
     while wait and any(living.pool == pool for living in client.pools()):
         time.sleep(0.1)
     says = "has ended, and its devices are free" if wait else f"is {row.state}"
-    output.print_json(row) if as_json else output.note(f"Pool {pool} {says}.")
+    output.note_or_json(row, f"Pool {pool} {says}.", as_json=as_json)
 
 
 def _pool_row(pool: Pool) -> tuple[object, ...]:
@@ -194,13 +194,16 @@ def bill(
     """
     from lorad.cli.bill import print_bill, print_csv, time_of
 
-    found = Client().bill(
+    answer = Client().bill(
         by.value, user=user, since=time_of("--since", since), until=time_of("--until", until)
     )
     if as_json:
-        output.print_json(found)
+        output.print_json(answer)
     else:
-        print_csv(found) if as_csv else print_bill(found)
+        if as_csv:
+            print_csv(answer)
+        else:
+            print_bill(answer)
 
 
 _Device = Annotated[
@@ -252,25 +255,25 @@ def reserve(
         raise SpecError("--for and --until contradict each other", hint="Give one of the two.")
     seconds = seconds_in("--for", lasting)
     request = ReserveRequest(seconds, _time_to_come(until), why, now)
-    found = launch.connected().reserve(device, request)
+    row = launch.connected().reserve(device, request)
     if as_json:
-        output.print_json(found)
+        output.print_json(row)
         return
-    output.note(f"{found.device} is {words.reserved(found)}.")
-    if found.reservation and found.reservation.holder:
+    output.note(f"{row.device} is {words.reserved(row)}.")
+    if row.reservation and row.reservation.holder:
         way = (
             "Its runs stop at their next step."
             if now
-            else f"`lorad devices reserve {found.device} --now` asks its runs to stop at their next step."
+            else f"`lorad devices reserve {row.device} --now` asks its runs to stop at their next step."
         )
-        output.note(f"{found.reservation.holder}. {way}")
+        output.note(f"{row.reservation.holder}. {way}")
 
 
 @devices_app.command()
 def release(device: _Device, as_json: AsJson = False) -> None:
     """Let lorad use a device again that was reserved."""
-    found = launch.connected().release(device)
-    output.print_json(found) if as_json else output.note(f"{found.device} is lorad's again.")
+    row = launch.connected().release(device)
+    output.note_or_json(row, f"{row.device} is lorad's again.", as_json=as_json)
 
 
 def _time_to_come(text: str | None) -> float | None:
@@ -292,6 +295,11 @@ def _time_to_come(text: str | None) -> float | None:
 def device_row(row: Device) -> tuple[str, ...]:
     lease = row.lease
     load = row.utilization
+    why = lease.why if lease else ""
+    if lease and lease.free_after is not None:
+        why += f", free after {output.duration(lease.free_after)} idle"
+    if lease and row.part:
+        why += f"; its {row.part} alone"
     return (
         row.device,
         row.name,
@@ -301,15 +309,8 @@ def device_row(row: Device) -> tuple[str, ...]:
         (lease.pool if lease else None) or row.pool or "",
         lease.user if lease else "",
         output.age(lease.since if lease else None),
-        "; ".join(part for part in (_held(row), words.set_aside(row), *strangers(row)) if part),
+        "; ".join(part for part in (why, words.set_aside(row), *strangers(row)) if part),
     )
-
-
-def _held(row: Device) -> str:
-    if not (lease := row.lease):
-        return ""
-    after, here = lease.free_after, f"; its {row.part} alone" if row.part else ""
-    return lease.why + (f", free after {output.duration(after)} idle" if after is not None else "") + here
 
 
 def strangers(row: Device) -> list[str]:
@@ -335,20 +336,23 @@ def nodes(
     """
     client = Client()
     while True:
-        found = client.nodes()
+        rows = client.nodes()
         if as_json:
-            print(output.json_text(found), flush=True) if watch else output.print_json(found)
+            if watch:
+                print(output.json_text(rows), flush=True)
+            else:
+                output.print_json(rows)
         else:
-            _show_nodes(found, client.pools(), watch=watch)
+            _show_nodes(rows, client.pools(), watch=watch)
         if not watch:
             return
         time.sleep(_LOOK_SECONDS)
 
 
-def _show_nodes(found: list[NodeStatus], pools: list[Pool], *, watch: bool) -> None:
+def _show_nodes(rows: list[NodeStatus], pools: list[Pool], *, watch: bool) -> None:
     if watch:
         print("\x1b[H\x1b[2J", end="")
-    output.print_table(_NODES, [_node_row(node) for node in found], empty=_NO_NODES)
+    output.print_table(_NODES, [_node_row(node) for node in rows], empty=_NO_NODES)
     for pool in pools:
         if pool.waiting:
             output.note(f"{pool.pool} {pool.waiting}")

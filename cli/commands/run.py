@@ -77,8 +77,8 @@ def run(
         "lora.exclude_modules": _together(excludes),
         "lora.adapter_path": adapter_path,
     }
-    given = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
-    request = _request(spec, [*(overrides or []), *given], tag or [], name, suffix, replace)
+    from_flags = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
+    request = _request(spec, [*(overrides or []), *from_flags], tag or [], name, suffix, replace)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
     if dry_run:
         said(client.check(request), as_json=as_json)
@@ -88,7 +88,10 @@ def run(
     started = client.run(**structs.asdict(request))
     _tell(client, started)
     if (detach or as_json) and not wait:
-        output.print_json(started) if as_json else _note_state(client, started)
+        if as_json:
+            output.print_json(started)
+        else:
+            _note_state(client, started)
         return
     follow(client, started.name, as_json=as_json, quiet=quiet, until=_until(detach))
 
@@ -115,12 +118,12 @@ def _ask_to_replace(client: Client, request: RunRequest) -> None:
     name = request.name or name
     if name is None:
         raise SpecError("--replace needs a name", hint="Give --name, or `name:` in the spec.")
-    there = client.named([name])
-    if not there:
+    existing = client.named([name])
+    if not existing:
         return
     if not sys.stdin.isatty():
         raise SpecError(f"--replace removes {name} with all its files", hint="Say so with --yes.")
-    run = there[0]
+    run = existing[0]
     output.note(f"{name} ({run.reason or phase(run)}, {steps_in_words(run, ' of ')} steps) would be removed.")
     typer.confirm("Remove it, with its versions and checkpoints?", abort=True, err=True)
 
@@ -128,15 +131,15 @@ def _ask_to_replace(client: Client, request: RunRequest) -> None:
 def _tell(client: Client, started: runs.Run) -> None:
     """Say on stderr what the check of a run found worth saying."""
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
-        made = client.show(started.name)
-        if made.data_format:
-            output.note(f"data.train is read as {made.data_format}")
-        for warning in made.warnings:
+        run = client.show(started.name)
+        if run.data_format:
+            output.note(f"data.train is read as {run.data_format}")
+        for warning in run.warnings:
             output.note(f"warning: {warning}")
-        if made.rate is not None and made.spec["trainer"]["lr"] == made.rate.lr:
-            output.note(rate_in_words(made))
-        if made.files is not None:
-            output.note(kept_in_words(made.files))
+        if run.rate is not None and run.spec["trainer"]["lr"] == run.rate.lr:
+            output.note(rate_in_words(run))
+        if run.files is not None:
+            output.note(kept_in_words(run.files))
 
 
 def _note_state(client: Client, run: runs.Run) -> None:
@@ -199,7 +202,7 @@ def resume(
         _await_stop(client, name, as_json=as_json)
     resumed = continued(name)
     if (detach or as_json) and not wait:
-        output.print_json(resumed) if as_json else output.note(f"{name} is {phase(resumed)}.")
+        output.note_or_json(resumed, f"{name} is {phase(resumed)}.", as_json=as_json)
         return
     follow(client, name, as_json=as_json, quiet=quiet, until=_until(detach))
 
@@ -287,7 +290,7 @@ def fork(
     for warning in forked.warnings:
         output.note(f"warning: {warning}")
     if (detach or as_json) and not wait:
-        output.print_json(forked) if as_json else output.note(f"{forked.name} is {forked.state}.")
+        output.note_or_json(forked, f"{forked.name} is {forked.state}.", as_json=as_json)
         return
     follow(client, forked.name, as_json=as_json, quiet=quiet, until=_until(detach))
 

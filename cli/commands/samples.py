@@ -87,14 +87,20 @@ def samples(
     Long text is cut in the middle to fit the terminal.
     """
     most = limit if sample is None else sample
-    given = {"reward>=": min_reward, "reward<=": max_reward}
+    bounds = {"reward>=": min_reward, "reward<=": max_reward}
     words = [where, "" if end is None else f'end:"{end}"', "failed" if failed else ""]
-    words += [f"{name}{value!r}" for name, value in given.items() if value is not None]
+    words += [f"{name}{value!r}" for name, value in bounds.items() if value is not None]
     choice = Choice(" ".join(word for word in words if word), ordered_by(sort), reverse)
     rows = Client().samples(run, step=step, limit=most, eval=eval, problem=prompt, choice=choice)
     if sample is not None:
-        one = _chosen(rows, sample, run)
-        output.print_json(one) if as_json else table.print_fields(whole(one))
+        if len(rows) < sample:
+            hint = f"Its samples are 1 to {len(rows)}."
+            raise NotFound(f"{run} has no sample {sample} in that step", hint=hint)
+        row = rows[sample - 1]
+        if as_json:
+            output.print_json(row)
+        else:
+            table.print_fields(whole(row))
     elif as_json:
         output.print_json(rows)
     else:
@@ -108,18 +114,11 @@ def samples(
             output.note(f"Problems {numbers}; `--eval {eval} --prompt N` shows one at each step.")
 
 
-def _chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
-    """Raises NotFound."""
-    if len(rows) < sample:
-        raise NotFound(
-            f"{run} has no sample {sample} in that step", hint=f"Its samples are 1 to {len(rows)}."
-        )
-    return rows[sample - 1]
-
-
 def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
-    """grouped: for people, who see a prompt and its answer once for the samples that share them."""
-    shown, before, line_break = [], None, "⏎" if grouped else "\\n"
+    """Make the rows of samples. grouped: samples that share a prompt and its answer show them once."""
+    shown = []
+    before = None
+    line_break = "⏎" if grouped else "\\n"
     for place, row in enumerate(rows, 1):
         again = grouped and before is not None and row.prompt_id == before.prompt_id
         prompt = question(row.prompt) if grouped else row.prompt

@@ -72,9 +72,7 @@ def serve(
     """
     if stop:
         stopped = _stopped_serving(Client(), model)
-        output.print_json(stopped) if as_json else output.note(
-            f"{', '.join(stopped.runs)}: not kept warm any more."
-        )
+        output.note_or_json(stopped, f"{', '.join(stopped.runs)}: not kept warm any more.", as_json=as_json)
         return
     client = output.telling(launch.connected(), quiet=quiet or as_json)
     named = [_split(adapter) for adapter in adapters or []]
@@ -91,7 +89,7 @@ def serve(
 
 
 def _stopped_serving(client: Client, model: str) -> StoppedServing:
-    """A name, a model as it was given, or its directory: the daemon knows whole paths only."""
+    """Stop serving a name, a model as it was given, or its directory: the daemon knows whole paths only."""
     try:
         return client.stop_serving(model)
     except NotFound:
@@ -103,7 +101,7 @@ def _stopped_serving(client: Client, model: str) -> StoppedServing:
 
 
 def _split(adapter: str) -> AdapterRequest:
-    """Raises SpecError."""
+    """Read NAME=DIR. Raises SpecError for anything else."""
     name, equals, directory = adapter.partition("=")
     if not name or not equals or not directory:
         raise SpecError(
@@ -202,16 +200,22 @@ def evaluate(
     """
     client = launch.connected()
     if data is None and suite is None:
-        found = client.results(version.partition("@")[0])
-        output.print_json(found) if as_json else print_results(found)
+        results = client.results(version.partition("@")[0])
+        if as_json:
+            output.print_json(results)
+        else:
+            print_results(results)
         return
-    given = {
+    options = {
         "data": data, "reward": reward, "problems": problems, "n": n, "temperature": temperature,
         "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens, "pass_at": pass_at,
         "prompt_key": prompt_key, "answer_key": answer_key, "env": env,
     }  # fmt: skip
-    result = evaluated(client, version, given, suite=suite, python=python, out=out or "", note=output.note)
-    output.print_json(result) if as_json else print_results([result])
+    result = evaluated(client, version, options, suite=suite, python=python, out=out or "", note=output.note)
+    if as_json:
+        output.print_json(result)
+    else:
+        print_results([result])
 
 
 def print_results(results: Sequence[Result]) -> None:

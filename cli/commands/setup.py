@@ -31,8 +31,8 @@ def init(
 ) -> None:
     """Write a small spec; every key that it leaves out has a default."""
     if template not in TEMPLATES:
-        known = "; ".join(f"{one.name}: {one.says}" for one in TEMPLATES.values())
-        raise SpecError(f"there is no template {template}", hint=f"There are {known}.")
+        templates = "; ".join(f"{one.name}: {one.says}" for one in TEMPLATES.values())
+        raise SpecError(f"there is no template {template}", hint=f"There are {templates}.")
     if file.exists() and not force:
         raise Conflict(f"{file} exists", hint="Choose another name, or --force.")
     file.write_text(TEMPLATES[template].filled(str(file), model=model, data=data))
@@ -159,9 +159,9 @@ def test(
     if as_json:
         output.print_json(results)
     else:
-        for one in results:
-            output.report(f"{one['to']}: {one['error'] or 'delivered'}")
-    if any(one["error"] for one in results):
+        for result in results:
+            output.report(f"{result['to']}: {result['error'] or 'delivered'}")
+    if any(result["error"] for result in results):
         raise typer.Exit(1)
 
 
@@ -180,7 +180,7 @@ def _tried(run: str, number: int, to: Notify, cwd: str, facts: dict[str, Any]) -
 
 
 def _of_config() -> tuple[list[Notify], str, dict[str, Any]]:
-    """Raises NotFound where it names nobody."""
+    """Return the receivers of config.yaml. Raises NotFound where it names nobody."""
     from lorad.box.config import config_of
     from lorad.box.paths import Home, default_home
 
@@ -191,7 +191,10 @@ def _of_config() -> tuple[list[Notify], str, dict[str, Any]]:
 
 
 def _of_run(name: str) -> tuple[list[Notify], str, dict[str, Any]]:
-    """Raises NotFound where its spec names nobody, NotAllowed where it is another user's."""
+    """Return the receivers of a run.
+
+    Raises NotFound where its spec names nobody, NotAllowed where it is another user's.
+    """
     shown = Client().show(name)
     receivers = msgspec.convert(shown.spec.get("notify") or [], list[Notify])
     if not receivers:

@@ -28,7 +28,7 @@ from lorad.client.words import (
     targets_in_words,
 )
 from lorad.records.measured import Result
-from lorad.records.runs import Attempt, Beginning, KlReference, RunDetails, Trainable
+from lorad.records.runs import Attempt, RunDetails
 
 _RESULTS = 10  # that are shown
 
@@ -52,8 +52,22 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     """Return what is known of a run, but its spec, each with its name: facts, sets, expectations, results,
     attempts, warnings.
     """
-    rates = data.rates
+    rates, signals, best = data.rates, data.signals, data.best
     lora = data.spec.get("lora")
+    pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
+    margin = signals.reward_margin
+    pairs += "" if margin is None else f", reward margin {output.number(margin)}"
+    best_words = trainable = ""
+    if best is not None and best.version != data.version:
+        best_words = (
+            f"{data.name}@{best.version}, {best.metric} {output.number(best.value)} at step {best.step}"
+        )
+    if data.trainable:
+        share = data.trainable.share
+        percent = "" if share is None else f" ({share:.2%} of all parameters)"
+        trainable = f"{data.trainable.parameters:,}{percent}"
+    is_recorded = data.begun is not None and data.begun.routes == "record"
+    base = data.reference
     lines = {
         "run": data.name,
         "state": phase(data) + (f" ({data.reason})" if data.reason else ""),
@@ -63,25 +77,25 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "step": steps_in_words(data, " of "),
         "doing": data.doing,
         "reward": output.number(data.reward),
-        "loss": _loss(data),
+        "loss": output.number(signals.loss) + pairs,  # of a run that samples nothing
         "eval": evals_in_words(data),
         "held out": likelihood_in_words(data),
-        "best": _best(data),
+        "best": best_words,
         "version": None if data.version is None else f"{data.name}@{data.version}",
         "speed": f"{output.number(rates.tokens_per_second, 0)} tok/s, "
         f"{output.number(rates.step_seconds, 2)} s a step"
         if rates.tokens_per_second is not None
         else None,
         "failures": failures(data),
-        "trainable": _trainable(data.trainable),
+        "trainable": trainable,
         "adapter": lora and adapter_in_words(lora),
         "targets": lora and targets_in_words(lora),
         "algorithm": _algorithm(data.spec),
-        "routes": _routes(data.begun),
+        "routes": "recorded and replayed" if is_recorded else None,
         "data": data.data_format and f"read as {data.data_format}",
         "rate": rate_in_words(data),
         "origin": data.origin,
-        "reference": _reference(data.reference),
+        "reference": base and f"KL is to {base.name}, sha256 {base.sha256[:12]}",
         "sweep": data.sweep,
         "group": data.group,
         "tags": " ".join(data.tags),
@@ -116,7 +130,11 @@ def why(run: Run, as_json: AsJson = False) -> None:
         output.print_json(answer)
         return
     for finding in answer.findings:
-        figures = "  ".join(f"{name} {_figure(value)}" for name, value in finding.figures.items())
+        values = {
+            name: f"{value:.3g}" if isinstance(value, float) else str(value)
+            for name, value in finding.figures.items()
+        }
+        figures = "  ".join(f"{name} {value}" for name, value in values.items())
         fields = {finding.severity: f"{finding.name}: {finding.says}", "": figures, "try": finding.next}
         table.print_fields([(name, value) for name, value in fields.items() if value])
     if answer.findings:
@@ -125,14 +143,13 @@ def why(run: Run, as_json: AsJson = False) -> None:
         output.report(f"Nothing was found that keeps {run} from learning. {answer.says} {answer.looked}")
 
 
-def _figure(value: float | int | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 def open_(run: Run, as_json: AsJson = False) -> None:
     """Print the directory of a run, and nothing else: `cd $(lorad open RUN)`."""
     data = Client().show(run)
-    output.print_json({"run": data.name, "directory": data.directory}) if as_json else print(data.directory)
+    if as_json:
+        output.print_json({"run": data.name, "directory": data.directory})
+    else:
+        print(data.directory)
 
 
 def diff(
@@ -159,27 +176,10 @@ def diff(
     compare(runs, metric, every=every, as_json=as_json)
 
 
-def _loss(data: RunDetails) -> str:
-    """Say what the last step of a run that samples nothing came to, of dpo also its pairs; "" otherwise."""
-    signals = data.signals
-    pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
-    apart = signals.reward_margin
-    margin = "" if apart is None else f", reward margin {output.number(apart)}"
-    return output.number(signals.loss) + pairs + margin
-
-
-def _result(one: Result, among: Sequence[Result]) -> str:
-    settings = f" with {otherwise}" if (otherwise := differing_settings(one, among)) else ""
-    figures = "  ".join(f"{name} {output.number(value)}" for name, value in one.metrics.items())
-    return f"{one.run}@{one.version} on {one.data}{settings}: {figures} ({one.problems} problems)"
-
-
-def _best(data: RunDetails) -> str:
-    """Say which version is the best, where it is another one than the current; "" otherwise."""
-    best = data.best
-    if best is None or best.version == data.version:
-        return ""
-    return f"{data.name}@{best.version}, {best.metric} {output.number(best.value)} at step {best.step}"
+def _result(result: Result, among: Sequence[Result]) -> str:
+    settings = f" with {otherwise}" if (otherwise := differing_settings(result, among)) else ""
+    figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
+    return f"{result.run}@{result.version} on {result.data}{settings}: {figures} ({result.problems} problems)"
 
 
 def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with any keys
@@ -212,29 +212,7 @@ def _attempt_in_words(attempt: Attempt) -> str:
         f", {key}={output.printable(value if isinstance(value, str) else json.dumps(value))}"
         for key, value in attempt.changed.items()
     )
-    return f"{start}{changed}, {attempt.reason or 'running'}{_why(attempt)}"
-
-
-def _why(attempt: Attempt) -> str:
-    """Return the first line of the cause when an attempt did not end as planned."""
-    if attempt.reason in (None, "completed") or not attempt.detail:
-        return ""
-    return f": {output.printable(attempt.detail.partition(chr(10))[0])}"
-
-
-def _reference(found: KlReference | None) -> str | None:
-    """Say what KL is measured against, unless that is the base."""
-    return f"KL is to {found.name}, sha256 {found.sha256[:12]}" if found else None
-
-
-def _routes(begun: Beginning | None) -> str | None:
-    """Say whether the trainer of a mixture sends tokens where the engine did."""
-    return "recorded and replayed" if begun is not None and begun.routes == "record" else None
-
-
-def _trainable(found: Trainable | None) -> str | None:
-    """Say how much of the model learns."""
-    if not found:
-        return None
-    share = "" if found.share is None else f" ({found.share:.2%} of all parameters)"
-    return f"{found.parameters:,}{share}"
+    cause = ""
+    if attempt.reason not in (None, "completed") and attempt.detail:
+        cause = f": {output.printable(attempt.detail.partition(chr(10))[0])}"
+    return f"{start}{changed}, {attempt.reason or 'running'}{cause}"

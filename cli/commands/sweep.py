@@ -110,7 +110,7 @@ def sweep(
     for warning in started.warnings:
         output.note(f"warning: {warning}")
     if detach or (as_json and not wait):
-        output.print_json(started) if as_json else output.note(summary(started))
+        output.note_or_json(started, summary(started), as_json=as_json)
         return
     _follow(client, started.sweep, svg, as_json=as_json, markdown=markdown)
 
@@ -121,10 +121,10 @@ def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) 
         raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
     if svg is not None and name is None:
         raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
-    found = Client().sweeps(name)
-    show(found, one=name is not None, as_json=as_json, markdown=markdown)
+    sweeps = Client().sweeps(name)
+    show(sweeps, one=name is not None, as_json=as_json, markdown=markdown)
     if svg is not None:
-        write_svg(found[0], svg)
+        write_svg(sweeps[0], svg)
 
 
 def _read(spec: str | None) -> tuple[str, str, Path]:

@@ -177,7 +177,7 @@ def _change(
     """Change one version that was named, or ask about several and change each."""
     if len(versions) == 1 and not is_glob(versions[0]):
         row = verb.does(versions[0])
-        output.print_json(row) if as_json else output.note(verb.says(row))
+        output.note_or_json(row, verb.says(row), as_json=as_json)
         return
     names = [*dict.fromkeys(name for given in versions for name in _meant(client, given, fits))]
     if not names:
@@ -187,21 +187,21 @@ def _change(
     many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
 
 
-def _meant(client: Client, given: str, fits: Callable[[Version], bool]) -> list[str]:
+def _meant(client: Client, typed: str, fits: Callable[[Version], bool]) -> list[str]:
     """Find the versions that a name with globs means: of the runs before the `@`, the numbers after it.
 
     Raises NotFound where no run or no version is named so.
     """
-    if not is_glob(given):
-        return [given]
-    name, at, number = given.partition("@")
+    if not is_glob(typed):
+        return [typed]
+    name, at, number = typed.partition("@")
     runs = [run.name for run in client.select(Selection(names=[name]))] if is_glob(name) else [name]
     if not runs:
         raise NotFound(f"no run is named like {name}", hint="`lorad list --all` shows every run.")
     if not is_glob(number):
         return [f"{run}{at}{number}" for run in runs]
-    there = [version for run in runs for version in client.adapters(run)]
-    alike = [version for version in there if fnmatchcase(str(version.version), number)]
+    all_versions = [version for run in runs for version in client.adapters(run)]
+    alike = [version for version in all_versions if fnmatchcase(str(version.version), number)]
     if not alike:
-        raise NotFound(f"no version is named like {given}", hint="`lorad adapters` shows what there is.")
+        raise NotFound(f"no version is named like {typed}", hint="`lorad adapters` shows what there is.")
     return [f"{version.run}@{version.version}" for version in alike if version.path and fits(version)]

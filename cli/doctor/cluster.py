@@ -40,11 +40,11 @@ def cluster_checks(home: Home, nodes: int | None) -> Iterator[Finding]:
 
 def _bases(home: Home) -> list[str]:
     """List the base models of pools of this home that have been on the cluster."""
-    found: dict[str, None] = {}
+    bases: dict[str, None] = {}
     for path in sorted(home.pools.glob("*/pool.json")):
         try:
             setup = json.loads(path.read_bytes())
-            found |= {str(setup["model_path"]): None} if setup.get("nodes") else {}
+            bases |= {str(setup["model_path"]): None} if setup.get("nodes") else {}
         except (OSError, ValueError, KeyError, AttributeError):
             continue
-    return [*found][:_BASES]
+    return [*bases][:_BASES]

@@ -83,15 +83,15 @@ def orphan_checks(home: Home) -> Iterator[Finding]:
     It yields nothing for a user who may not see them (a shared daemon shows them to its admins only).
     """
     try:
-        found = Client(home).orphans()
+        orphans = Client(home).orphans()
     except DaemonUnreachable:
-        found = _without_daemon(home, "--orphans", _Orphans).orphans
+        orphans = _without_daemon(home, "--orphans", _Orphans).orphans
     except LoradError:
         return
-    shown = [orphan_in_words(orphan) for orphan in found[:_SHOWN]]
-    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    detail = "none" if not found else "outlived their run or pool: " + "; ".join([*shown, *more])
-    yield Finding("orphans", not found, detail, _HINT, {"orphans": msgspec.to_builtins(found)})
+    shown = [orphan_in_words(orphan) for orphan in orphans[:_SHOWN]]
+    more = [f"and {len(orphans) - _SHOWN} more"] if len(orphans) > _SHOWN else []
+    detail = "none" if not orphans else "outlived their run or pool: " + "; ".join([*shown, *more])
+    yield Finding("orphans", not orphans, detail, _HINT, {"orphans": msgspec.to_builtins(orphans)})
 
 
 def end_orphans(home: Home) -> list[Orphan]:

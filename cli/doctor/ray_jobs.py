@@ -11,17 +11,17 @@ _MARKS = ("RAY_JOB_ID", "RAY_ADDRESS")
 
 def ray_job_check(settings: Config) -> Iterator[Finding]:
     """Check that GPUs which Ray gave to others are not taken: lorad finds those of this machine by NVML."""
-    there = [name for name in _MARKS if os.environ.get(name)]
-    if not there:
+    variables = [name for name in _MARKS if os.environ.get(name)]
+    if not variables:
         return
-    known = settings.cluster is not None and settings.cluster.kind == "ray"
+    is_ray = settings.cluster is not None and settings.cluster.kind == "ray"
     hint = (
         "Add `cluster: {kind: ray, python: PYTHON}` (that has Ray) to config.yaml (docs/cluster-recipes.md), "
         "or unset these variables where this machine's GPUs are yours alone."
     )
-    detail = f"{' and '.join(there)} set, and config.yaml " + (
+    detail = f"{' and '.join(variables)} set, and config.yaml " + (
         "names a Ray cluster"
-        if known
+        if is_ray
         else "names no Ray cluster: runs would take GPUs that Ray gave to others"
     )
-    yield Finding("ray", known, detail, hint)
+    yield Finding("ray", is_ray, detail, hint)

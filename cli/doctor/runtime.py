@@ -17,7 +17,7 @@ from lorad.children.interpreter import Finding
 from lorad.cli.output import size
 from lorad.client.client import Client
 from lorad.errors import LoradError
-from lorad.records.pools import Pool, PoolRuntime, RuntimeReason
+from lorad.records.pools import Pool, RuntimeReason
 
 _SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
@@ -44,8 +44,12 @@ def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
     malloc = f"{_sizes(large.malloc)} ({_words(large.reasons['malloc'])})"
     yield Finding("malloc", True, malloc, facts=large.told())
     for pool in pools:
-        facts = msgspec.to_builtins(pool.runtime) or {}
-        yield Finding(f"pool {pool.pool}", True, _in_words(pool.runtime), facts=facts)
+        runtime = pool.runtime
+        detail = "not known"
+        if runtime is not None:
+            threads = f"{_threads(runtime.threads)} ({_words(runtime.reasons['threads'])})"
+            detail = f"{threads}, {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
+        yield Finding(f"pool {pool.pool}", True, detail, facts=msgspec.to_builtins(runtime) or {})
 
 
 def _daemon_of(home: Home) -> tuple[int | None, list[Pool]]:
@@ -73,14 +77,6 @@ def _cpus(machine: Machine) -> str:
     quota = "no cgroup quota" if machine.quota is None else f"cgroup quota {machine.quota:g}"
     granted = f"{machine.cpus} by affinity on {machine.cores} of {machine.all_cores} cores, {quota}"
     return f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
-
-
-def _in_words(runtime: PoolRuntime | None) -> str:
-    """Describe what a pool was started with."""
-    if runtime is None:
-        return "not known"
-    why = _words(runtime.reasons["threads"])
-    return f"{_threads(runtime.threads)} ({why}), {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
 
 
 def _threads(number: int) -> str:

@@ -47,11 +47,14 @@ def note(
     show it.
     """
     if text is None:
-        found = Client().show(run)
-        output.print_json({"name": found.name, "note": found.note}) if as_json else output.report(found.note)
+        shown = Client().show(run)
+        if as_json:
+            output.print_json({"name": shown.name, "note": shown.note})
+        else:
+            output.report(shown.note)
         return
     changed = launch.connected().label(run, note=text)
-    output.print_json(changed) if as_json else output.note(f"{run}: {changed.note or 'no note'}")
+    output.note_or_json(changed, f"{run}: {changed.note or 'no note'}", as_json=as_json)
 
 
 def rename(
@@ -65,9 +68,12 @@ def rename(
     it began with. No later run can have the name of another run's versions again.
     """
     changed = launch.connected().rename(run, name)
-    output.print_json(changed) if as_json else output.note(f"{run} is {changed.name} now.")
+    output.note_or_json(changed, f"{run} is {changed.name} now.", as_json=as_json)
 
 
 def _print(runs: list[RunShape], as_json: bool) -> None:
     (run,) = runs
-    output.print_json(run) if as_json else output.report(" ".join(run.tags))
+    if as_json:
+        output.print_json(run)
+    else:
+        output.report(" ".join(run.tags))

@@ -124,7 +124,10 @@ def _own_daemon(client: Client) -> Iterator[None]:
 
 
 def _await_answer(client: Client, guarded: socket.socket, log: Path) -> None:
-    """Raises DaemonUnreachable. guarded: readable to its end once the guard has gone."""
+    """Wait until the daemon answers. Raises DaemonUnreachable where it does not.
+
+    guarded: readable to its end once the guard has gone.
+    """
     end = time.monotonic() + _START_SECONDS
     guarded.recv(64)  # the daemon's pid
     while not select.select([guarded], [], [], 0)[0] and time.monotonic() < end:
@@ -142,33 +145,33 @@ def _begun(client: Client, spec: str, overrides: list[str], name: str | None) ->
     text, source, cwd = read_spec(spec)
     changed = from_here(overrides)
     stem = "job" if spec == "-" else Path(spec).stem
-    wanted = load_spec(text, source=source, overrides=changed)
-    name = name or wanted.name or stem
+    parsed = load_spec(text, source=source, overrides=changed)
+    name = name or parsed.name or stem
     try:
-        known = client.show(name)
+        run = client.show(name)
     except NotFound:
         started = client.run(text, source=source, cwd=str(cwd), overrides=changed, name=name)
         output.note(f"{name} starts in {client.home.root}.")
         return started
-    for key, has, asked in _differences(known.spec, msgspec.to_builtins(wanted)):
+    for key, has, asked in _differences(run.spec, msgspec.to_builtins(parsed)):
         output.note(f"warning: {key} is {asked} in {source}, but {has} in the run that is here, which counts")
-    if known.state in OVER and known.reason not in _GOOD:
+    if run.state in OVER and run.reason not in _GOOD:
         client.resume(name)
-        output.note(f"{name} is resumed in {client.home.root}, from step {known.step} or its checkpoint.")
-    elif known.state not in OVER:
-        output.note(f"{name} continues in {client.home.root}: {why(known) or known.state}.")
-    return known
+        output.note(f"{name} is resumed in {client.home.root}, from step {run.step} or its checkpoint.")
+    elif run.state not in OVER:
+        output.note(f"{name} continues in {client.home.root}: {why(run) or run.state}.")
+    return run
 
 
 def _differences(has: dict[str, Any], asked: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the keys that a spec gives other values than a run has; relative paths are not compared."""
     from lorad.tui.spec_lines import flat
 
-    known = flat(has)
+    own = flat(has)
     for key, value in flat(asked).items():
-        same = _plain(known.get(key)) == _plain(value) or str(known.get(key)).endswith(f"/{value}")
+        same = _plain(own.get(key)) == _plain(value) or str(own.get(key)).endswith(f"/{value}")
         if value is not None and key != "name" and not same:
-            yield key, known.get(key), value
+            yield key, own.get(key), value
 
 
 def _plain(value: Any) -> Any:

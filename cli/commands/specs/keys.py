@@ -44,21 +44,26 @@ def spec(
 
         output.print_json(made())
         return
-    found = _found(key)
+    matching = _found(key)
     if as_json:
-        output.print_json([_plain(one) for one in found])
-    elif len(found) == 1:
-        table.print_fields(_fields(found[0]))
+        output.print_json([_plain(key) for key in matching])
+    elif len(matching) == 1:
+        (only,) = matching
+        fields = {"key": only.name, "default": _default(only), "unit": only.unit, "values": only.values}
+        filled = [(name, value) for name, value in fields.items() if value]
+        example = f"lorad run spec.yaml {only.name}=…"
+        table.print_fields([*filled, ("meaning", only.meaning), ("example", example)])
     else:
-        output.print_table(_COLUMNS, [_row(one) for one in found], empty="")
+        rows = [(key.name, _default(key), key.unit, key.values, key.meaning) for key in matching]
+        output.print_table(_COLUMNS, rows, empty="")
 
 
-def _found(wanted: str | None) -> list[Key]:
+def _found(typed: str | None) -> list[Key]:
     """Find a key, the keys of a section, or those with a word in name or meaning. Raises SpecError."""
     keys = [key for section in sections_of(Spec) for key in section.keys]
-    if wanted is None:
+    if typed is None:
         return keys
-    name = wanted.strip().removesuffix(".")
+    name = typed.strip().removesuffix(".")
     exact = [key for key in keys if key.name == name]
     inside = [key for key in keys if key.name.startswith(f"{name}.")]
     last = [key for key in keys if key.name.rpartition(".")[2] == name]
@@ -67,7 +72,7 @@ def _found(wanted: str | None) -> list[Key]:
     dotted = [key for key in keys if key.name == key_called(Spec, name)] if "." in name else []
     matching = [*exact, *inside] or [*called, *last] or dotted or word
     if not matching:
-        raise SpecError(f"no key of the spec is called {wanted}, and none says it", hint=_hint(name))
+        raise SpecError(f"no key of the spec is called {typed}, and none says it", hint=_hint(name))
     return matching
 
 
@@ -83,16 +88,6 @@ def _default(key: Key) -> str:
     from lorad.tui.spec_lines import value_text
 
     return "required" if key.default is msgspec.NODEFAULT else value_text(key.default)
-
-
-def _row(key: Key) -> tuple[str, ...]:
-    return key.name, _default(key), key.unit, key.values, key.meaning
-
-
-def _fields(key: Key) -> list[tuple[str, str]]:
-    fields = {"key": key.name, "default": _default(key), "unit": key.unit, "values": key.values}
-    told = [(name, value) for name, value in fields.items() if value]
-    return [*told, ("meaning", key.meaning), ("example", f"lorad run spec.yaml {key.name}=…")]
 
 
 def _plain(key: Key) -> dict[str, Any]:

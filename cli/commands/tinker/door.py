@@ -1,5 +1,6 @@
 """lorad tinker env and keys: what a client needs to use this home as Tinker."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -42,13 +43,13 @@ def env(
     key, answer, origin = _key(home, settings, new=new)
     bases = [model["model_name"] for model in answer.get("supported_models", [])]
     url = f"http://127.0.0.1:{settings.port}"
-    found = {"TINKER_BASE_URL": url, _KEY: key, "TINKER_TELEMETRY": "0"}
+    variables = {"TINKER_BASE_URL": url, _KEY: key, "TINKER_TELEMETRY": "0"}
     if strange := _not_on_the_hub(settings, bases):
-        found |= {"HF_ENDPOINT": url} | ({"HF_TOKEN": key} if home.shared_by is not None else {})
+        variables |= {"HF_ENDPOINT": url} | ({"HF_TOKEN": key} if home.shared_by is not None else {})
     if as_json:
-        output.print_json(found | {"bases": bases})
+        output.print_json(variables | {"bases": bases})
         return
-    for name, value in found.items():
+    for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
     output.note(f"# {origin} Bases: {', '.join(bases) or 'none; name some in tinker.bases of config.yaml'}.")
     if missing := [name for name in settings.bases if name not in bases]:
@@ -69,9 +70,9 @@ def env(
 
 def _key(home: Home, settings: TinkerSettings, *, new: bool) -> tuple[str, dict[str, Any], str]:
     """Find a key that works, or make one: the key, what the door answers to it, and where it is from."""
-    given = [] if new else [("The key of TINKER_API_KEY works.", os.environ.get(_KEY, ""))]
-    given += [] if new else [("Your key of before.", own_key(home))]
-    for origin, key in given:
+    own_keys = [] if new else [("The key of TINKER_API_KEY works.", os.environ.get(_KEY, ""))]
+    own_keys += [] if new else [("Your key of before.", own_key(home))]
+    for origin, key in own_keys:
         if key and (answer := _answer(settings, key)) is not None:
             return key, answer, origin
     key = make_key(keys_file(home, settings), own_name())
@@ -109,8 +110,8 @@ def keys(ctx: typer.Context, as_json: AsJson = False) -> None:
     if ctx.invoked_subcommand is not None:
         return
     home, settings = _home()
-    known = read_keys(keys_file(home, settings))
-    rows = [(owner, digest) for owner, digests in sorted(known.items()) for digest in digests]
+    by_owner = read_keys(keys_file(home, settings))
+    rows = [(owner, digest) for owner, digests in sorted(by_owner.items()) for digest in digests]
     if as_json:
         output.print_json([{"owner": owner, "sha256": digest} for owner, digest in rows])
         return
@@ -167,14 +168,15 @@ def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
         try:
             connection.request("GET", _CAPABILITIES, headers={"X-API-Key": key})
             response = connection.getresponse()
-            found = response.read()
+            body = response.read()
             if response.status in (401, 403):
                 return None
-            answer = _object(found)
-            if response.status == http.client.OK and answer is not None:
-                return answer
+            with contextlib.suppress(ValueError):
+                answer = json.loads(body)
+                if response.status == http.client.OK and isinstance(answer, dict):
+                    return answer
             raise DaemonUnreachable(
-                f"port {settings.port} answers {response.status}, {found[:40]!r}, as no door of lorad does",
+                f"port {settings.port} answers {response.status}, {body[:40]!r}, as no door of lorad does",
                 hint="Does another program listen there?",
             )
         except (OSError, http.client.HTTPException) as error:
@@ -187,12 +189,3 @@ def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
             time.sleep(0.1)
         finally:
             connection.close()
-
-
-def _object(data: bytes) -> dict[str, Any] | None:
-    """Read a JSON object; None for anything else."""
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
