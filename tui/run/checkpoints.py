@@ -29,8 +29,8 @@ _COLUMNS = (
 )
 
 
-class _Found(NamedTuple):
-    """checkpoints: newest first. at: the step that the run is at."""
+class _Shown(NamedTuple):
+    """The checkpoints, newest first. at: the step that the run is at."""
 
     checkpoints: list[Checkpoint]
     at: int
@@ -52,7 +52,7 @@ class Checkpoints(RunTab):
     def __init__(self, run: str) -> None:
         super().__init__(run)
         self._table = Rows(_COLUMNS, id="checkpoints-rows")
-        self._had: _Found | None = None  # what was read last
+        self._had: _Shown | None = None  # what was read last
         self._found: dict[str, Checkpoint] = {}  # by key of their rows, newest first
 
     def compose(self) -> ComposeResult:
@@ -60,20 +60,24 @@ class Checkpoints(RunTab):
         yield self._table
         yield Line(id="checkpoint-facts")
 
-    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Found | None:
-        before, at = self._had, run.step
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Shown | None:
+        before = self._had
+        at = run.step
         if before is None or any(changes.touch(self.run_name, kind) for kind in _KINDS):
-            self._had = _Found(client.checkpoints(self.run_name)[::-1], at)
+            self._had = _Shown(client.checkpoints(self.run_name)[::-1], at)
         elif at != before.at:
             self._had = before._replace(at=at)
         return None if self._had is before else self._had
 
-    def show(self, data: _Found) -> None:
+    def show(self, data: _Shown) -> None:
         self._found = {f"{one.step}.{one.attempt}": one for one in data.checkpoints}
         newest = next(iter(self._found), None)
         self._table.show(
             {key: _cells(one, data.at, is_newest=key == newest) for key, one in self._found.items()},
-            {key: _values(one) for key, one in self._found.items()},
+            {
+                key: {"step": one.step, "size": one.bytes, "age": -one.created_at}
+                for key, one in self._found.items()
+            },
         )
         self.query_one("#checkpoints-head", Line).say(self._head())
 
@@ -99,33 +103,28 @@ class Checkpoints(RunTab):
         return self._found.get(self._table.key or "")
 
     def targets(self, on: str) -> list[str]:
-        one = self.chosen if on == "version" else None
-        return [] if one is None else [f"{self.run_name}@{one.version}"]
+        chosen = self.chosen if on == "version" else None
+        return [] if chosen is None else [f"{self.run_name}@{chosen.version}"]
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        one = self.chosen
-        return {"from": str(one.step)} if verb == "resume" and one is not None else {}
+        chosen = self.chosen
+        return {"from": str(chosen.step)} if verb == "resume" and chosen is not None else {}
 
     def command(self) -> str:
         return f"lorad checkpoints {shlex.quote(self.run_name)}"
 
 
-def _cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
-    """at: the step that the run is at."""
-    behind = at - one.step
+def _cells(checkpoint: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
+    """Make the cells of a row. at: the step that the run is at."""
+    behind = at - checkpoint.step
     plain = {
-        "step": str(one.step),
-        "version": f"@{one.version}",
+        "step": str(checkpoint.step),
+        "version": f"@{checkpoint.version}",
         "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
-        "size": size(one.bytes),
-        "age": coarse_age(one.created_at),
-        "path": one_line(one.path),
+        "size": size(checkpoint.bytes),
+        "age": coarse_age(checkpoint.created_at),
+        "path": one_line(checkpoint.path),
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
     word, style = ("● newest, whole", "bold green") if is_newest else ("✔ whole", "green")
     return {**row, "state": Text(word, style=style, no_wrap=True)}
-
-
-def _values(one: Checkpoint) -> dict[str, float | None]:
-    """Return the values that the table is ordered by."""
-    return {"step": one.step, "size": one.bytes, "age": -one.created_at}

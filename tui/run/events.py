@@ -1,4 +1,4 @@
-"""The events of a run, newest first: of all kinds, of one kind, or those that contain some words."""
+"""The events of a run, newest first: all of them, the events of one kind, or those with some words."""
 
 import shlex
 import time
@@ -31,7 +31,7 @@ _STYLES = {"warning": "yellow", "removed": "magenta", "rewind": "yellow"}
 
 
 class News(NamedTuple):
-    """events: oldest first. is_all: there are no others before them."""
+    """The events that are new, oldest first. is_all: there are no others before them."""
 
     events: list[Event]
     is_all: bool
@@ -66,37 +66,37 @@ class Events(RunTab):
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> News | None:
         if changes.everything or len(changes.events) == EVENTS:  # some may have been left out
-            found = client.history(self.run_name, limit=_HISTORY)
+            events = client.history(self.run_name, limit=_HISTORY)
         else:
-            found = [
+            events = [
                 event for event in changes.events if event.run == self.run_name and event.id > self._last
             ]
-        if not found and not changes.everything:
+        if not events and not changes.everything:
             return None
-        self._last = max((event.id for event in found), default=self._last)
-        return News(found, changes.everything or len(changes.events) == EVENTS)
+        self._last = max((event.id for event in events), default=self._last)
+        return News(events, changes.everything or len(changes.events) == EVENTS)
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def show(self, data: News) -> None:
         if data.is_all:
             self._events.clear()
         self._events.extend(data.events)
-        made = self._rows
+        before = self._rows
         self._rows = {
-            str(event.id): made.get(str(event.id)) or _cells(event) for event in reversed(self._events)
+            str(event.id): before.get(str(event.id)) or _cells(event) for event in reversed(self._events)
         }
         self._draw()
 
     def _draw(self) -> None:
         """Draw the rows, and keep the cursor on the newest one if it was there."""
         stays = self._table.cursor_row > 0
-        found = {key: row for key, row in self._rows.items() if self._wants(row)}
-        self._table.show(found)
+        rows = {key: row for key, row in self._rows.items() if self._wants(row)}
+        self._table.show(rows)
         if not stays:
             self._table.turn(0, 0)
         kinds = f"all kinds ({', '.join(self._kinds())})" if not self._kind else f"only {self._kind}"
         self.query_one("#events-head", Line).say(
-            f"{len(found)} of {len(self._rows)} events · {kinds} · v: next kind"
+            f"{len(rows)} of {len(self._rows)} events · {kinds} · v: next kind"
         )
 
     def _wants(self, row: Cells) -> bool:
@@ -110,14 +110,17 @@ class Events(RunTab):
 
     def on_rows_moved(self) -> None:
         event = next((event for event in self._events if str(event.id) == self._table.key), None)
-        self.query_one("#event", Line).say("" if event is None else f"{_moment(event.at)}  {what(event)}")
+        text = ""
+        if event is not None:
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f"  {what(event)}"
+        self.query_one("#event", Line).say(text)
 
     def command(self) -> str:
         return f"lorad show {shlex.quote(self.run_name)}"
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_kind(self, by: int) -> None:
-        """Events of the next kind alone, and after the last one all."""
+        """Show events of the next kind alone, and after the last one all."""
         kinds = ["", *self._kinds()]
         self._kind = kinds[(kinds.index(self._kind) + by) % len(kinds)] if self._kind in kinds else ""
         self._draw()
@@ -135,7 +138,9 @@ class Events(RunTab):
 
     def action_unfilter(self) -> None:
         field = self.query_one(Input)
-        field.value, field.display, self._kind = "", False, ""
+        field.value = ""
+        field.display = False
+        self._kind = ""
         self._draw()
         self._table.focus()
 
@@ -152,8 +157,10 @@ class Events(RunTab):
 
 def _cells(event: Event) -> Cells:
     kind = one_line(event.kind)
+    then = time.localtime(event.at)
+    is_today = then[:3] == time.localtime()[:3]
     return {
-        "when": Text(_when(event.at), style="dim"),
+        "when": Text(time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", then), style="dim"),
         "kind": Text(kind, style=_STYLES.get(kind, "")),
         "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
     }
@@ -175,13 +182,3 @@ def _figures(metrics: Mapping[str, object]) -> Iterable[str]:
                 if name in ("tok/s", "s")
                 else f"{name} {number(value, digits)}"
             )
-
-
-def _moment(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _when(at: float) -> str:
-    """Format a time; the date is left out for today."""
-    then = time.localtime(at)
-    return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)

@@ -32,13 +32,12 @@ def clean(text: str) -> str:
     If a line is overwritten (a progress bar), its last text counts; a carriage return in front marks such a
     text.
     """
-    return "\n".join(_clean(line) for line in text.replace("\r\n", "\n").split("\n"))
-
-
-def _clean(line: str) -> str:
-    *before, last = line.rstrip("\r").split("\r")
-    last = last if last.isprintable() else printable(last.expandtabs(8))
-    return f"\r{last}" if before else last
+    lines = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        *before, last = line.rstrip("\r").split("\r")
+        last = last if last.isprintable() else printable(last.expandtabs(8))
+        lines.append(f"\r{last}" if before else last)
+    return "\n".join(lines)
 
 
 def level(line: str) -> str:
@@ -51,9 +50,9 @@ def level(line: str) -> str:
 
 
 def words(text: str) -> Words:
-    """`!word` must not be there, quotes hold blanks together."""
-    found = ((bool(no), (quoted or plain).casefold()) for no, quoted, plain in _WORD.findall(text))
-    return [word for word in found if word[1]]
+    """Split a filter into words: `!word` must not be there, quotes hold blanks together."""
+    typed = ((bool(no), (quoted or plain).casefold()) for no, quoted, plain in _WORD.findall(text))
+    return [word for word in typed if word[1]]
 
 
 def wanted(line: str, words: Words) -> bool:
@@ -62,7 +61,11 @@ def wanted(line: str, words: Words) -> bool:
 
 
 class LogLines:
-    """`shown`: those that the filter wants. `width`: cells of the widest of them, at least."""
+    """The lines of a log.
+
+    shown: the lines that match the filter.
+    width: the cells of the widest line that is shown, or more.
+    """
 
     def __init__(self, most: int = _MOST) -> None:
         self.all: list[str] = []
@@ -75,10 +78,11 @@ class LogLines:
     def clear(self) -> None:
         self.all.clear()
         self.shown.clear()
-        self.width, self._is_open = 0, False
+        self.width = 0
+        self._is_open = False
 
     def add(self, text: str) -> int:
-        """Text as `clean` gives it. How many of the lines shown went, from the front."""
+        """Add text as `clean` gives it, and return how many of the lines shown went from the front."""
         if not text:
             return 0
         first, *rest = text.split("\n")
@@ -92,25 +96,22 @@ class LogLines:
         fresh = [line.removeprefix("\r")[:_LONGEST] for line in (lines if self._is_open else lines[:-1])]
         self.all += fresh
         self._show(fresh)
-        return self._cut() if len(self.all) > self._most * 1.1 else 0
-
-    def filter(self, text: str) -> None:
-        self.words = words(text)
-        self.shown, self.width = [], 0
-        self._show(self.all)
-
-    def _show(self, lines: Iterable[str]) -> None:
-        fresh = [line for line in lines if wanted(line, self.words)] if self.words else list(lines)
-        self.shown += fresh
-        self.width = max(self.width, max((_width(line) for line in fresh), default=0))
-
-    def _cut(self) -> int:
+        if len(self.all) <= self._most * 1.1:
+            return 0
         gone = self.all[: len(self.all) - self._most]
         del self.all[: len(gone)]
         hidden = sum(wanted(line, self.words) for line in gone) if self.words else len(gone)
         del self.shown[:hidden]
         return hidden
 
+    def filter(self, text: str) -> None:
+        self.words = words(text)
+        self.shown = []
+        self.width = 0
+        self._show(self.all)
 
-def _width(line: str) -> int:
-    return len(line) if line.isascii() else cell_len(line)
+    def _show(self, lines: Iterable[str]) -> None:
+        fresh = [line for line in lines if wanted(line, self.words)] if self.words else list(lines)
+        self.shown += fresh
+        widths = (len(line) if line.isascii() else cell_len(line) for line in fresh)
+        self.width = max(self.width, max(widths, default=0))

@@ -49,7 +49,7 @@ class LogView(ScrollView, can_focus=True):
         self.follows = True
 
     def grown(self, gone: int) -> None:
-        """There are lines more at the end; gone: lines fewer at the beginning."""
+        """Show that there are more lines at the end, and so many (`gone`) fewer at the beginning."""
         before = self.scroll_offset.y
         self._measure()
         if self.follows:
@@ -95,7 +95,8 @@ class LogView(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         left, top = self.scroll_offset
-        style, width = self.rich_style, self.size.width
+        style = self.rich_style
+        width = self.size.width
         if top + y >= len(self.lines.shown):
             return Strip.blank(width, style)
         line = Strip(self._text(self.lines.shown[top + y]).render(self.app.console, end=""))
@@ -178,14 +179,18 @@ class Logs(RunTab):
 
     def part(self, client: Client, log: tuple[object, ...], sources: list[str]) -> Part | None:
         """Read what is new of a log, or its end if it is another one. sources: the processes with logs."""
-        of, is_new = self._of, log != self._log or self._offset is None
+        of = self._of
+        is_new = log != self._log or self._offset is None
         part = client.logs(self.run_name, of=of, offset=BEGIN if is_new else self._offset or 0)
         if not is_new and (part.size < (self._offset or 0) or part.size - part.offset > _BEHIND):
-            part, is_new = client.logs(self.run_name, of=of, offset=BEGIN), True  # it was cut, or runs away
-        self._log, self._offset = log, part.offset
+            part = client.logs(self.run_name, of=of, offset=BEGIN)  # it was cut, or runs away
+            is_new = True
+        self._log = log
+        self._offset = part.offset
         if not is_new and not part.text:
             return None
-        text, before = part.text, 0
+        text = part.text
+        before = 0
         if is_new and part.size > -BEGIN:
             text = text.partition("\n")[2]  # the first line is not whole
             before = part.size + BEGIN
@@ -208,7 +213,8 @@ class Logs(RunTab):
 
     def _tell(self) -> None:
         """Show which process it is, whether it is followed, and how much there is."""
-        lines, view = self._lines, self.query_one(LogView)
+        lines = self._lines
+        view = self.query_one(LogView)
         line = self.query_one(Sources)
         line.names = self._sources if self._of in self._sources else [*self._sources, self._of]
         names = [(f"[{name}]", "bold") if name == self._of else (f" {name} ", "") for name in line.names]
@@ -256,7 +262,8 @@ class Logs(RunTab):
 
     def action_unfilter(self) -> None:
         field = self.query_one(Input)
-        field.value, field.display = "", False
+        field.value = ""
+        field.display = False
         self.query_one(LogView).focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -272,15 +279,15 @@ class Logs(RunTab):
 
 
 def sources(run: RunDetails) -> list[str]:
-    """The processes of a run that print into logs of their own."""
+    """Name the processes of a run that print into logs of their own."""
     spec = run.spec
     trainer, rollout = spec.get("trainer") or {}, spec.get("rollout") or {}
-    found = ["driver"]
+    names = ["driver"]
     if run.pool:
-        found.append("pool")
+        names.append("pool")
         if trainer.get("backend", "builtin") != "builtin":
-            found.append("trainer")
+            names.append("trainer")
         if rollout.get("backend", "builtin") != "builtin" and not rollout.get("urls"):
             servers = min(int(rollout.get("servers") or 1), _MOST_SERVERS)
-            found += ["engine", *(f"engine-{number}" for number in range(1, servers))]
-    return found
+            names += ["engine", *(f"engine-{number}" for number in range(1, servers))]
+    return names

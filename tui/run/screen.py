@@ -31,7 +31,7 @@ TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, 
 
 
 class _News(NamedTuple):
-    """tab: whose `data` it is; None where nothing of it changed."""
+    """What was read: the run, and the `data` of a tab, None where nothing of it changed."""
 
     run: RunDetails
     tab: RunTab
@@ -57,11 +57,15 @@ class RunScreen(Base):
     BINDINGS = keys.RUN + keys.BACK + keys.TABS
 
     def __init__(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
-        """others: runs whose curves are shown over its own. tab: the title of the one that is shown first; ""
-        is the first.
+        """Make the screen of a run.
+
+        others: runs whose curves are shown over its own.
+        tab: the title of the tab that is shown at first; "": the first one.
         """
         super().__init__()
-        self._of, self._others, self._first = run, others, tab
+        self._of = run
+        self._others = others
+        self._first = tab
         self._run: RunDetails | None = None
         self._tabs = [tab(run) for tab in TABS]
         self._front = self._tabs[0]
@@ -79,13 +83,14 @@ class RunScreen(Base):
         self.show_tab(self._first)
 
     def show_tab(self, title: str) -> None:
-        """ "" keeps the tab that is shown."""
+        """Show a tab by its title; "" keeps the tab that is shown."""
         if title:
             self.query_one(TabbedContent).active = f"pane-{title}"
 
     # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> _News | None:
-        tab, run = self._front, self._run
+        tab = self._front
+        run = self._run
         if changes.touch(self._of) or run is None:
             run = client.show(self._of)
         data = tab.read(client, changes, run)
@@ -103,7 +108,8 @@ class RunScreen(Base):
         pane = event.pane.id or ""
         front = next(tab for tab in self._tabs if pane == f"pane-{tab.TITLE}")
         if front is not self._front:
-            self._front, self._acted_on = front, ()
+            self._front = front
+            self._acted_on = ()
             self.say_command(front.command())
             self.lorad.feed.open(self)
             front.focus_first()
@@ -122,11 +128,8 @@ class RunScreen(Base):
         return self._run.state if self._run else ""
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """Whatever it was, it was of this run."""
+        """Return this run, whatever part of it an action was on."""
         return (self._of,)
-
-    def action_back(self) -> None:
-        self.dismiss()
 
     def action_tab(self, by: int) -> None:
         self.action_tab_at((self._tabs.index(self._front) + by) % len(self._tabs) + 1)

@@ -35,7 +35,7 @@ class SpecScroll(VerticalScroll):
 
 
 class Prompt(Input):
-    """Out of the way until it is asked for, and with escape again."""
+    """A field that is out of the way until it is asked for, and with escape again."""
 
     BINDINGS = keys.PROMPT
 
@@ -88,35 +88,35 @@ class SpecTab(RunTab):
     # -- what is shown ---------------------------------------------------------------------------------------
     @property
     def spec(self) -> Flat:
-        return self._told(self._run) if self._run else {}
+        return self._values(self._run) if self._run else {}
 
-    def _told(self, run: RunDetails) -> Flat:
+    def _values(self, run: RunDetails) -> Flat:
         values = flat(run.spec)
         return values if self._all else differing(values)
 
     def _lines(self) -> list[SpecLine]:
-        """Return the lines to show: those that differ from the other run, or all of them with `_all`.
+        """Return the lines to show: the lines that differ from the other run, or all of them with `_all`.
 
         `-` and `+` mark lines that only one of both has.
         """
         if self._other is None:
             return lines(self.spec)
-        found = lines(self.spec, self._told(self._other))
+        all_lines = lines(self.spec, self._values(self._other))
         if self._all:
-            return found
-        keys_shown = {line.key for line in found if line.sign != SAME}
+            return all_lines
+        keys_shown = {line.key for line in all_lines if line.sign != SAME}
         return [
             line
-            for line in found
+            for line in all_lines
             if any(key == line.key or key.startswith(f"{line.key}.") for key in keys_shown)
         ]
 
     def _draw(self) -> None:
         if self._run is None:
             return
-        found = self._lines()
+        shown = self._lines()
         nothing = "No key differs." if self._other else "Every key has its default."
-        text = rendered(found, word=self._searched) if found else Text(nothing)
+        text = rendered(shown, word=self._searched) if shown else Text(nothing)
         self.query_one("#spec-text", Line).say(text)
         self.query_one(".told", Line).say(self._heading())
 
@@ -139,10 +139,10 @@ class SpecTab(RunTab):
 
     def _go(self, match: int) -> None:
         """Scroll to a match; after the last one comes the first."""
-        found = [place for place, line in enumerate(self._lines()) if self._searched in line.text.lower()]
-        if self._searched and found:
-            self._match = match % len(found)
-            self.query_one(SpecScroll).scroll_to(y=max(found[self._match] - 2, 0), animate=False)
+        places = [place for place, line in enumerate(self._lines()) if self._searched in line.text.lower()]
+        if self._searched and places:
+            self._match = match % len(places)
+            self.query_one(SpecScroll).scroll_to(y=max(places[self._match] - 2, 0), animate=False)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "spec-search":
@@ -161,7 +161,7 @@ class SpecTab(RunTab):
     # -- comparing -------------------------------------------------------------------------------------------
     @work(exclusive=True)
     async def compare_with(self, name: str) -> None:
-        """Another run's spec as it is now; "": none."""
+        """Compare with the spec of another run as it is now; "": with none."""
         screen = cast("Base", self.screen)
         try:
             self._other = await asyncio.to_thread(screen.lorad.client.show, name) if name else None

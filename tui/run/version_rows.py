@@ -2,7 +2,7 @@
 forked from it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.text import Text
@@ -32,7 +32,7 @@ _ATTESTED = {"passed": ("✔", "green"), "inconclusive": ("≈", "yellow"), "fai
 
 
 class _Row(NamedTuple):
-    """rails: what stands before the sign of the node, two cells a level."""
+    """The row of a node. rails: what stands before its sign, two cells a level."""
 
     key: str
     rails: str
@@ -53,46 +53,41 @@ def drawn(
     heirs, others, roots = _lines(parents, tip, leaves)
     inherits = set(heirs.values())
     # (node, level, whether its line is yet to be laid)
-    rows, todo = list[_Row](), [(root, 0, True) for root in roots]
+    rows = list[_Row]()
+    todo = [(root, 0, True) for root in roots]
     while todo:
         node, level, is_whole = todo.pop()
         if not is_whole:
-            rows.append(_Row(node, _rails(level, node not in inherits)))
+            last = _RAIL if node in inherits else _JOINT
+            rows.append(_Row(node, _RAIL * (min(level, DEEPEST) - 1) + last if level else ""))
             continue
-        for one in _line(node, heirs):  # the last to be put there is taken first
-            todo.append((one, level, False))
-            todo += [(branch, level + 1, True) for branch in others.get(one, ())]
+        member: str | None = node
+        while member is not None:  # along the line; the last to be put there is taken first
+            todo.append((member, level, False))
+            todo += [(branch, level + 1, True) for branch in others.get(member, ())]
+            member = heirs.get(member)
     return rows
-
-
-def _line(node: str, heirs: Mapping[str, str]) -> list[str]:
-    """Return the nodes of a line from its first node on."""
-    line = [node]
-    while (heir := heirs.get(line[-1])) is not None:
-        line.append(heir)
-    return line
-
-
-def _rails(level: int, is_first: bool) -> str:
-    if not level:
-        return ""
-    level = min(level, DEEPEST)
-    return _RAIL * (level - 1) + (_JOINT if is_first else _RAIL)
 
 
 def _lines(
     parents: Mapping[str, str | None], tip: str | None, leaves: Collection[str]
 ) -> tuple[dict[str, str], dict[str, list[str]], Sequence[str]]:
     """Return who continues the line of each node, who else grew from it, and the roots; oldest first."""
-    children, newest, roots = dict[str, list[str]](), {key: n for n, key in enumerate(parents)}, list[str]()
+    children = dict[str, list[str]]()
+    newest = {key: n for n, key in enumerate(parents)}
+    roots = list[str]()
     for key, parent in parents.items():
         (children.setdefault(parent, []) if parent is not None and parent in parents else roots).append(key)
     for key in reversed(list(parents)):
         if (parent := parents[key]) is not None and parent in newest:
             newest[parent] = max(newest[parent], newest[key])
-    trunk = set(_ancestors(parents, tip))
+    trunk = set[str]()
+    node = tip
+    while node is not None and node in parents:
+        trunk.add(node)
+        node = parents[node]
     heirs = {
-        key: max(grown, key=lambda one: (one in trunk, one not in leaves, newest[one]))
+        key: max(grown, key=lambda child: (child in trunk, child not in leaves, newest[child]))
         for key, grown in children.items()
         if key != tip
     }
@@ -100,17 +95,14 @@ def _lines(
     return heirs, others, roots
 
 
-def _ancestors(parents: Mapping[str, str | None], node: str | None) -> Iterator[str]:
-    """Yield the node and its ancestors."""
-    while node is not None and node in parents:
-        yield node
-        node = parents[node]
-
-
 class History(NamedTuple):
-    """versions: oldest first, of `left_out` more than these. current: a number. origin: what the run came
-    from, or "".
-    forks: runs, and the number that each was forked from."""
+    """The versions of a run, and what they came from and led to.
+
+    versions: the versions that are shown, oldest first; `left_out` more are not.
+    current: the number of the current version.
+    origin: what the run came from, or "".
+    forks: the runs that were forked, and the number that each was forked from.
+    """
 
     versions: Sequence[Version]
     left_out: int
@@ -120,34 +112,34 @@ class History(NamedTuple):
 
 
 def history(versions: Sequence[Version], run: Run, forks: Mapping[str, int]) -> History:
-    found = sorted(versions, key=lambda version: version.version)
-    held = {one.version for one in found if one.pinned or one.aliases or one.loaded}
-    kept = [one for n, one in enumerate(found) if n >= len(found) - LIMIT or one.version in held]
-    return History(kept, len(found) - len(kept), run.version, run.origin or "", forks)
+    ordered = sorted(versions, key=lambda version: version.version)
+    in_use = {one.version for one in ordered if one.pinned or one.aliases or one.loaded}
+    kept = [one for n, one in enumerate(ordered) if n >= len(ordered) - LIMIT or one.version in in_use]
+    return History(kept, len(ordered) - len(kept), run.version, run.origin or "", forks)
 
 
 def forks(runs: Sequence[Run], run: str) -> dict[str, int]:
     """Return the runs that were forked from `run`, with the version each came from; oldest first."""
-    found = dict[str, int]()
-    for one in reversed(runs):
-        name, _, number = (one.origin or "").rpartition("@")
+    numbers = dict[str, int]()
+    for fork in reversed(runs):
+        name, _, number = (fork.origin or "").rpartition("@")
         if name == run and number.isdecimal():
-            found[one.name] = int(number)
-    return found
+            numbers[fork.name] = int(number)
+    return numbers
 
 
-def layout(known: History) -> list[_Row]:
-    """Newest first; see `drawn`."""
-    parents: dict[str, str | None] = {ORIGIN: None} if known.origin else {}
-    for one in known.versions:
-        number, parent = one.version, one.parent
+def layout(history: History) -> list[_Row]:
+    """Lay out the tree of a run's versions, newest first; see `drawn`."""
+    parents: dict[str, str | None] = {ORIGIN: None} if history.origin else {}
+    for version in history.versions:
+        number, parent = version.version, version.parent
         before = str(parent) if isinstance(parent, int) and parent < number else None
-        parents[str(number)] = ORIGIN if before is None and known.origin else before
+        parents[str(number)] = ORIGIN if before is None and history.origin else before
     parents |= {
-        f"{FORK}{name}": str(number) for name, number in known.forks.items() if str(number) in parents
+        f"{FORK}{name}": str(number) for name, number in history.forks.items() if str(number) in parents
     }
     leaves = {key for key in parents if key.startswith(FORK)}
-    tip = None if known.current is None else str(known.current)
+    tip = None if history.current is None else str(history.current)
     return drawn(parents, tip, leaves)
 
 
@@ -157,38 +149,38 @@ class Painter:
     def __init__(self) -> None:
         self._made: dict[str, tuple[Any, Cells]] = {}
 
-    def rows(self, known: History) -> dict[str, Cells]:
+    def rows(self, history: History) -> dict[str, Cells]:
         """Return the rows by key, newest first."""
-        laid = layout(known)
-        versions = {str(one.version): one for one in known.versions}
+        laid = layout(history)
+        versions = {str(one.version): one for one in history.versions}
         counts = {row.key for row in laid if not row.rails}  # what came to be what the run is now
-        made = {row.key: self._row(row, versions.get(row.key), known, row.key in counts) for row in laid}
-        self._made = made
-        return {key: cells for key, (_, cells) in made.items()}
+        rows = {row.key: self._row(row, versions.get(row.key), history, row.key in counts) for row in laid}
+        self._made = rows
+        return {key: cells for key, (_, cells) in rows.items()}
 
-    def _row(self, row: _Row, version: Version | None, known: History, counts: bool) -> tuple[Any, Cells]:
-        is_current = version is not None and version.version == known.current
+    def _row(self, row: _Row, version: Version | None, history: History, counts: bool) -> tuple[Any, Cells]:
+        is_current = version is not None and version.version == history.current
         facts = (
             row,
             version,
             is_current,
             counts,
-            known.origin,
+            history.origin,
             coarse_age(version.created_at if version else None),
         )
         before = self._made.get(row.key)
         if before is not None and before[0] == facts:
             return before
         if version is None:
-            return facts, _stranger(row, known)
+            return facts, _stranger(row, history)
         return facts, _cells(version, row.rails, is_current=is_current, counts=counts)
 
 
-def _stranger(row: _Row, known: History) -> Cells:
+def _stranger(row: _Row, history: History) -> Cells:
     """Return the row of a node that is not a version of this run."""
     empty = {column.key: Text() for column in COLUMNS}
     if row.key == ORIGIN:
-        return {**empty, "version": Text(f"{row.rails}◇ {one_line(known.origin)}"), "state": Text("origin")}
+        return {**empty, "version": Text(f"{row.rails}◇ {one_line(history.origin)}"), "state": Text("origin")}
     name = Text.assemble((row.rails, "dim"), "→ ", one_line(row.key.removeprefix(FORK)))
     return {**empty, "version": name, "state": Text("forked run")}
 
@@ -211,7 +203,7 @@ def _cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> C
 
 
 def _state(version: Version, is_current: bool) -> Text:
-    """Signs and words."""
+    """Describe the state of a version by signs and words."""
     parts = [
         ("◉ current", "bold green") if is_current else ("", ""),
         ("⚑ pinned", "yellow") if version.pinned else ("", ""),
@@ -228,8 +220,9 @@ def _attested(version: Version) -> Text:
 
 
 def facts(version: Version) -> Text:
-    """All that a row has no room for."""
-    parent, attestation = version.parent, version.attestation[:400]
+    """Describe a version with all that its row has no room for."""
+    parent = version.parent
+    attestation = version.attestation[:400]
     return Text.assemble(
         (f"{one_line(version.run)}@{version.version} ", "bold"),
         f"step {version.step} · {'from @' + str(parent) if parent is not None else 'the first'} · ",

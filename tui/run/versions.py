@@ -32,7 +32,7 @@ _RUNS = 1000  # ended runs that are looked at for forks
 
 
 class _Shown(NamedTuple):
-    """rows: cells of each row by key, in order."""
+    """What is shown: the cells of each row by key, in order, and the history that they were made of."""
 
     known: History
     rows: dict[str, Cells]
@@ -53,7 +53,8 @@ class Versions(RunTab):
     def __init__(self, run: str) -> None:
         super().__init__(run)
         self._table = Rows(COLUMNS, id="versions-rows")
-        self._pace, self._is_stale = Pace(), True
+        self._pace = Pace()
+        self._is_stale = True
         self._forks: dict[str, int] = {}
         self._history = History([], 0, None, "", {})
         self._versions: dict[str, Version] = {}  # by key of their rows
@@ -66,17 +67,18 @@ class Versions(RunTab):
 
     # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> _Shown | None:
-        """All of them, which takes a while where there are thousands, and is done the less often then."""
+        """Read all versions; where there are thousands, it takes a while and is done less often."""
         if changes.everything or any({"forked", "removed"} & kinds for kinds in changes.kinds.values()):
-            self._forks, self._is_stale = forks(client.list(all=True, limit=_RUNS), self.run_name), True
+            self._forks = forks(client.list(all=True, limit=_RUNS), self.run_name)
+            self._is_stale = True
         self._is_stale |= any(changes.touch(self.run_name, kind) for kind in _KINDS)
         if not self._is_stale or not (self._pace.is_due or changes.everything):
             return None
         with self._pace.asking():
             versions = client.adapters(self.run_name)
         self._is_stale = False
-        known = history(versions, run, dict(self._forks))
-        return _Shown(known, self._painter.rows(known))
+        seen = history(versions, run, dict(self._forks))
+        return _Shown(seen, self._painter.rows(seen))
 
     def show(self, data: _Shown) -> None:
         is_first = not self._history.versions
@@ -88,18 +90,19 @@ class Versions(RunTab):
         self.query_one("#versions-head", Line).say(self._head())
 
     def _head(self) -> Text:
-        known, versions = self._history, self._history.versions
+        history = self._history
+        versions = history.versions
         if not versions:
             return Text("No versions yet: the first one is published before the first step.")
         weight = sum(one.bytes for one in versions if one.path is not None)
         parts = [
-            f"{len(versions) + known.left_out} versions"
-            + (f", the newest {len(versions)} here" * bool(known.left_out)),
-            "none is current" if known.current is None else f"◉ current @{known.current}",
+            f"{len(versions) + history.left_out} versions"
+            + (f", the newest {len(versions)} here" * bool(history.left_out)),
+            "none is current" if history.current is None else f"◉ current @{history.current}",
             f"{sum(one.pinned for one in versions)} pinned",
             f"{sum(one.loaded for one in versions)} loaded",
             f"{size(weight)} on disk",
-            f"{len(known.forks)} fork{'s' * (len(known.forks) > 1)}" if known.forks else "",
+            f"{len(history.forks)} fork{'s' * (len(history.forks) > 1)}" if history.forks else "",
             "● counts, ○ rewound",
             self._table.says,
         ]
@@ -107,14 +110,12 @@ class Versions(RunTab):
 
     def on_rows_moved(self) -> None:
         self.query_one("#versions-head", Line).say(self._head())
-        self.query_one("#version-facts", Line).say(self._facts())
-
-    def _facts(self) -> Text:
         key = self._table.key
-        if key in self._versions:
-            return facts(self._versions[key])
-        where = self._run_of(key)
-        return Text(f"enter: to {one_line(where)}" if where else "")
+        run = self._run_of(key)
+        about = Text(f"enter: to {one_line(run)}" if run else "")
+        self.query_one("#version-facts", Line).say(
+            facts(self._versions[key]) if key in self._versions else about
+        )
 
     # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
@@ -130,7 +131,7 @@ class Versions(RunTab):
         return f"lorad adapters {shlex.quote(self.run_name)}"
 
     def _run_of(self, key: str | None) -> str:
-        """The run that a row leads to, or ""."""
+        """Return the run that a row leads to, or ""."""
         if key == ORIGIN:
             name, at, number = self._history.origin.rpartition("@")
             return name if at and number.isdecimal() and "/" not in name else ""
