@@ -1,4 +1,4 @@
-"""`lorad`: finds the verb, imports its module alone, turns errors into messages and exit codes.
+"""Runs `lorad`: finds the verb, imports its module alone, turns errors into messages and exit codes.
 
 Exit codes: 0 done, 1 the run or command failed, 2 bad usage or spec, 3 no such run, 4 not allowed, 5 daemon
 unreachable.

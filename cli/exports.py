@@ -148,7 +148,7 @@ def _refuse_quantized(run: RunDetails) -> None:
 
 
 def _refuse_other_base(base: Path, run: RunDetails) -> None:
-    """Raise Conflict for other weights than the run's: of the same shapes, they would take the adapter."""
+    """Raise Conflict for other weights than the run's: where the shapes agree, they take the adapter, too."""
     from lorad.models.facts import weights_sha256
 
     trained_on = run.begun.model_sha256 if run.begun is not None else ""
@@ -197,7 +197,11 @@ def card(
         "sha256 of the adapter": exported.sha256,
         "made by": f"lorad {__version__}",
     }
-    rows = "".join(f"| {key} | {_cell(value)} |\n" for key, value in about.items() if value not in (None, ""))
+    rows = ""
+    for key, value in about.items():
+        if value not in (None, ""):
+            cell = str(value).replace("|", "\\|").replace("\n", " ")
+            rows += f"| {key} | {cell} |\n"
     what = "A LoRA adapter" if merged is None else "A base with a LoRA adapter merged into its weights"
     loading = _LOAD_ADAPTER if merged is None else _LOAD_MODEL
     return (
@@ -231,10 +235,6 @@ def _named(data: Any) -> str:
     return ", ".join(
         Path(str(name)).name if str(name).startswith(("/", ".", "~")) else str(name) for name in names
     )
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 _LOAD_ADAPTER = """```python

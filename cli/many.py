@@ -135,7 +135,8 @@ def awaited(
         over = [name for name in waiting if name not in runs or runs[name].state in until]
         if is_seen:
             others = [run for name, run in runs.items() if name not in over]
-            output.doing("" if over else _progress(len(names) - len(waiting), len(names), others))
+            doing = ", ".join(f"{run.name}: {run.doing or phase(run)}" for run in others)
+            output.doing("" if over else f"{len(names) - len(waiting)} of {len(names)} done; {doing}")
         for name in over:
             last[name] = _ended(client.show(name))
             if not quiet:
@@ -152,11 +153,6 @@ def _ended(run: Run) -> Outcome:
     detail = f": {run.detail}" if run.detail else ""
     hint = f"See `lorad logs {run.name}`."
     return Outcome(run.name, None, Conflict(f"{run.name} ended ({run.reason}){detail}", hint=hint))
-
-
-def _progress(done: int, total: int, others: Sequence[Run]) -> str:
-    """Say how many of the runs are done, and what the others do."""
-    return f"{done} of {total} done; " + ", ".join(f"{run.name}: {run.doing or phase(run)}" for run in others)
 
 
 def state_in_words(run: Any) -> str:

@@ -25,7 +25,8 @@ _SCORES: dict[str, Callable[[SweepRun], float | None]] = {
 class _Axis(NamedTuple):
     """One key, or the score.
 
-    places: of each run, from 0 at the bottom to 1; None where it has no value. ticks: places with a label.
+    places: the place of each run, from 0 at the bottom to 1; None where it has no value.
+    ticks: places with a label.
     """
 
     name: str
@@ -36,7 +37,7 @@ class _Axis(NamedTuple):
 def lines(sweep: Sweep, runs: Sequence[SweepRun], width: int) -> list[str]:
     """Draw the picture in text, the best run in bold; nothing where there are fewer than two runs or axes.
 
-    runs: those of the sweep, the best first.
+    runs: the runs of the sweep, the best first.
     """
     axes = _axes(sweep, runs)
     if len(runs) < 2 or len(axes) < 2:
@@ -56,7 +57,11 @@ def lines(sweep: Sweep, runs: Sequence[SweepRun], width: int) -> list[str]:
             row = _row(place)
             cells[row][column + 1 : column + 1 + len(text)] = text
             looks[row][column + 1 : column + 1 + len(text)] = [""] * len(text)
-    drawn = (_styled(*row) for row in zip(cells, looks, strict=True))
+    drawn = []
+    for chars, codes in zip(cells, looks, strict=True):
+        end = len("".join(chars).rstrip())
+        parts = groupby(list(zip(chars, codes, strict=True))[:end], key=lambda cell: cell[1])
+        drawn.append("".join(table.styled("".join(char for char, _ in part), code) for code, part in parts))
     best = f"━ {output.printable(runs[0].name)} is the best"
     return [_head(axes, columns, width), *drawn, best]
 
@@ -69,14 +74,6 @@ def _head(axes: Sequence[_Axis], columns: Sequence[int], width: int) -> str:
         if not "".join(head[max(0, start - 1) : start + len(axis.name)]).strip():
             head[start : start + len(axis.name)] = axis.name
     return "".join(head[:width]).rstrip()
-
-
-def _styled(cells: Sequence[str], looks: Sequence[str]) -> str:
-    """Join a row, coloured where stdout is a terminal that can."""
-    end = len("".join(cells).rstrip())
-    parts = groupby(list(zip(cells, looks, strict=True))[:end], key=lambda cell: cell[1])
-    joined = (("".join(char for char, _ in part), look) for look, part in parts)
-    return "".join(table.styled(text, look) if look else text for text, look in joined)
 
 
 def picture(sweep: Sweep, runs: Sequence[SweepRun]) -> str:

@@ -88,7 +88,7 @@ def summary(sweep: Sweep) -> str:
 
 
 def _states_in_words(sweep: Sweep) -> str:
-    """`3 running, 1 completed`."""
+    """Count the runs by state: `3 running, 1 completed`."""
     counts = Counter(run.reason or phase(run) for run in sweep.runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
 

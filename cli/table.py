@@ -24,11 +24,12 @@ _Kind = Literal["exact", "fold", "cut", "whole"]
 
 
 class Column(NamedTuple):
-    """drop: 0 stays at any width; of the others the highest is left out first, and before it what is empty.
+    """A column.
 
-    kind: exact, or a text: `fold` is broken between words, at most MOST_LINES of it; `cut` has its middle
-    left out; `whole`, such as a path, is neither. A text with a `drop` is left out where it does not fit
-    beside the rest.
+    drop: with 0 it stays at any width; else the highest is left out first, and before it what is empty.
+    kind: exact, or a text. `fold` is broken between words, at most MOST_LINES of it; `cut` has its middle
+        left out; `whole`, such as a path, is neither. A text with a `drop` is left out where it does not fit
+        beside the rest.
     """
 
     name: str
@@ -181,10 +182,14 @@ def _beside(row: Sequence[str], layout: _Layout) -> list[str]:
 
 
 def text_lines(text: str, kind: _Kind, width: int) -> list[str]:
+    """Return the lines of a text in so many cells; of a `cut` one the beginning and the end."""
     if kind == "whole":
         return [text]
     if kind == "cut":
-        return [_middle_cut(text, width)]
+        if cells(text) <= width:
+            return [text]
+        end = max((width - 1) // 3, 0)
+        return [f"{_sized(text, max(width - 1 - end, 0)).rstrip()}…{_sized(text[::-1], end)[::-1].lstrip()}"]
     lines = _folded(text, width)
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], shortened(" ".join(lines[_MOST_LINES - 1 :]), width)]
@@ -205,14 +210,6 @@ def _folded(text: str, width: int) -> list[str]:
 def shortened(text: str, width: int) -> str:
     """Return the beginning of a text, in so many cells."""
     return text if cells(text) <= width else f"{_sized(text, max(width - 1, 0)).rstrip(' ,;')}…"
-
-
-def _middle_cut(text: str, width: int) -> str:
-    """Return the beginning and the end of a text, in so many cells."""
-    if cells(text) <= width:
-        return text
-    end = max((width - 1) // 3, 0)
-    return f"{_sized(text, max(width - 1 - end, 0)).rstrip()}…{_sized(text[::-1], end)[::-1].lstrip()}"
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""lorad aliases and swap: what is served under which name, and who asks for it how much."""
+"""The commands aliases and swap: what is served under which name, and who asks for it how much."""
 
 from typing import Annotated
 

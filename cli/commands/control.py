@@ -1,4 +1,4 @@
-"""lorad pause, stop, kill and rm: end runs, for a while or for good. lorad wait: wait until they end."""
+"""The commands pause, stop, kill and rm, which end runs for a while or for good, and wait, which waits."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""lorad daemon start | stop | restart | status | run | install | uninstall."""
+"""The commands of `lorad daemon`: start, stop, restart, status, run, install and uninstall."""
 
 import contextlib
 import os
@@ -174,7 +174,11 @@ def _take_up(unit: Unit) -> None:
         )
         raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
     client = Client(Home(unit.home))
-    if _alive(client):
+    is_alive = False
+    with contextlib.suppress(DaemonUnreachable):
+        client.status()
+        is_alive = True
+    if is_alive:
         _await_end(client, client.shutdown().pid)
     tell_systemd(*unit.next_commands)
 
@@ -242,11 +246,3 @@ def _await_end(client: Client, pid: int) -> None:
             )
     finally:
         os.close(process)
-
-
-def _alive(client: Client) -> bool:
-    try:
-        client.status()
-    except DaemonUnreachable:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""lorad tui and top: the dashboard in the terminal or a browser, and what it shows in plain tables."""
+"""The commands tui and top: the dashboard in the terminal or a browser, and what it shows in plain tables."""
 
 import contextlib
 import gc
@@ -108,14 +108,20 @@ def _show(seen: _Look, watch: bool) -> None:
     raised = [
         (_SIGNS[alarm.level], alarm.subject or alarm.on, alarm.kind, alarm.says) for alarm in seen.alarms
     ]
+    devices = []
+    for device in seen.devices:  # with the figures of `lorad devices`
+        name, _, *figures, _, _ = device_row(device)
+        others = "; ".join(part for part in (set_aside(device), *strangers(device)) if part)
+        devices.append([name, *figures, others])
     below: list[tuple[Columns, Sequence[Sequence[object]]]] = [
         (_POOLS, [_pool_row(pool) for pool in seen.pools]),
-        (_DEVICES, [_device_row(device) for device in seen.devices]),
+        (_DEVICES, devices),
         (_ALARMS, raised),
     ]
     names = with_figures([column.name for column in _RUNS], has_losses(seen.runs))
     heads = [column._replace(name=name) for column, name in zip(_RUNS, names, strict=True)]
-    runs = [[_run_cell(run, name) for name in names] for run in seen.runs]
+    cells = COLUMNS | {"recent": lambda run: sparkline(run.recent, _SPARK)}
+    runs = [[cells[name](run) for name in names] for run in seen.runs]
     if width is not None:  # the runs that work, and as many more as fit into the terminal
         least = len([run for run in seen.runs if run.state in _ORDER[:4]])
         free = shutil.get_terminal_size((80, 24)).lines - 5 - sum(len(rows) + 2 for _, rows in below if rows)
@@ -137,10 +143,6 @@ def _show(seen: _Look, watch: bool) -> None:
     sys.stdout.flush()
 
 
-def _run_cell(run: Run, column: str) -> str:
-    return sparkline(run.recent, _SPARK) if column == "recent" else COLUMNS[column](run)
-
-
 def _pool_row(pool: Pool) -> Sequence[object]:
     phases = [run.phase for run in pool.runs if run.phase != "idle"]
     return (
@@ -155,12 +157,6 @@ def _pool_row(pool: Pool) -> Sequence[object]:
         size(pool.memory_bytes),
         duration(pool.idle_seconds),
     )
-
-
-def _device_row(device: Device) -> Sequence[object]:
-    """Return the row of `lorad devices`, with the figures, whether it is set aside, and who else is there."""
-    name, _, *figures, _, _ = device_row(device)
-    return name, *figures, "; ".join(part for part in (set_aside(device), *strangers(device)) if part)
 
 
 def tui(

@@ -1,4 +1,4 @@
-"""lorad doctor: check this machine and this home."""
+"""The command `lorad doctor`: checks this machine and this home."""
 
 import importlib.metadata
 import os

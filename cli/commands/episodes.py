@@ -1,5 +1,5 @@
-"""`lorad try SPEC` shows a few samples before anything is queued, or scores completions that exist; `lorad
-replay RUN` plays recorded episodes again against fresh environments.
+"""The commands try and replay: a few samples before anything is queued, rewards of completions that exist,
+and recorded episodes again against fresh environments.
 """
 
 import sys

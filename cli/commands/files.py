@@ -1,4 +1,4 @@
-"""lorad checkpoints, verify and gc: what lies on disk, whether it is sound, and what can be deleted."""
+"""The commands checkpoints, verify and gc: what lies on disk, is it sound, and what can be deleted."""
 
 from typing import Annotated
 

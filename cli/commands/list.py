@@ -1,4 +1,4 @@
-"""lorad list: runs, and why they wait. It imports little, so that it starts at once."""
+"""The command `lorad list`: runs, and why they wait. It imports little, so that it starts at once."""
 
 import time
 from collections.abc import Sequence

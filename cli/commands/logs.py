@@ -1,4 +1,4 @@
-"""lorad logs [RUN]: what its processes print, or the daemon, or the gateway."""
+"""The command `lorad logs`: what the processes of a run print, or the daemon, or the gateway."""
 
 import sys
 import time

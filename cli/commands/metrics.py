@@ -1,8 +1,7 @@
-"""lorad metrics and log-metrics: all figures of a run, as files or in a logger."""
+"""The commands metrics and log-metrics: all figures of a run, as files or in a logger."""
 
 import csv
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,16 +33,28 @@ def metrics(
     if parquet is None and not as_csv and not as_json:
         _print_summary(rows)
         return
-    shown = list(_long(rows)) if long else rows
+    shown = rows
+    if long:
+        shown = [
+            {key: row[key] for key in _ABOUT} | {"metric": name, "value": value}
+            for row in rows
+            for name, value in row.items()
+            if name not in _ABOUT
+        ]
     if parquet is not None:
-        _write_parquet(shown, parquet)
+        import pyarrow
+        from pyarrow.parquet import write_table
+
+        columns = {name: [row.get(name) for row in shown] for name in _columns(shown)}
+        write_table(pyarrow.table(columns), parquet)
         output.note(f"Written to {parquet}.")
     if as_csv:
         writer = csv.DictWriter(sys.stdout, _columns(shown), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(shown)
     elif as_json:
-        output.print_json([{key: _plain(value) for key, value in row.items()} for row in shown])
+        # JSON has no word for what is not a number
+        output.print_json([{key: None if v != v else v for key, v in row.items()} for row in shown])
 
 
 def log_metrics(
@@ -96,30 +107,10 @@ def _rows(client: Client, run: str) -> list[_Row]:
     return [rows[step] for step in sorted(rows)]
 
 
-def _long(rows: list[_Row]) -> Iterator[_Row]:
-    for row in rows:
-        for name, value in row.items():
-            if name not in _ABOUT:
-                yield {key: row[key] for key in _ABOUT} | {"metric": name, "value": value}
-
-
 def _columns(rows: list[_Row]) -> list[str]:
     """List all columns: first what a row is about, then the metrics by name."""
     names = {name: None for row in rows for name in row}
     return [*_ABOUT, *sorted(name for name in names if name not in _ABOUT)]
-
-
-def _write_parquet(rows: list[_Row], path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = {name: [row.get(name) for row in rows] for name in _columns(rows)}
-    parquet.write_table(pyarrow.table(columns), path)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
-    return None if isinstance(value, float) and value != value else value
 
 
 def _print_summary(rows: list[_Row]) -> None:

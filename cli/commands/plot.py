@@ -81,7 +81,8 @@ def plot_(
         refuse(out)
     only_run(meant)
     client = Client()
-    tracks = _tracks(client, _chosen(client, meant), whole=as_json or _is_csv(out))
+    is_whole = as_json or (out is not None and out.lower().endswith(".csv"))
+    tracks = _tracks(client, _chosen(client, meant), whole=is_whole)
     metrics = list(dict.fromkeys(metric or [_usual(tracks)]))
     _refuse_missing(tracks, metrics)
     if as_json:
@@ -132,10 +133,6 @@ def report(
     os.umask(umask)
     write_whole(path, data, mode=0o666 & ~umask)
     output.note(f"Written to {path}, {output.size(len(data))}.")
-
-
-def _is_csv(out: str | None) -> bool:
-    return out is not None and out.lower().endswith(".csv")
 
 
 def _chosen(client: Client, meant: Selection) -> list[Run]:

@@ -1,4 +1,4 @@
-"""lorad pools, devices, nodes, bill: base models that are kept warm, what there is to run on, who used it."""
+"""The commands pools, devices, nodes and bill: which bases are warm, what there is to run on, who used it."""
 
 import re
 import time
@@ -146,12 +146,12 @@ def _pool_row(pool: Pool) -> tuple[object, ...]:
 
 
 def on_nodes(pool: Pool) -> str:
-    """`h1`, `2: h1, h2`, `12: h1, h2, h3, …`; "" for a pool of this machine."""
+    """Name the nodes of a pool as `runs_in` does; "" for a pool of this machine."""
     return runs_in(pool.nodes) if pool.nodes else ""
 
 
 def runs_in(names: list[str]) -> str:
-    """`a`, `3: a, b, c`, `8: a, b, c, …`."""
+    """Name a few: `a`, `3: a, b, c`, `8: a, b, c, …`."""
     shown = ", ".join([*names[:_SHOWN], *(["…"] if len(names) > _SHOWN else [])])
     return shown if len(names) < 2 else f"{len(names)}: {shown}"
 

@@ -1,4 +1,4 @@
-"""lorad run, attach, resume and fork: start a run, from a spec, a checkpoint or a version, and follow it."""
+"""The commands run, attach, resume and fork: start a run from a spec, checkpoint or version; follow it."""
 
 import contextlib
 import json
@@ -184,7 +184,8 @@ def resume(
     topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`. Of several runs, named or found by
     globs and filters, it shows a list and asks first, and follows none.
     """
-    meant, overrides = _without_overrides(meant)
+    overrides = [name for name in meant.names if "=" in name]  # no run has it in its name
+    meant = structs.replace(meant, names=[name for name in meant.names if "=" not in name])
     name = many.only_run(meant)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
 
@@ -220,12 +221,6 @@ def _await_stop(client: Client, name: str, *, as_json: bool) -> None:
     output.note(f"{name} is still {phase(run)}: it is resumed after that.")
     if watched(client, name, as_json=as_json, does="stops, and is not resumed") is None:
         raise typer.Exit(130)
-
-
-def _without_overrides(meant: Selection) -> tuple[Selection, list[str]]:
-    """Tell names from `key=value`, which no name has."""
-    names = [name for name in meant.names if "=" not in name]
-    return structs.replace(meant, names=names), [name for name in meant.names if "=" in name]
 
 
 def _resume_several(

@@ -1,4 +1,4 @@
-"""lorad samples RUN: what the model wrote."""
+"""The command `lorad samples`: what the model wrote."""
 
 from collections.abc import Sequence
 from typing import Annotated

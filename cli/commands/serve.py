@@ -1,4 +1,4 @@
-"""lorad serve, generate and eval: serve adapters on a base that stays warm, and try a version."""
+"""The commands serve, generate and eval: serve adapters on a base that stays warm, and try a version."""
 
 import shlex
 import sys

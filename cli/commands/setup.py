@@ -1,5 +1,6 @@
-"""lorad init, completion and notify: a spec to start from, the script with which a shell completes, trials of
-notifications."""
+"""The commands init, completion and notify: a spec to start from, the script with which a shell completes,
+and trials of notifications.
+"""
 
 import asyncio
 import os

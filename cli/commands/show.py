@@ -49,9 +49,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 
 def described(data: RunDetails) -> list[tuple[str, str]]:
-    """Return what is known of a run, but its spec, each with its name: facts, sets, expectations, results,
-    attempts, warnings.
-    """
+    """Return by name what is known of a run, but its spec: facts, sets, results, attempts, warnings …"""
     rates, signals, best = data.rates, data.signals, data.best
     lora = data.spec.get("lora")
     pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
@@ -59,14 +57,12 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     pairs += "" if margin is None else f", reward margin {output.number(margin)}"
     best_words = trainable = ""
     if best is not None and best.version != data.version:
-        best_words = (
-            f"{data.name}@{best.version}, {best.metric} {output.number(best.value)} at step {best.step}"
-        )
+        best_words = f"{data.name}@{best.version}, {best.metric} {output.number(best.value)}"
+        best_words += f" at step {best.step}"
     if data.trainable:
         share = data.trainable.share
-        percent = "" if share is None else f" ({share:.2%} of all parameters)"
-        trainable = f"{data.trainable.parameters:,}{percent}"
-    is_recorded = data.begun is not None and data.begun.routes == "record"
+        trainable = f"{data.trainable.parameters:,}"
+        trainable += "" if share is None else f" ({share:.2%} of all parameters)"
     base = data.reference
     lines = {
         "run": data.name,
@@ -91,7 +87,7 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "adapter": lora and adapter_in_words(lora),
         "targets": lora and targets_in_words(lora),
         "algorithm": _algorithm(data.spec),
-        "routes": "recorded and replayed" if is_recorded else None,
+        "routes": "recorded and replayed" if data.begun and data.begun.routes == "record" else None,
         "data": data.data_format and f"read as {data.data_format}",
         "rate": rate_in_words(data),
         "origin": data.origin,

@@ -1,6 +1,4 @@
-"""lorad sweep SPEC key=a,b: a run for each combination of values, and halving that stops the worse ones
-early.
-"""
+"""The command `lorad sweep`: a run for each combination of values, and halving that stops the worse ones."""
 
 from pathlib import Path
 from typing import Annotated
@@ -94,7 +92,10 @@ def sweep(
     if listed:
         _list(spec, svg, as_json=as_json, markdown=markdown)
         return
-    text, source, cwd = _read(spec)
+    if spec is None:
+        hint = "`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
+        raise SpecError("a sweep begins with a spec", hint=hint)
+    text, source, cwd = read_spec(spec)
     wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
     chosen = _chosen(points, random, seed)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
@@ -125,15 +126,6 @@ def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) 
     show(sweeps, one=name is not None, as_json=as_json, markdown=markdown)
     if svg is not None:
         write_svg(sweeps[0], svg)
-
-
-def _read(spec: str | None) -> tuple[str, str, Path]:
-    """Return the text of the spec, its name, and the directory that its paths begin in. Raises SpecError."""
-    if spec is None:
-        raise SpecError(
-            "a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
-        )
-    return read_spec(spec)
 
 
 def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markdown: bool) -> None:

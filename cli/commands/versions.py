@@ -1,4 +1,4 @@
-"""lorad adapters, export, pin and unpin: the versions of adapters."""
+"""The commands adapters, export, pin and unpin: the versions of adapters."""
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -188,7 +188,7 @@ def _change(
 
 
 def _meant(client: Client, typed: str, fits: Callable[[Version], bool]) -> list[str]:
-    """Find the versions that a name with globs means: of the runs before the `@`, the numbers after it.
+    """Find the versions that a name with globs means: the runs before the `@`, and the numbers after it.
 
     Raises NotFound where no run or no version is named so.
     """

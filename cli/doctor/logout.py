@@ -90,18 +90,13 @@ def read_settings(root: Path) -> dict[str, _LogoutSetting]:
     mains = [path for place in _PLACES if (path := root / place / "systemd/logind.conf").is_file()][:1]
     for path in mains:
         settings |= {name: _LogoutSetting(value, "") for name, value in _assignments(path, commented=True)}
-    for path in [*mains, *_drop_ins(root)]:
+    drop_ins: dict[str, Path] = {}
+    for place in reversed(_PLACES):  # a drop-in hides those of the same name in later places
+        drop_ins |= {path.name: path for path in (root / place / "systemd/logind.conf.d").glob("*.conf")}
+    for path in [*mains, *(path for _, path in sorted(drop_ins.items()) if path.is_file())]:
         where = f"/{path.relative_to(root)}"
         settings |= {name: _LogoutSetting(value, where) for name, value in _assignments(path)}
     return settings
-
-
-def _drop_ins(root: Path) -> list[Path]:
-    """Return the drop-ins; one hides those of the same name in later places."""
-    drop_ins: dict[str, Path] = {}
-    for place in reversed(_PLACES):
-        drop_ins |= {path.name: path for path in (root / place / "systemd/logind.conf.d").glob("*.conf")}
-    return [path for _, path in sorted(drop_ins.items()) if path.is_file()]
 
 
 def _assignments(path: Path, *, commented: bool = False) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 have.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.box.config import Config, load
-from lorad.box.machine import Machine, read_machine
+from lorad.box.machine import read_machine
 from lorad.box.paths import Home
 from lorad.box.runtime import Overrides, Why, choose_runtime
 from lorad.children.interpreter import Finding
@@ -24,14 +25,20 @@ _SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
 def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
     """Check the runtime of the daemon if one is up: its CPUs and environment may differ from this shell's."""
-    pid, pools = _daemon_of(home)
+    pid, pools = None, list[Pool]()
+    with contextlib.suppress(LoradError):  # there is no daemon
+        client = Client(home)
+        pid, pools = client.status().pid, client.pools()
     machine = read_machine(pid or "self")
     try:
         config = load(home.config)
     except LoradError:
         config = Config()  # another check reports it
     overrides = Overrides(config=config.runtime, environment=_environment(pid))
-    yield Finding("cpus", True, _cpus(machine), facts=asdict(machine))
+    quota = "no cgroup quota" if machine.quota is None else f"cgroup quota {machine.quota:g}"
+    granted = f"{machine.cpus} by affinity on {machine.cores} of {machine.all_cores} cores, {quota}"
+    cpus = f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
+    yield Finding("cpus", True, cpus, facts=asdict(machine))
     slots = config.devices.cpu_slots if device == "cpu" else 1
     tiny, large = (
         choose_runtime(count, machine, device, overrides, slots=slots) for count in _SIZES.values()
@@ -52,15 +59,6 @@ def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
         yield Finding(f"pool {pool.pool}", True, detail, facts=msgspec.to_builtins(runtime) or {})
 
 
-def _daemon_of(home: Home) -> tuple[int | None, list[Pool]]:
-    """Return the daemon's pid and its pools; without a daemon None and none."""
-    client = Client(home)
-    try:
-        return int(client.status().pid), client.pools()
-    except LoradError:
-        return None, []
-
-
 def _environment(pid: int | None) -> Mapping[str, str]:
     try:
         entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0") if pid else []
@@ -71,12 +69,6 @@ def _environment(pid: int | None) -> Mapping[str, str]:
         if entries
         else os.environ
     )
-
-
-def _cpus(machine: Machine) -> str:
-    quota = "no cgroup quota" if machine.quota is None else f"cgroup quota {machine.quota:g}"
-    granted = f"{machine.cpus} by affinity on {machine.cores} of {machine.all_cores} cores, {quota}"
-    return f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
 
 
 def _threads(number: int) -> str:

@@ -1,4 +1,4 @@
-"""lorad tag, lorad note and lorad rename: words of the user's on a run, and its name."""
+"""The commands tag, note and rename: words of the user's on a run, and its name."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""lorad edit and lorad groups: what queued runs ask for, and how many of a group work at a time."""
+"""The commands edit and groups: what queued runs ask for, and how many of a group work at a time."""
 
 from typing import Annotated
 

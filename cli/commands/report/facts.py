@@ -32,12 +32,13 @@ _CHOICES = {"best": Choice(sort="reward"), "worst": Choice(sort="reward", revers
 class RunFacts:
     """Holds what a report says of one run.
 
-    samples: those that are shown, each with what it was chosen for.
+    samples: the samples that are shown, each with what it was chosen for.
     rewards: by the name of a held-out set, the lowest and the highest reward of its first and last
         evaluation.
     notes: why some samples are missing.
-    bill: None where nothing was used. currency: of its cost.
-    devices: those that its pool has now.
+    bill: None where nothing was used.
+    currency: what the cost is in.
+    devices: the devices that the run's pool has now.
     """
 
     run: RunDetails

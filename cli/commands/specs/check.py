@@ -1,4 +1,4 @@
-"""lorad check SPEC: what a spec comes to, and whether it would start now. Nothing is queued."""
+"""The command `lorad check`: what a spec comes to, and whether it would start now. Nothing is queued."""
 
 from typing import Annotated
 

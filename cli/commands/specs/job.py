@@ -1,4 +1,4 @@
-"""lorad job SPEC: a run with a daemon of its own, as one process, for schedulers that have jobs."""
+"""The command `lorad job`: a run with a daemon of its own, as one process, for schedulers of jobs."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""lorad spec: the keys of a spec, what they mean, and the JSON Schema of all of them."""
+"""The command `lorad spec`: the keys of a spec, what they mean, and the JSON Schema of all of them."""
 
 from typing import Annotated, Any
 

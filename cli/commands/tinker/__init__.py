@@ -1,1 +1,1 @@
-"""`lorad tinker …`: the door for Tinker's client."""
+"""The commands of `lorad tinker`: the door for Tinker's client."""

@@ -1,4 +1,4 @@
-"""lorad tinker env and keys: what a client needs to use this home as Tinker."""
+"""The commands tinker env and tinker keys: what a client needs to use this home as Tinker."""
 
 import contextlib
 import http.client
