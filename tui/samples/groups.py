@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from lorad.client.choice import Choice
@@ -19,9 +20,16 @@ ORDERS = ("as drawn", "reward", "advantage", "length")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """completion: without control characters; of an episode all that was said. parts: what it is made of.
-    size: tokens that the model sampled. logprob: their mean. version: its number. rewards: components of the
-    reward. rows: of an episode, in which it is trained. prompt: that of its group.
+    """A sample, fit to be shown.
+
+    completion: the text without control characters; of an episode, all that was said.
+    size: how many tokens the model sampled.
+    logprob: the mean over the tokens.
+    version: the number of the version.
+    rewards: the components of the reward.
+    parts: what the completion is made of.
+    rows: how many rows of training an episode makes.
+    prompt: the prompt of the group.
     """
 
     index: int
@@ -59,7 +67,7 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        return [one.reward for one in self.samples if one.reward is not None]
+        return [sample.reward for sample in self.samples if sample.reward is not None]
 
     @property
     def mean(self) -> float | None:
@@ -68,17 +76,15 @@ class Group:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation; 0 is a group that teaches nothing."""
+        """Return the standard deviation; a group with 0 teaches nothing."""
         rewards, mean = self.rewards, self.mean
-        return (
-            None
-            if mean is None
-            else math.sqrt(sum((one - mean) * (one - mean) for one in rewards) / len(rewards))
-        )
+        if mean is None:
+            return None
+        return math.sqrt(sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards))
 
 
 class Hit(NamedTuple):
-    """A place where a search found something. sample: its place in the group as drawn; -1: in the prompt."""
+    """A place where a search found something, in the sample at a place of the group; -1: in the prompt."""
 
     group: str
     sample: int
@@ -98,21 +104,25 @@ def grouped(rows: Iterable[samples.Sample]) -> list[Group]:
 
 
 def selected(groups: Iterable[Group], choice: Choice) -> list[Group]:
-    """Return the groups with those of their samples that are wanted; none that is empty. Raises SpecError."""
+    """Return the groups with the samples that a choice takes, but no empty ones. Raises SpecError."""
     takes = choice.test()
-    some = (replace(group, samples=list(filter(takes, group.samples))) for group in groups)
-    return [group for group in some if group.samples]
+    left = (replace(group, samples=list(filter(takes, group.samples))) for group in groups)
+    return [group for group in left if group.samples]
 
 
 def _sample(row: samples.Sample, prompt: str) -> Sample:
     text, parts = told(row)
+    logprob = _finite(row.logprob)
+    logprobs = [value for value in row.logprobs if value is not None]
+    if row.logprob is None and logprobs and len(logprobs) == len(row.logprobs):
+        logprob = _finite(sum(logprobs) / len(logprobs))
     return Sample(
         index=row.index,
         completion=text,
         reward=_finite(row.reward),
         advantage=_finite(row.advantage),
         size=row.size,
-        logprob=_mean(row.logprobs) if row.logprob is None else _finite(row.logprob),
+        logprob=logprob,
         ending=one_line(row.ending),
         error=inert(row.error),
         version=inert(row.version).rpartition("@")[2][:12],
@@ -132,38 +142,26 @@ def _finite(value: Any) -> float | None:
         return None
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _finite(sum(known) / len(known)) if known and len(known) == len(values) else None
-
-
 def ordered(samples: Sequence[Sample], by: str) -> list[int]:
-    """Places of samples, the largest first; those without a value last. by: one of ORDERS."""
+    """Return the places of samples, the largest first and those without a value last. by: one of ORDERS."""
     values: dict[str, Callable[[Sample], float | None]] = {
-        "reward": lambda one: one.reward,
-        "advantage": lambda one: one.advantage,
-        "length": lambda one: one.size or len(one.completion),
+        "reward": lambda sample: sample.reward,
+        "advantage": lambda sample: sample.advantage,
+        "length": lambda sample: sample.size or len(sample.completion),
     }
     if by not in values:
         return list(range(len(samples)))
-    found = [(values[by](one), place) for place, one in enumerate(samples)]
-    return [
-        place for value, place in sorted(found, key=lambda one: (one[0] is None, -(one[0] or 0.0), one[1]))
-    ]
+    keyed = [(values[by](sample), place) for place, sample in enumerate(samples)]
+    keyed.sort(key=lambda pair: (pair[0] is None, -(pair[0] or 0.0), pair[1]))
+    return [place for _, place in keyed]
 
 
-def hits(groups: Iterable[Group], wanted: str, by: str) -> list[Hit]:
+def hits(groups: Iterable[Group], needle: str, by: str) -> list[Hit]:
     """Return where prompts and completions contain the text, ignoring case, in the order in which they are
     shown.
     """
-    if not wanted:
-        return []
-    look, found = re.compile(re.escape(inert(wanted)), re.IGNORECASE), list[Hit]()
-    for hit in _looked(look, groups, by):
-        found.append(hit)
-        if len(found) == HITS:
-            break
-    return found
+    look = re.compile(re.escape(inert(needle)), re.IGNORECASE)
+    return list(islice(_looked(look, groups, by), HITS)) if needle else []
 
 
 def _looked(look: re.Pattern[str], groups: Iterable[Group], by: str) -> Iterator[Hit]:

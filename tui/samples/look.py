@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
@@ -45,8 +45,11 @@ Known = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group a
 
 
 class Look(NamedTuple):
-    """special: special tokens are marked, and blanks and line ends shown. markdown: it is rendered.
-    chances: of samples whose tokens are coloured, by group and index; None: none is.
+    """How texts are shown.
+
+    special: special tokens are marked, and blanks and line ends shown.
+    markdown: Markdown is rendered.
+    chances: the styles of tokens, by group and index of their sample; None: tokens are not coloured.
     needle: what a search marks in rendered text, where it has other places.
     """
 
@@ -56,27 +59,24 @@ class Look(NamedTuple):
     needle: str = ""
 
     def block(self, block: Block, sample: tuple[str, int] | None = None) -> Block:
-        """Return a block as it is to be shown. sample: whose tokens it is made of."""
+        """Return a block as it is to be shown. sample: the sample whose tokens it is made of."""
         if self.markdown and len(block.text) <= _LONGEST:
             return block._replace(made=_Rendered(block.text, self.needle))
         spans = list[Span]()
         if self.chances is not None and sample is not None:
-            spans = list(_within(self.chances.get(sample, ()), block.at, len(block.text)))
+            end = block.at + len(block.text)
+            for first, last, style in self.chances.get(sample, ()):
+                if last > block.at and first < end:
+                    spans.append((max(first, block.at) - block.at, min(last, end) - block.at, style))
         if self.special:
-            found = [(*match.span(), _SPECIAL_STYLE) for match in SPECIAL.finditer(block.text)]
-            spans = found if not spans else _over(spans, found)
+            marked = [(*match.span(), _SPECIAL_STYLE) for match in SPECIAL.finditer(block.text)]
+            spans = marked if not spans else _over(spans, marked)
         return block._replace(spans=spans) if spans else block
-
-
-def _within(spans: Sequence[Span], at: int, length: int) -> Iterator[Span]:
-    for first, last, style in spans:
-        if last > at and first < at + length:
-            yield max(first - at, 0), min(last - at, length), style
 
 
 def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
     """Return the spans of both, without those of `below` that one of `above` touches."""
-    clear = [one for one in below if not any(one[0] < other[1] and other[0] < one[1] for other in above)]
+    clear = [span for span in below if not any(span[0] < other[1] and other[0] < span[1] for other in above)]
     return sorted([*clear, *above])
 
 
@@ -89,20 +89,17 @@ def chances(row: samples.Sample, sample: Sample) -> list[Span]:
     sizes = [turn.tokens for turn in row.turns] or [len(row.widths)]
     if not len(row.widths) == len(row.logprobs) == sum(sizes):
         return []
-    tokens, spans = iter(zip(row.widths, row.logprobs, strict=True)), list[Span]()
+    tokens = iter(zip(row.widths, row.logprobs, strict=True))
+    spans = list[Span]()
     for text, start, size in zip(texts, starts, sizes, strict=True):
         at, shown = 0, start  # in the text as it is, and where its characters are seen
         for width, logprob in itertools.islice(tokens, size):
             seen = len(inert(text[at : at + width]))
-            style = "" if logprob is None else _chance_style(logprob)
+            chance = 1.0 if logprob is None else math.exp(min(logprob, 0.0))
+            style = next((style for least, style in _CHANCES if chance >= least), "")
             spans += [(shown, shown + seen, style)] if style and seen else []
             at, shown = at + width, shown + seen
     return spans
-
-
-def _chance_style(logprob: float) -> str:
-    probability = math.exp(min(logprob, 0.0))
-    return next((style for least, style in _CHANCES if probability >= least), "")
 
 
 class _Code(CodeBlock):
@@ -121,7 +118,8 @@ class _Markdown(Markdown):
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)
         parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-        self.markup, self.parsed = text, parser.parse(text)
+        self.markup = text
+        self.parsed = parser.parse(text)
         for token in self.parsed:
             for part in token.children or ():
                 part.type = "hardbreak" if part.type == "softbreak" else part.type
@@ -131,7 +129,8 @@ class _Rendered:
     """Markdown as text and spans for a width; the same for the same text, so that blocks can be compared."""
 
     def __init__(self, text: str, needle: str) -> None:
-        self._text, self._needle = text, needle
+        self._text = text
+        self._needle = needle
 
     def __call__(self, width: int) -> tuple[str, list[Span]]:
         console = Console(
@@ -142,7 +141,9 @@ class _Rendered:
             color_system="standard",
         )
         lines = console.render_lines(_Markdown(self._text), pad=False)
-        text, spans, at = list[str](), list[Span](), 0
+        text = list[str]()
+        spans = list[Span]()
+        at = 0
         for line in lines:
             for part in line:
                 if part.style and (style := str(part.style)) not in ("none", ""):

@@ -16,7 +16,7 @@ TRAINING = "training"
 
 
 def sources(run: RunDetails) -> dict[str, Text]:
-    """Training, and the sets of held-out problems of a run."""
+    """Offer training, and the sets of held-out problems of a run."""
     sets = run.spec.get("eval", {}).get("sets", {})
     says = {TRAINING: "samples that it trains on", MAIN: "evaluation of data.eval"}
     says |= {name: one_line(str(one.get("data", ""))) for name, one in sets.items()}
@@ -24,7 +24,7 @@ def sources(run: RunDetails) -> dict[str, Text]:
 
 
 def filters(samples: Sequence[Sample]) -> dict[str, Text]:
-    """Filters by end, failure and reward, each with how many samples it leaves."""
+    """Offer filters by end, failure and reward, each with how many samples it leaves."""
     ends = Counter(one.ending for one in samples if one.ending)
     options = {"": ("all", len(samples))}
     options |= {f'end:"{end}"': (f"ended: {end}", count) for end, count in ends.most_common()}
@@ -37,10 +37,10 @@ def filters(samples: Sequence[Sample]) -> dict[str, Text]:
     return {key: Text(f"{count:>6}  {one_line(says)}") for key, (says, count) in options.items()}
 
 
-def runs(some: Iterable[Run], but: str) -> dict[str, Text]:
-    """Other runs than `but`."""
+def runs(rows: Iterable[Run], but: str) -> dict[str, Text]:
+    """Offer other runs than `but`."""
     return {
         run.name: Text.assemble((one_line(run.name), "bold"), "  ", state_text(run), f"  step {run.step}")
-        for run in some
+        for run in rows
         if run.name != but
     }

@@ -33,55 +33,61 @@ class _Other(NamedTuple):
     says: str
 
 
-class Lookup:
+class PromptFinder:
     """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a
     step may have other samples.
 
-    is_other: of another run than the one that is shown, where an id may be that of another prompt.
+    is_other: it is another run than the one that is shown, where an id may be the id of another prompt.
     """
 
     def __init__(self, client: Client, run: str, set: str = "", *, is_other: bool = False) -> None:
-        self._client, self._run, self._set, self._is_other = client, run, set, is_other
+        self._client = client
+        self._run = run
+        self._set = set
+        self._is_other = is_other
         # by step; empty where there are no samples
         self._prompts: OrderedDict[int, frozenset[str]] = OrderedDict()
         self._last: tuple[int, list[Group]] = (-1, [])
 
     def at(self, step: int, group: Group) -> _Other:
-        """The same prompt in a step, else the prompt at the same place. Raises LoradError."""
-        groups, of = self._groups(step), f" of {self._run}" if self._is_other else ""
+        """Return the same prompt in a step, else the prompt at the same place. Raises LoradError."""
+        groups = self._groups(step)
+        of = f" of {self._run}" if self._is_other else ""
         if not groups:
             raise NotFound(f"step {step} of {self._run} has no samples", hint="Choose another step.")
-        for one in groups:
-            if self._key(one) == self._key(group):
-                return _Other(step, one, groups, f"the same prompt in step {step}{of}")
-        one = groups[min(group.rank, len(groups) - 1)]
-        return _Other(
-            step, one, groups, f"this prompt is not in step {step}{of}; its prompt {one.rank + 1} instead"
-        )
+        for other in groups:
+            if self._key(other) == self._key(group):
+                return _Other(step, other, groups, f"the same prompt in step {step}{of}")
+        other = groups[min(group.rank, len(groups) - 1)]
+        says = f"this prompt is not in step {step}{of}; its prompt {other.rank + 1} instead"
+        return _Other(step, other, groups, says)
 
     def nearest(self, step: int, group: Group, is_over: Callable[[], bool]) -> _Other:
-        """The nearest earlier step with that prompt, else the nearest later one; where no step nearby has it,
-        the prompt at the same place of the nearest one. Of another run the same step comes first. Raises
-        LoradError when no other step has samples."""
-        there, until = list[int](), time.monotonic() + _PATIENCE
-        for one in self._nearby(step):
+        """Return the prompt in the nearest earlier step that has it, else in the nearest later one.
+
+        In another run the same step comes first. Where no step nearby has the prompt, it is the prompt at the
+        same place of the nearest step. Raises LoradError when no other step has samples.
+        """
+        steps = list[int]()  # that have samples
+        until = time.monotonic() + _PATIENCE
+        for other_step in self._nearby(step):
             if is_over() or time.monotonic() > until:
                 break
-            prompts = self._keys(one)
+            prompts = self._keys(other_step)
             if self._key(group) in prompts:
-                return self.at(one, group)
-            there += [one] if prompts else []
+                return self.at(other_step, group)
+            steps += [other_step] if prompts else []
         of = f" of {self._run}" if self._is_other else ""
-        if not there:
+        if not steps:
             raise NotFound(
                 f"no step near step {step}{of} has samples", hint="checkpoint.keep_samples says how many do."
             )
-        absent = f"this prompt is not in steps {min(there)} to {max(there)}{of}"
-        other = self.at(there[0], group)
+        absent = f"this prompt is not in steps {min(steps)} to {max(steps)}{of}"
+        other = self.at(steps[0], group)
         return other._replace(says=f"{absent}; prompt {other.group.rank + 1} of step {other.step} instead")
 
     def _nearby(self, step: int) -> Iterator[int]:
-        """Earlier steps, the nearest first, then later ones."""
+        """Yield earlier steps, the nearest first, then later ones."""
         steps = steps_of(self._client, self._run, self._set)
         if self._is_other:
             step = min(step, steps[-1] if steps else 0)
@@ -117,7 +123,7 @@ class Lookup:
             self._prompts.popitem(last=False)
 
 
-class Here(NamedTuple):
+class ThisPrompt(NamedTuple):
     """The prompt that is compared with another one."""
 
     step: int
@@ -125,9 +131,12 @@ class Here(NamedTuple):
     scale: Scale
 
 
-class Ask(NamedTuple):
-    """step: which one; None: the nearest one with that prompt. run: another one; "": the same. by: one of
-    ORDERS.
+class Wish(NamedTuple):
+    """What a prompt is to be compared with.
+
+    step: the number of the other step; None: the nearest one with that prompt.
+    run: the name of another run; "": the same one.
+    by: one of ORDERS.
     """
 
     step: int | None
@@ -136,39 +145,46 @@ class Ask(NamedTuple):
     word_by_word: bool
 
 
-class Found(NamedTuple):
-    """says: what the prompt is shown beside. options: of `lorad samples` of the other run, that print it."""
+class SideBySide(NamedTuple):
+    """A prompt beside others.
+
+    says: what the prompt is shown beside.
+    options: the options with which `lorad samples` of the other run prints it.
+    """
 
     says: str
     sections: list[Section]
     options: str = ""
 
 
-def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) -> Found:
-    """Return both sides: of one run the earlier step first, else the other run last. Raises LoradError."""
+def compared(lookup: PromptFinder, shown: ThisPrompt, ask: Wish, is_over: Callable[[], bool]) -> SideBySide:
+    """Return both sides, the earlier step of a run first, or another run last. Raises LoradError."""
     if ask.step is None:
-        other = lookup.nearest(here.step, here.group, is_over)
+        other = lookup.nearest(shown.step, shown.group, is_over)
     else:
-        other = lookup.at(ask.step, here.group)
+        other = lookup.at(ask.step, shown.group)
     sides = [
         Side(f"{ask.run} step {other.step}".lstrip(), other.group, scale(other.groups)),
-        Side(f"step {here.step}", here.group, here.scale, is_here=True),
+        Side(f"step {shown.step}", shown.group, shown.scale, is_here=True),
     ]
-    if ask.run or other.step > here.step:
+    if ask.run or other.step > shown.step:
         sides.reverse()
     options = f"--step {other.step} --prompt {other.group.problem or other.group.rank + 1}"
-    return Found(other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options)
+    return SideBySide(
+        other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options
+    )
 
 
-def history(client: Client, run: str, set: str, here: Here, look: Look) -> Found:
-    """One held-out problem at each step whose completions are kept. Raises LoradError."""
-    rows = client.samples(run, eval=set, problem=here.group.problem, limit=LIMIT, brief=True)
+def history(client: Client, run: str, set: str, shown: ThisPrompt, look: Look) -> SideBySide:
+    """Return one held-out problem at each step whose completions are kept. Raises LoradError."""
+    rows = client.samples(run, eval=set, problem=shown.group.problem, limit=LIMIT, brief=True)
     steps = OrderedDict[int, list[Sample]]()
     for row in rows:
         steps.setdefault(row.step, []).append(row)
-    groups = {step: grouped(some) for step, some in steps.items()}
-    measure = scale([group for some in groups.values() for group in some])
+    by_step = {step: grouped(samples) for step, samples in steps.items()}
+    measure = scale([group for groups in by_step.values() for group in groups])
     sides = [
-        Side(f"step {step}", some[0], measure, is_here=step == here.step) for step, some in groups.items()
+        Side(f"step {step}", groups[0], measure, is_here=step == shown.step)
+        for step, groups in by_step.items()
     ]
-    return Found("its other steps", one_by_one(sides, look))
+    return SideBySide("its other steps", one_by_one(sides, look))

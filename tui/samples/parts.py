@@ -18,10 +18,12 @@ Kind = Literal["turn", "said", "call", "told", "fork"]
 
 
 class Part(NamedTuple):
-    """kind: `turn` and `fork` are lines between parts, without a text; the others have the text from `start`
-    to `end`.
-    note: the line itself; of a call how it is shown in one line; of what the environment said its figures.
-    turn: from 0.
+    """A part of a sample.
+
+    kind: `turn` and `fork` are lines between parts, without a text; the others have the text from `start` to
+        `end`.
+    note: the line itself; for a call its one line, for what the environment said its figures.
+    turn: the number of the turn, from 0.
     """
 
     kind: Kind
@@ -32,7 +34,7 @@ class Part(NamedTuple):
 
 
 def inert(text: object) -> str:
-    """`printable`, quick where nothing is to be done; a tab is TAB."""
+    """Return what `printable` does, but quickly where nothing is to be done, and with TAB for a tab."""
     whole = "" if text is None else str(text)
     parts = (whole[i : i + _PIECE] for i in range(0, len(whole), _PIECE))
     return "".join(
@@ -45,7 +47,8 @@ def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
     if not row.turns:
         text = inert(row.completion)
         return text, (Part("said", 0, len(text)),)
-    text, parts = "", list[Part]()
+    text = ""
+    parts = list[Part]()
     for place, turn in enumerate(row.turns):
         follows = row.turns[place + 1] if place + 1 < len(row.turns) else None
         parts.append(Part("turn", len(text), len(text), _turn_line(place, turn), place))
@@ -53,9 +56,12 @@ def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
         parts += (part._replace(turn=place) for part in _spoken(said, turn.calls, len(text)))
         text += said if said.endswith("\n") else said + "\n"
         if observation := inert(turn.observation).strip("\n"):
-            at, note = len(text), _told_line(turn)
+            at = len(text)
+            figures = f"{turn.observed} tokens · " if turn.observed else ""
+            note = f"◂ environment · {figures}{number(turn.seconds, 2)} s"
             if follows is not None and follows.row > turn.row:
-                parts.append(Part("fork", at, at, _fork_line(follows.row), place))
+                line = f"⑂ row {follows.row + 1} begins: the history was replaced by"
+                parts.append(Part("fork", at, at, line, place))
                 note = ""
             parts.append(Part("told", at, at + len(observation), note, place))
             text += f"{observation}\n"
@@ -67,8 +73,8 @@ def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
     done = 0
     for call in calls:
         written = inert(call.written)
-        found = text.find(written, done) if written else -1
-        begin, end = (found, found + len(written)) if found >= 0 else (done, done)
+        place = text.find(written, done) if written else -1
+        begin, end = (place, place + len(written)) if place >= 0 else (done, done)
         yield from _without_ends(text, done, begin, at)
         yield Part("call", at + begin, at + end, _call_line(call))
         done = end
@@ -93,26 +99,13 @@ def _turn_line(place: int, turn: EpisodeTurn) -> str:
     return f"── turn {place + 1} ── " + " · ".join(part for part in figures if part)
 
 
-def _told_line(turn: EpisodeTurn) -> str:
-    figures = [f"{turn.observed} tokens" if turn.observed else "", f"{number(turn.seconds, 2)} s"]
-    return "◂ environment · " + " · ".join(part for part in figures if part)
-
-
-def _fork_line(row: int) -> str:
-    return f"⑂ row {row + 1} begins: the history was replaced by"
-
-
 def _call_line(call: ToolCall) -> str:
-    arguments = "?" if call.arguments is None else _arguments(call.arguments)
+    """Write a call in one line, with what went wrong."""
+    arguments = "?"
+    if call.arguments is not None:
+        texts = {name: msgspec.json.encode(value).decode() for name, value in call.arguments.items()}
+        arguments = ", ".join(f"{one_line(name)}={one_line(text)}" for name, text in texts.items())
+    if len(arguments) > _ARGUMENTS:
+        arguments = arguments[:_ARGUMENTS] + "…"
     wrong = "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
     return f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"
-
-
-def _arguments(arguments: dict[str, object]) -> str:
-    pairs = (f"{one_line(name)}={one_line(_json(value))}" for name, value in arguments.items())
-    line = ", ".join(pairs)
-    return line if len(line) <= _ARGUMENTS else line[:_ARGUMENTS] + "…"
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

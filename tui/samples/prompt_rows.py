@@ -50,20 +50,21 @@ def columns(groups: Iterable[Group], *, of_samples: bool) -> Columns:
     return (*_SAMPLES, *turns, *_SAMPLES_LAST) if of_samples else (*_FIRST, *turns, *_LAST)
 
 
-def rows(groups: Sequence[Group], measure: Scale, found: Mapping[str, int]) -> dict[str, dict[str, Text]]:
-    """found: by group, how often a search found something in it."""
+def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) -> dict[str, dict[str, Text]]:
+    """Make the rows of prompts. matches: by group, how often a search found something in it."""
     questions = [question(group.prompt) for group in groups]
     same = _common(questions)
     return {
-        group.id: _cells(group, ("…" if same else "") + text[same:], measure, found.get(group.id, 0))
+        group.id: _cells(group, ("…" if same else "") + text[same:], measure, matches.get(group.id, 0))
         for group, text in zip(groups, questions, strict=True)
     }
 
 
-def _cells(group: Group, prompt: str, measure: Scale, found: int) -> dict[str, Text]:
-    """prompt: what tells it from the others of the step."""
+def _cells(group: Group, prompt: str, measure: Scale, matches: int) -> dict[str, Text]:
+    """Make the cells of a group. prompt: what tells it from the others of the step."""
     start = one_line(prompt[:_START])
-    mean, spread, rewards, order = group.mean, group.spread, group.rewards, values(group)
+    mean, spread, rewards = group.mean, group.spread, group.rewards
+    order = values(group)
     plain = {
         "mean": number(mean),
         "reward": "" if mean is None else bar(measure.share(mean), 6),
@@ -79,11 +80,11 @@ def _cells(group: Group, prompt: str, measure: Scale, found: int) -> dict[str, T
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
     row["reward"].stylize("cyan")
     row["failed"].stylize("red")
-    return {**row, "prompt": _with_sign(found, start)}
+    return {**row, "prompt": _with_sign(matches, start)}
 
 
-def _with_sign(found: int, text: str) -> Text:
-    sign = (f"{found}× ", "bold yellow") if found else ""
+def _with_sign(matches: int, text: str) -> Text:
+    sign = (f"{matches}× ", "bold yellow") if matches else ""
     return Text.assemble(sign, text, no_wrap=True, overflow="ellipsis")
 
 
@@ -95,7 +96,8 @@ def _ends(group: Group) -> str:
 
 def values(group: Group) -> dict[str, str | float | None]:
     """Return the values that the table is ordered by."""
-    rewards, count = group.rewards, max(len(group.samples), 1)
+    rewards = group.rewards
+    count = max(len(group.samples), 1)
     return {
         "mean": group.mean,
         "worst": min(rewards, default=None),
@@ -116,14 +118,15 @@ def sample_key(group: Group, place: int) -> str:
 class SampleRows(Mapping[str, dict[str, Text]]):
     """Makes the cells of a row when the table shows it: a step may have thousands.
 
-    found: by group and place, how often a search found something.
+    matches: by group and place, how often a search found something.
     """
 
-    def __init__(self, groups: Sequence[Group], found: Mapping[tuple[str, int], int]) -> None:
+    def __init__(self, groups: Sequence[Group], matches: Mapping[tuple[str, int], int]) -> None:
         self._places = {
             sample_key(group, n): (group, n) for group in groups for n in range(len(group.samples))
         }
-        self._found, self._made = found, dict[str, dict[str, Text]]()
+        self._matches = matches
+        self._made = dict[str, dict[str, Text]]()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -134,8 +137,8 @@ class SampleRows(Mapping[str, dict[str, Text]]):
     def __getitem__(self, key: str) -> dict[str, Text]:
         if key not in self._made:
             group, place = self._places[key]
-            found = self._found.get((group.id, place), 0)
-            self._made[key] = _sample_cells(group, group.samples[place], found)
+            matches = self._matches.get((group.id, place), 0)
+            self._made[key] = _sample_cells(group, group.samples[place], matches)
         return self._made[key]
 
     def place(self, key: str) -> tuple[Group, int] | None:
@@ -143,7 +146,7 @@ class SampleRows(Mapping[str, dict[str, Text]]):
         return self._places.get(key)
 
 
-def _sample_cells(group: Group, sample: Sample, found: int) -> dict[str, Text]:
+def _sample_cells(group: Group, sample: Sample, matches: int) -> dict[str, Text]:
     plain = {
         "reward": "✖" if sample.reward is None else number(sample.reward),
         "advantage": "" if sample.advantage is None else f"{sample.advantage:+.3f}",
@@ -156,14 +159,10 @@ def _sample_cells(group: Group, sample: Sample, found: int) -> dict[str, Text]:
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
     row["reward"].stylize("red" if sample.reward is None else "cyan")
-    return {**row, "completion": _with_sign(found, _words_of(sample))}
-
-
-def _words_of(sample: Sample) -> str:
-    """Return the beginning of a completion; of an episode, of what the model said last."""
     last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
     text = "" if last is None else last.note or sample.completion[last.start : last.end]
-    return one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
+    begin = one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
+    return {**row, "completion": _with_sign(matches, begin)}
 
 
 def sample_values(groups: Iterable[Group]) -> dict[str, dict[str, str | float | None]]:
@@ -192,10 +191,13 @@ def _common(prompts: Sequence[str]) -> int:
     return len(same) if len(same) >= _COMMON else 0
 
 
-def head(step: Step, shown: Sequence[Group], wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
+def head(
+    step: Step, shown: Sequence[Group], asked_for: int | None, measure: Scale, more: Sequence[str]
+) -> Text:
     """Return the line that says which step is shown and how.
 
-    shown: what a filter left. wanted: the step that was questions for; None: the latest.
+    shown: what a filter left.
+    asked_for: the number of the step that was asked for; None: the latest.
     """
     samples = [sample for group in shown for sample in group.samples]
     whole = sum(len(group.samples) for group in step.groups)
@@ -209,9 +211,9 @@ def head(step: Step, shown: Sequence[Group], wanted: int | None, measure: Scale,
         [f"reward {sum(rewards) / len(rewards):.3f} ({measure.low:g} to {measure.high:g})"] if rewards else []
     )
     parts += [f"✖ {failed} without a reward"] if failed else []
-    is_there = wanted is None or step.number in (wanted, -1)
-    reads = "" if is_there or step.set else f"reading step {wanted} … "
-    follows = "● latest" if wanted is None else f"of {step.newest}"
+    is_there = asked_for is None or step.number in (asked_for, -1)
+    reads = "" if is_there or step.set else f"reading step {asked_for} … "
+    follows = "● latest" if asked_for is None else f"of {step.newest}"
     text = one_line(" · ".join([follows, *parts, *more]))
     name = (f"eval {one_line(step.set)} ", "bold cyan") if step.set else ""
     return Text.assemble((reads, "bold yellow"), name, (f"step {max(step.number, 0)} ", "bold"), text)

@@ -15,8 +15,11 @@ LIMIT = 10_000  # samples of a step that are asked for
 
 
 class Step(NamedTuple):
-    """set: of an evaluation; "": of training. steps: that may have samples, in order. words: why there are no
-    samples.
+    """The samples of one step.
+
+    words: why there are no samples.
+    set: the set of an evaluation; "": training.
+    steps: all steps that may have samples, in order.
     """
 
     number: int
@@ -34,14 +37,14 @@ class Step(NamedTuple):
 
 
 def steps_of(client: Client, run: str, set: str = "", newest: int | None = None) -> Sequence[int]:
-    """Return the steps that may have samples: of training all, of a set those of its evaluations.
+    """Return the steps that may have samples: all of training, or the steps with evaluations of a set.
 
-    newest: of the run, if it is known.
+    newest: the newest step of the run, if it is known.
     """
     if not set:
         return range(1, (client.show(run).step if newest is None else newest) + 1)
-    some = client.evals(run)
-    return [one.step for one in some if (one.problems if set == MAIN else set in one.sets)]
+    evals = client.evals(run)
+    return [each.step for each in evals if (each.problems if set == MAIN else set in each.sets)]
 
 
 class Reading:
@@ -52,21 +55,23 @@ class Reading:
         self._pace = Pace()
 
     def read(
-        self, client: Client, changes: Changes, run: RunDetails, set: str, wanted: int | None
+        self, client: Client, changes: Changes, run: RunDetails, set: str, step: int | None
     ) -> Step | None:
-        """Return what changed. wanted: a step; None: the latest."""
+        """Return what changed. step: the number that is wanted; None: the latest."""
         had = self._had
         is_known = had is not None and (had.attempt, had.set) == (run.attempt, set)
         if had is None or not is_known or not set or changes.touch(run.name, "eval"):
             steps = steps_of(client, run.name, set, run.step)
         else:
             steps = had.steps
-        at = _nearest(steps, wanted)
+        at = -1
+        if steps:  # the last step until the one that is wanted
+            at = steps[-1] if step is None else steps[max(bisect_right(steps, step) - 1, 0)]
         if had is not None and is_known and had.number == at and (had.groups or not changes.everything):
             is_same = (had.newest, had.steps) == (run.step, steps)
             self._had = had if is_same else had._replace(newest=run.step, steps=steps)
             return None if self._had is had else self._had
-        if is_known and wanted is None and not self._pace.is_due:
+        if is_known and step is None and not self._pace.is_due:
             return None
         groups, words = self._asked(client, run.name, set, at)
         self._had = Step(at, run.step, run.attempt, groups, "" if groups else words, set, steps)
@@ -85,12 +90,3 @@ class Reading:
             raise
         except LoradError as error:
             return [], error.in_full
-
-
-def _nearest(steps: Sequence[int], wanted: int | None) -> int:
-    """Return the step that is wanted, or the last one before it; -1 where there is none."""
-    if not steps:
-        return -1
-    if wanted is None:
-        return steps[-1]
-    return steps[max(bisect_right(steps, wanted) - 1, 0)]

@@ -22,7 +22,7 @@ from lorad.tui.port import AppPort
 from lorad.tui.samples import offers
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
 from lorad.tui.samples.look import CHANCES_SAY, Look, chances
-from lorad.tui.samples.other_steps import Ask, Found, Here, Lookup, compared, history
+from lorad.tui.samples.other_steps import PromptFinder, SideBySide, ThisPrompt, Wish, compared, history
 from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key, sample_values, values
 from lorad.tui.samples.reading import LIMIT, Reading, Step
 from lorad.tui.samples.text import View, alone, scale
@@ -44,7 +44,12 @@ _ASKED = {
 
 
 class _Beside(NamedTuple):
-    """step: None: the nearest one that has it. run: another one; "": this one. is_history: all evals."""
+    """What the prompt is shown beside.
+
+    step: the number of the other step; None: the nearest one that has the prompt.
+    run: the name of another run; "": this one.
+    is_history: it is shown at all evaluations.
+    """
 
     step: int | None = None
     run: str = ""
@@ -73,12 +78,11 @@ class Samples(RunTab):
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self._head, self._input = Line(id="samples-head"), Input(id="samples-input", compact=True)
+        self._head = Line(id="samples-head")
+        self._input = Input(id="samples-input", compact=True)
         self._prompts = Rows(columns([], of_samples=False), id="samples-groups")
-        self._all, self._text = (
-            Rows(columns([], of_samples=True), id="samples-all"),
-            Reader(id="samples-text"),
-        )
+        self._all = Rows(columns([], of_samples=True), id="samples-all")
+        self._text = Reader(id="samples-text")
         self._all.display = False
         self._reading = Reading()
         self._set = ""  # of an evaluation; "": training
@@ -90,7 +94,7 @@ class Samples(RunTab):
         self._needle, self._hits, self._hit = "", cast("list[Hit]", []), -1
         self._look = Look()
         self._beside, self._word_by_word = cast("_Beside | None", None), False
-        self._found, self._lookups = Found("", []), dict[tuple[str, str], Lookup]()
+        self._found, self._lookups = SideBySide("", []), dict[tuple[str, str], PromptFinder]()
         self._asks = ""
         self._at = ""  # the prompt that the cursor was at last, also while a step has none
 
@@ -149,17 +153,17 @@ class Samples(RunTab):
 
     @property
     def group(self) -> Group | None:
-        """Under the cursor."""
+        """Return the group under the cursor."""
         if self._is_flat:
-            found = self._rows.place(self._all.key or "")
-            return found and found[0]
+            place = self._rows.place(self._all.key or "")
+            return place and place[0]
         return next((group for group in self._shown if group.id == self._prompts.key), None)
 
     @property
     def _only(self) -> int | None:
-        """The place of the sample under the cursor in its group; None where the rows are prompts."""
-        found = self._rows.place(self._all.key or "") if self._is_flat else None
-        return found and found[1]
+        """Return the place of the sample under the cursor in its group; None where the rows are prompts."""
+        place = self._rows.place(self._all.key or "") if self._is_flat else None
+        return place and place[1]
 
     def _filter(self) -> None:
         self._shown = selected(self._step.groups, Choice(self._where))
@@ -170,8 +174,8 @@ class Samples(RunTab):
     def _draw(self) -> None:
         groups = self._shown
         if self._is_flat:
-            found = Counter((hit.group, hit.sample) for hit in self._hits)
-            self._rows = SampleRows(groups, found)
+            counts = Counter((hit.group, hit.sample) for hit in self._hits)
+            self._rows = SampleRows(groups, counts)
             self._all.show(self._rows, sample_values(groups))
         else:
             by_group = Counter(hit.group for hit in self._hits)
@@ -198,18 +202,19 @@ class Samples(RunTab):
             self._offer()
 
     def _offer(self) -> None:
-        """The status line has the command for what is shown now."""
+        """Offer the command for what is shown now in the status line."""
         screen = cast(Base, self.screen)
         screen.offer(self.command(), *screen.targets("run"))
 
     def _draw_text(self) -> None:
         """Draw the text, only if it is another one."""
-        group, step = self.group, self._step
+        group = self.group
+        step = self._step
         beside = (self._beside, self._word_by_word) if self._beside else None
         of = (step.attempt, step.set, step.number, step.words, self._where)
-        wanted = (*of, group and group.id, self._only, self._by, beside, self._look)
-        if wanted != self._drawn:
-            before, self._drawn, self._found = self._drawn, wanted, Found("", [])
+        drawing = (*of, group and group.id, self._only, self._by, beside, self._look)
+        if drawing != self._drawn:
+            before, self._drawn, self._found = self._drawn, drawing, SideBySide("", [])
             if group is None:
                 none_left = f"No sample of this step is such: {self._where}" if step.groups else step.words
                 self._text.show([Section([Block(printable(none_left))])])
@@ -219,26 +224,26 @@ class Samples(RunTab):
                 if self._look.chances is not None and (group.id, -1) not in self._look.chances:
                     self._read_chances(group)
                 view = View(len(step.groups), self._by, self._scale, self._look, self._only)
-                is_same = before[:-1] == wanted[:-1]  # only how it is shown is another
+                is_same = before[:-1] == drawing[:-1]  # only how it is shown is another
                 self._text.show(alone(group, view), stay=is_same)
         self._draw_head()
         self._text.mark(self._marks(group))
 
     def _marks(self, group: Group | None) -> dict[int, list[Span]]:
-        here = self._hits[self._hit] if self._hit >= 0 else None
+        current = self._hits[self._hit] if self._hit >= 0 else None
         marks = dict[int, list[Span]]()
         if self._look.markdown and self._beside is None:
             return marks  # rendered text has other places: see Look.needle
         for hit in self._hits:
             if group is not None and hit.group == group.id:
                 marks.setdefault(hit.sample, []).append(
-                    (hit.start, hit.end, _HERE if hit is here else _FOUND)
+                    (hit.start, hit.end, _HERE if hit is current else _FOUND)
                 )
         return marks
 
     # -- which step ------------------------------------------------------------------------------------------
     def action_step(self, by: int) -> None:
-        """Past the newest one is the latest, and those to come."""
+        """Go some steps further; past the newest one follow the latest, and those to come."""
         self._go(self._step.beside(self._step.number if self._wanted is None else self._wanted, by))
 
     def action_latest(self) -> None:
@@ -265,14 +270,17 @@ class Samples(RunTab):
             Choose("Samples of what?", offers.sources(run), self._set or offers.TRAINING)
         )
         if chosen is not None:
-            self._set, self._wanted, self._beside = "" if chosen == offers.TRAINING else chosen, None, None
+            self._set = "" if chosen == offers.TRAINING else chosen
+            self._wanted = self._beside = None
             self._again()
 
     # -- which samples ---------------------------------------------------------------------------------------
     def action_flat(self) -> None:
-        """All samples of the step, or its prompts; the cursor stays with the prompt."""
-        group, had_focus = self.group, self._table.has_focus
-        self._all.display, self._prompts.display = not self._is_flat, self._is_flat
+        """Show all samples of the step, or its prompts; the cursor stays with the prompt."""
+        group = self.group
+        had_focus = self._table.has_focus
+        self._prompts.display = self._is_flat
+        self._all.display = not self._prompts.display
         self._draw()
         if group is not None:
             self._table.go(sample_key(group, 0) if self._is_flat else group.id)
@@ -291,7 +299,7 @@ class Samples(RunTab):
             self._choose(chosen)
 
     def _choose(self, where: str) -> None:
-        """Raises SpecError for words that are not understood; then nothing changes."""
+        """Choose samples. Raises SpecError for words that are not understood; then nothing changes."""
         Choice(where).test()
         self._where = where.strip()
         self._filter()
@@ -303,7 +311,8 @@ class Samples(RunTab):
 
     # -- search and order ------------------------------------------------------------------------------------
     def _search(self, needle: str) -> None:
-        self._needle, self._hit = needle, -1
+        self._needle = needle
+        self._hit = -1
         self._hits = hits(self._shown, needle, self._by)
         self._look = self._look._replace(needle=needle)
         self._draw()
@@ -328,26 +337,27 @@ class Samples(RunTab):
         self._text.unfold()
 
     def action_special(self) -> None:
-        """Special tokens, blanks and line ends readable, or as they are."""
+        """Show special tokens, blanks and line ends readable, or as they are."""
         self._look = self._look._replace(special=not self._look.special, markdown=False)
         self._text.show_space(self._look.special)
         self._draw_text()
 
     def action_markdown(self) -> None:
-        """Markdown rendered, or as it is written."""
+        """Show Markdown rendered, or as it is written."""
         self._look = self._look._replace(markdown=not self._look.markdown, special=False)
         self._text.show_space(False)
         self._draw_text()
 
     def action_chances(self) -> None:
-        """Tokens coloured by their probability, or not."""
+        """Colour tokens by their probability, or not."""
         self._look = self._look._replace(chances={} if self._look.chances is None else None, markdown=False)
         self._draw_text()
 
     @work(exclusive=True, group="chances")
     async def _read_chances(self, group: Group) -> None:
         """Read the tokens of one prompt's samples, which are left out elsewhere, and colour them."""
-        of, ask = self._step, self.lorad.client.samples
+        of = self._step
+        ask = self.lorad.client.samples
         try:
             rows = await asyncio.to_thread(
                 ask, self.run_name, step=of.number, limit=LIMIT, eval=of.set or None, prompt_id=group.id
@@ -356,11 +366,11 @@ class Samples(RunTab):
             cast(Base, self.screen).say_error(error)
             return
         by_index = {sample.index: sample for sample in group.samples}
-        known = {
+        spans = {
             (group.id, row.index): chances(row, by_index[row.index]) for row in rows if row.index in by_index
         }
         if self._look.chances is not None and of is self._step:
-            self._look = self._look._replace(chances={(group.id, -1): [], **known})
+            self._look = self._look._replace(chances={(group.id, -1): [], **spans})
             self._draw_text()
 
     # -- another step or run beside --------------------------------------------------------------------------
@@ -376,7 +386,7 @@ class Samples(RunTab):
         self._draw_text()
 
     def action_history(self) -> None:
-        """A held-out prompt at all steps, or at this one."""
+        """Show a held-out prompt at all steps, or at this one."""
         was_history = self._beside is not None and self._beside.is_history
         self._beside = None if was_history else _Beside(is_history=True)
         self._draw_text()
@@ -401,21 +411,26 @@ class Samples(RunTab):
     async def _compare(self, group: Group, beside: _Beside) -> None:
         """Look for the prompt in another step or run, which may take a few seconds, and show both."""
         self._text.show([Section([Block("Looking for this prompt …", "dim")])])
-        wanted, worker, client = self._drawn, get_current_worker(), self.lorad.client
-        run, here = beside.run or self.run_name, Here(self._step.number, group, self._scale)
+        drawing = self._drawn
+        worker = get_current_worker()
+        client = self.lorad.client
+        run = beside.run or self.run_name
+        shown = ThisPrompt(self._step.number, group, self._scale)
         key = run, self._set
-        lookup = self._lookups.setdefault(key, Lookup(client, run, self._set, is_other=bool(beside.run)))
-        ask = Ask(beside.step, beside.run, self._by, self._word_by_word)
+        lookup = self._lookups.setdefault(
+            key, PromptFinder(client, run, self._set, is_other=bool(beside.run))
+        )
+        wish = Wish(beside.step, beside.run, self._by, self._word_by_word)
         try:
             if beside.is_history:
-                found = await asyncio.to_thread(history, client, run, self._set, here, self._look)
+                sides = await asyncio.to_thread(history, client, run, self._set, shown, self._look)
             else:
-                found = await asyncio.to_thread(compared, lookup, here, ask, lambda: worker.is_cancelled)
+                sides = await asyncio.to_thread(compared, lookup, shown, wish, lambda: worker.is_cancelled)
         except LoradError as error:
-            found = Found("nothing", [Section([Block(printable(error.in_full))])])
-        if wanted == self._drawn:
-            self._found = found
-            self._text.show(found.sections)
+            sides = SideBySide("nothing", [Section([Block(printable(error.in_full))])])
+        if drawing == self._drawn:
+            self._found = sides
+            self._text.show(sides.sections)
             self._draw_head()
             self._offer()
             self._text.mark(self._marks(group))
@@ -425,17 +440,15 @@ class Samples(RunTab):
         self._text.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys that have nothing to do here are those of the screen."""
+        """Leave keys that have nothing to do here to the screen."""
         if action in ("find", "history"):
             return bool(self._needle if action == "find" else self._set)
-        return self._is_to_undo if action == "undo" else keys.opens(self.screen, action)
-
-    @property
-    def _is_to_undo(self) -> bool:
-        return bool(self._asks or self._text.has_focus or self._beside or self._needle or self._where)
+        if action == "undo":
+            return bool(self._asks or self._text.has_focus or self._beside or self._needle or self._where)
+        return keys.opens(self.screen, action)
 
     def action_undo(self) -> None:
-        """The last thing first."""
+        """Undo the last thing first."""
         if self._asks:
             self._answered()
         elif self._text.has_focus:
@@ -449,18 +462,22 @@ class Samples(RunTab):
 
     def action_ask(self, what: str) -> None:
         """Ask for a line of text; see ASKED."""
-        self._asks, asked = what, self._input
-        asked.placeholder = _ASKED[what]
-        asked.restrict = None if what in ("search", "filter") else r"[0-9]{0,7}"
-        asked.value, asked.display = {"search": self._needle, "filter": self._where}.get(what, ""), True
-        self.screen.set_focus(asked)
+        self._asks = what
+        field = self._input
+        field.placeholder = _ASKED[what]
+        field.restrict = None if what in ("search", "filter") else r"[0-9]{0,7}"
+        field.value = {"search": self._needle, "filter": self._where}.get(what, "")
+        field.display = True
+        self.screen.set_focus(field)
 
     def _answered(self) -> None:
-        self._asks, self._input.display = "", False
+        self._asks = ""
+        self._input.display = False
         self._table.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        what, value = self._asks, event.value
+        what = self._asks
+        value = event.value
         if what == "filter":
             try:
                 self._choose(value)

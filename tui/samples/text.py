@@ -24,7 +24,7 @@ class Scale(NamedTuple):
     most: float
 
     def share(self, reward: float) -> float:
-        """0 to 1. Where all are alike: 1 if they are above 0, else 0."""
+        """Return where a reward lies, from 0 to 1. Where all are alike: 1 if they are above 0, else 0."""
         share = (reward - self.low) / (self.high - self.low) if self.high > self.low else float(reward > 0)
         return share if math.isfinite(share) else 0.0
 
@@ -39,8 +39,12 @@ def scale(groups: Sequence[Group]) -> Scale:
 
 # -- one group -----------------------------------------------------------------------------------------------
 class View(NamedTuple):
-    """of: how many prompts the step has. by: one of ORDERS. scale: of the step. only: the place of the one
-    sample that is shown; None: all of the group.
+    """How a group is shown.
+
+    of: how many prompts the step has.
+    by: one of ORDERS.
+    scale: the scale of the step.
+    only: the place of the one sample that is shown; None: all of the group.
     """
 
     of: int
@@ -51,7 +55,7 @@ class View(NamedTuple):
 
 
 def alone(group: Group, view: View) -> list[Section]:
-    """The prompt, then its completions in order."""
+    """Return the prompt, then its completions in order."""
     blocks = [
         Block(f"prompt {group.rank + 1} of {view.of}, {group.id}", "bold"),
         view.look.block(_prompt(group, _PROMPT)),
@@ -85,7 +89,7 @@ def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[Block]
 
 
 def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
-    """Its figures; signs and bars beside colours."""
+    """Write the figures of a sample, with signs and bars beside colours."""
     parts: list[tuple[str, str]] = [(f"{before}#{sample.index} ", "bold")]
     if sample.reward is None:
         parts.append(("reward: none ", "red"))
@@ -93,9 +97,14 @@ def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
         parts.append((f"reward {sample.reward:.3f} {bar(measure.share(sample.reward), _HALF)} ", "cyan"))
     if sample.advantage is not None:
         style = "green" if sample.advantage > 0 else "red" if sample.advantage < 0 else "dim"
-        parts.append((f"advantage {sample.advantage:+.3f} {_signed(sample.advantage, measure.most)} ", style))
+        # a bar to the left or right of the middle: 0.5 of 1 is ····│██··
+        length = round(abs(sample.advantage) / measure.most * _HALF) if measure.most else 0
+        left, right = (length, 0) if sample.advantage < 0 else (0, length)
+        signed = f"{'█' * left:·>{_HALF}}│{'█' * right:·<{_HALF}}"
+        parts.append((f"advantage {sample.advantage:+.3f} {signed} ", style))
     parts.append((" · ".join(_figures(sample)), "dim"))
-    spans, at = list[Span](), 0
+    spans = list[Span]()
+    at = 0
     for text, style in parts:
         spans.append((at, at + len(text), style))
         at += len(text)
@@ -111,20 +120,17 @@ def _figures(sample: Sample) -> list[str]:
     return [one for one in (*parts, f"@{sample.version}" if sample.version else "") if one]
 
 
-def _signed(value: float, most: float) -> str:
-    """A bar to the left or right of the middle: 0.5 of 1 -> ····│██··"""
-    length = round(abs(value) / most * _HALF) if most else 0
-    left, right = ("█" * length if value < 0 else "", "█" * length if value > 0 else "")
-    return f"{left.rjust(_HALF, '·')}│{right.ljust(_HALF, '·')}"
-
-
 def _wrong(sample: Sample) -> list[Block]:
     return [Block(f"✖ {sample.error}", "bold red")] if sample.error else []
 
 
 # -- two groups ----------------------------------------------------------------------------------------------
 class Side(NamedTuple):
-    """name: what it is called in front of its samples. is_here: its blocks have keys."""
+    """One of the groups that are compared.
+
+    name: what the side is called in front of its samples.
+    is_here: whether its blocks have keys.
+    """
 
     name: str
     group: Group
@@ -133,13 +139,14 @@ class Side(NamedTuple):
 
 
 def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[Section]:
-    """The completions of two sides in pairs, best with best when they are ordered by reward.
+    """Return the completions of two sides in pairs, best with best when they are ordered by reward.
 
-    Word by word: as one text, with [-what is gone-] and {+what is new+}."""
+    Word by word, each pair is one text, with [-what is gone-] and {+what is new+}.
+    """
     sections = [_prompts(before, after)]
     places = zip_longest(ordered(before.group.samples, by), ordered(after.group.samples, by))
-    for one, other in places:
-        left = None if one is None else before.group.samples[one]
+    for left_place, other in places:
+        left = None if left_place is None else before.group.samples[left_place]
         right = None if other is None else after.group.samples[other]
         heads = [
             Block(f"{side.name} has no more", "dim")
@@ -150,12 +157,14 @@ def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[
         sections.append(Section([Block("")]))
         sections.append(Section([heads[0]], [heads[1]]))
         texts = ("" if left is None else left.completion, "" if right is None else right.completion)
-        sections.append(_merged(*texts) if word_by_word else _apart(texts, (one, other), after.is_here))
+        sections.append(
+            _merged(*texts) if word_by_word else _apart(texts, (left_place, other), after.is_here)
+        )
     return sections
 
 
 def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
-    """One prompt at several steps, in order. The sides that are not here have no keys."""
+    """Return one prompt at several steps, in order. The sides that are not here have no keys."""
     first = sides[-1].group
     blocks = [
         Block(f"prompt {first.id}", "bold"),
@@ -173,8 +182,8 @@ def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
 
 def _prompts(before: Side, after: Side) -> Section:
     if before.group.prompt == after.group.prompt:
-        here = before.group if before.is_here else after.group
-        return Section([Block(f"prompt {here.id}", "bold"), _prompt(here)])
+        either = before.group if before.is_here else after.group
+        return Section([Block(f"prompt {either.id}", "bold"), _prompt(either)])
     left, right = (
         [Block(f"{side.name}, prompt {side.group.id}", "bold"), _prompt(side.group)]
         for side in (before, after)
@@ -210,7 +219,9 @@ def _merged(before: str, after: str) -> Section:
         text_diff.NEW: ("{+", "+}", "green"),
         text_diff.SAME: ("", "", ""),
     }
-    text, spans, at = list[str](), list[Span](), 0
+    text = list[str]()
+    spans = list[Span]()
+    at = 0
     for op, piece in text_diff.words(before, after):
         begin, end, style = signs[op]
         text.append(begin + piece + end)
