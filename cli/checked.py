@@ -25,7 +25,11 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     spec = check.spec
     trainer = spec.get("trainer", {})
     yield "run", f"{check.name} (not made: this is a check)"
-    yield "model", f"{check.model_path}, {check.parameters:,} parameters, {_dtype(check)}"
+    model = spec.get("model", {})
+    dtype, form = model.get("dtype", "auto"), model.get("quantize")
+    in_file = "" if dtype in ("auto", check.model_dtype) else f"{dtype} (its file has {check.model_dtype})"
+    types = (in_file or check.model_dtype) + (f", linears rounded to {form}" if form else "")
+    yield "model", f"{check.model_path}, {check.parameters:,} parameters, {types}"
     share = f"{check.adapter_parameters / check.parameters:.2%}" if check.parameters else "unknown share"
     size = f"{check.adapter_parameters:,} parameters ({share})"
     yield "adapter", f"{adapter_in_words(spec['lora'])}, on {check.modules} linears: {size}"
@@ -45,15 +49,6 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     version, checkpoint = output.size(check.files.version_bytes), output.size(check.files.checkpoint_bytes)
     yield "files", f"{kept_in_words(check.files)}; {version} and {checkpoint} each"
     yield "start", start_in_words(check.start)
-
-
-def _dtype(check: Check) -> str:
-    """Say which type the weights of the base have in the run, and in the file where that is another."""
-    model = check.spec.get("model", {})
-    dtype, form = model.get("dtype", "auto"), model.get("quantize")
-    own = dtype in ("auto", check.model_dtype)
-    types = check.model_dtype if own else f"{dtype} (its file has {check.model_dtype})"
-    return f"{types}, linears rounded to {form}" if form else types
 
 
 def _memory(check: Check) -> str:

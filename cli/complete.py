@@ -18,25 +18,20 @@ def answer(shell: str, cli: Any) -> None:
     """Print the candidates for what the shell hands over; nothing else is printed, whatever happens."""
     with contextlib.suppress(Exception, SystemExit), open(os.devnull, "w") as nowhere:
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            words = _of_line(sys.argv[1]) if shell == "bash" else (sys.argv[1:] or [""])
+            words = sys.argv[1:] or [""]
+            if shell == "bash":  # it splits words also at `=`, `:` and `@`: they are read from the line
+                from typer._click.shell_completion import split_arg_string
+
+                line = sys.argv[1]
+                is_after = not line or (line[-1].isspace() and not line.endswith("\\ "))
+                words = [*split_arg_string(line)[1:], *([""] if is_after else [])] or [""]
             offered = _candidates(cli, words[:-1], words[-1])
         cut = 0
-        if shell == "bash":  # it splits words at `=` and `:`, and says which end of a word it replaces
+        if shell == "bash":  # it says which end of a word it replaces
             end = sys.argv[2] if len(sys.argv) > 2 else words[-1]
             cut = len(words[-1]) - len(end) if words[-1].endswith(end) else 0
         for kind, value, meaning in offered:
             print(kind, value[cut:] or "-", meaning, sep="\t")
-
-
-def _of_line(line: str) -> list[str]:
-    """Return the words after the command; they are read from the line, since bash splits them also at `=`,
-    `:` and `@`.
-    """
-    from typer._click.shell_completion import split_arg_string
-
-    words = split_arg_string(line)
-    last = [""] if not line or (line[-1].isspace() and not line.endswith("\\ ")) else []
-    return [*words[1:], *last] or [""]
 
 
 def _candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, str, str]]:

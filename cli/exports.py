@@ -221,20 +221,15 @@ def _of_run(exported: Exported, run: RunDetails | None) -> dict[str, Any]:
         if str(result.version) == number and "score" in result.metrics:
             results.append(f"{result.data}: {result.metrics['score']:.3f}")
     held_out = run.eval_last if number == str(run.version) else None
+    train = data.get("train")
+    sources = [train] if isinstance(train, str) else map(str, train or ())
+    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in sources]
     return {
         "algorithm": algorithm.get("name"),
-        "trained on": _named(data.get("train")),
+        "trained on": ", ".join(names),  # without the directories of this machine
         "held-out reward": "" if held_out is None else f"{held_out:.3f}",
         "evaluated": ", ".join(results),
     }
-
-
-def _named(data: Any) -> str:
-    """Name sources without the directories of this machine."""
-    names = [data] if isinstance(data, str) else list(data or ())
-    return ", ".join(
-        Path(str(name)).name if str(name).startswith(("/", ".", "~")) else str(name) for name in names
-    )
 
 
 _LOAD_ADAPTER = """```python

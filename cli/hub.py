@@ -57,12 +57,9 @@ def push(directory: Path, repository: str, *, private: bool, token: str | None, 
     except Exception as error:  # each version of the client, and each of its transports, has kinds of its own
         if getattr(getattr(error, "response", None), "status_code", 0) in (401, 403):
             raise NotAllowed(f"the hub does not let you write to {repository}", hint=_LOGIN) from error
+        line = " ".join(str(error).split())[:300] or type(error).__name__
         raise LoradError(
-            f"{repository} was not uploaded: {_line(error)}",
+            f"{repository} was not uploaded: {line}",
             hint=f"Nothing is lost: `hf upload {repository} {directory}` uploads the files.",
         ) from error
     return str(done.commit_url)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

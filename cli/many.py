@@ -138,21 +138,19 @@ def awaited(
             doing = ", ".join(f"{run.name}: {run.doing or phase(run)}" for run in others)
             output.doing("" if over else f"{len(names) - len(waiting)} of {len(names)} done; {doing}")
         for name in over:
-            last[name] = _ended(client.show(name))
+            run = client.show(name)
+            last[name] = Outcome(run.name, run, None)
+            if run.reason not in GOOD:  # it ended otherwise than it should
+                detail = f": {run.detail}" if run.detail else ""
+                error = Conflict(
+                    f"{run.name} ended ({run.reason}){detail}", hint=f"See `lorad logs {run.name}`."
+                )
+                last[name] = Outcome(run.name, None, error)
             if not quiet:
                 say(verb, last[name])
         waiting = [name for name in waiting if name not in over]
         time.sleep(_PERIOD if waiting else 0)
     return [*last.values()]
-
-
-def _ended(run: Run) -> Outcome:
-    """Take a run that is waited for no more, as an error where it ended otherwise than it should."""
-    if run.reason in GOOD:
-        return Outcome(run.name, run, None)
-    detail = f": {run.detail}" if run.detail else ""
-    hint = f"See `lorad logs {run.name}`."
-    return Outcome(run.name, None, Conflict(f"{run.name} ended ({run.reason}){detail}", hint=hint))
 
 
 def state_in_words(run: Any) -> str:

@@ -77,7 +77,12 @@ def run(
         "lora.exclude_modules": _together(excludes),
         "lora.adapter_path": adapter_path,
     }
-    from_flags = [f"{key}={_as_yaml(value)}" for key, value in flags.items() if value is not None]
+    from_flags = []
+    for key, value in flags.items():
+        # text stays text: `*_proj` would be an alias, a path may have a colon; a list in brackets is one
+        is_text = isinstance(value, str) and not value.startswith("[")
+        if value is not None:
+            from_flags.append(f"{key}={json.dumps(value, ensure_ascii=False) if is_text else value}")
     request = _request(spec, [*(overrides or []), *from_flags], tag or [], name, suffix, replace)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
     if dry_run:
@@ -299,10 +304,3 @@ def _together(values: list[str] | None) -> str | None:
     return ",".join(
         value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values
     )
-
-
-def _as_yaml(value: str | float) -> str | float:
-    """Text stays text: `*_proj` would be an alias, a path may have a colon. A list in brackets is one."""
-    if isinstance(value, str) and not value.startswith("["):
-        return json.dumps(value, ensure_ascii=False)
-    return value

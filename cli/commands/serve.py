@@ -75,7 +75,13 @@ def serve(
         output.note_or_json(stopped, f"{', '.join(stopped.runs)}: not kept warm any more.", as_json=as_json)
         return
     client = output.telling(launch.connected(), quiet=quiet or as_json)
-    named = [_split(adapter) for adapter in adapters or []]
+    named = []
+    for adapter in adapters or []:
+        name, equals, directory = adapter.partition("=")
+        if not name or not equals or not directory:
+            hint = "For example --adapter bot=./bot-lora."
+            raise SpecError(f"--adapter {adapter}: not of the form NAME=DIR", hint=hint)
+        named.append(AdapterRequest(name, directory))
     served = client.serve(model, named, cwd=str(Path.cwd()), overrides=overrides or [])
     if as_json:
         output.print_json(served)
@@ -98,16 +104,6 @@ def _stopped_serving(client: Client, model: str) -> StoppedServing:
         if directory is None:
             raise
         return client.stop_serving(str(directory.resolve()))
-
-
-def _split(adapter: str) -> AdapterRequest:
-    """Read NAME=DIR. Raises SpecError for anything else."""
-    name, equals, directory = adapter.partition("=")
-    if not name or not equals or not directory:
-        raise SpecError(
-            f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora."
-        )
-    return AdapterRequest(name, directory)
 
 
 def generate(

@@ -1,7 +1,7 @@
 """Show everything about a run, why it does not learn, where it is, and how it differs from another."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -108,7 +108,7 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
     expected = [("expect", expectation.in_words) for expectation in data.expected]
-    results = [("result", _result(result, data.results)) for result in data.results[-_RESULTS:]]
+    results = [("result", words) for words in _results_in_words(data.results)]
     return [*fields, *sets, *expected, *results, *attempts, *warnings]
 
 
@@ -172,10 +172,13 @@ def diff(
     compare(runs, metric, every=every, as_json=as_json)
 
 
-def _result(result: Result, among: Sequence[Result]) -> str:
-    settings = f" with {otherwise}" if (otherwise := differing_settings(result, among)) else ""
-    figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
-    return f"{result.run}@{result.version} on {result.data}{settings}: {figures} ({result.problems} problems)"
+def _results_in_words(all_results: Sequence[Result]) -> Iterator[str]:
+    """Yield the last results, each with the settings in which it differs."""
+    for result in all_results[-_RESULTS:]:
+        settings = f" with {otherwise}" if (otherwise := differing_settings(result, all_results)) else ""
+        figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
+        about = f"{result.run}@{result.version} on {result.data}{settings}"
+        yield f"{about}: {figures} ({result.problems} problems)"
 
 
 def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with any keys

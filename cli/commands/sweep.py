@@ -97,7 +97,10 @@ def sweep(
         raise SpecError("a sweep begins with a spec", hint=hint)
     text, source, cwd = read_spec(spec)
     wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
-    chosen = _chosen(points, random, seed)
+    if points is not None and random is not None:
+        raise SpecError("--points names the points, --random draws them", hint="Give one of the two.")
+    listed_points = [] if points is None else [from_here(point) for point in points_in(points)]
+    chosen = PointsRequest(random, seed, listed_points)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
     started = client.sweep(
         text,
@@ -140,14 +143,6 @@ def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markd
         write_svg(over, svg)
     if all(run.reason != "completed" for run in over.runs):
         raise typer.Exit(1)
-
-
-def _chosen(points: str | None, random: int | None, seed: int) -> PointsRequest:
-    """Read the points of a file, or how many to draw. Raises SpecError."""
-    if points is not None and random is not None:
-        raise SpecError("--points names the points, --random draws them", hint="Give one of the two.")
-    listed = [] if points is None else [from_here(point) for point in points_in(points)]
-    return PointsRequest(random, seed, listed)
 
 
 def _wished(

@@ -12,7 +12,7 @@ from lorad.errors import SpecError
 from lorad.files import expanded
 from lorad.text import one_line
 from lorad.tui.curves.axes import x_ticks
-from lorad.tui.curves.drawing import Curve, Plot, y_range
+from lorad.tui.curves.drawing import Plot, y_range
 from lorad.tui.curves.plot import LETTERS, LIGHT, Look, extent, names, part, plot, smoothing
 from lorad.tui.curves.series import Track, between
 from lorad.tui.curves.svg_picture import X, columns_of, picture
@@ -122,8 +122,15 @@ def _as_png(charts: Mapping[str, Plot], runs: Sequence[str]) -> bytes:
 
 def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
     for curve in drawn.curves:
-        label = None if curve.ground else _label(curve, runs)
-        (line,) = axes.plot(*_visible(curve, drawn), color=_color(curve.place), label=label)
+        label = one_line(runs[curve.place])
+        if len(runs) > 1:
+            label = f"{LETTERS[curve.place % len(LETTERS)]} {label}"
+        if label.startswith("_"):  # matplotlib would leave it out of its legend
+            label = f" {label}"
+        inside = slice(*between(curve.xs, drawn.first, drawn.last))
+        ys = [_y(drawn, y) for y in curve.ys[inside]]
+        name = None if curve.ground else label
+        (line,) = axes.plot(curve.xs[inside], ys, color=_color(curve.place), label=name)
         line.set(alpha=0.3 if curve.ground else 1.0, linewidth=0.8 if curve.ground else 1.7)
         line.set_linestyle("-" if curve.ground else _DASHES[curve.place % len(_DASHES)])
     if marks := [(x, _y(drawn, y)) for x, y in drawn.marks if drawn.first <= x <= drawn.last]:
@@ -148,21 +155,8 @@ def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
     axes.legend(*zip(*named[:curves][::-1], *named[curves:], strict=True), frameon=False)
 
 
-def _label(curve: Curve, runs: Sequence[str]) -> str:
-    """Name the run; matplotlib leaves out of its legend what begins with an underscore."""
-    name = one_line(runs[curve.place])
-    text = f"{LETTERS[curve.place % len(LETTERS)]} {name}" if len(runs) > 1 else name
-    return f" {text}" if text.startswith("_") else text
-
-
 def _color(place: int) -> str:
     return LIGHT[place % len(LIGHT)]
-
-
-def _visible(curve: Curve, drawn: Plot) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the points of the window."""
-    begin, end = between(curve.xs, drawn.first, drawn.last)
-    return curve.xs[begin:end], [_y(drawn, y) for y in curve.ys[begin:end]]
 
 
 def _y(drawn: Plot, y: float) -> float:

@@ -152,8 +152,8 @@ class Track:
 
     def values(self, step: int, beginning: str = "") -> dict[str, float]:
         """Return the values of a kept step, only of metrics whose names start with `beginning`."""
-        some = {key: series.at(step) for key, series in self.series.items() if key.startswith(beginning)}
-        return {key: value for key, value in some.items() if value is not None}
+        values = {key: series.at(step) for key, series in self.series.items() if key.startswith(beginning)}
+        return {key: value for key, value in values.items() if value is not None}
 
     # -- where steps lie on an axis --------------------------------------------------------------------------
     def placed(self, axis: str) -> dict[int, int]:

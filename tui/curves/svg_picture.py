@@ -8,7 +8,7 @@ from lorad.tui.curves.drawing import BEST, MARKER, Plot, numbers, y_range
 from lorad.tui.curves.plot import LETTERS, LIGHT, MARKS, names
 from lorad.tui.curves.series import between
 
-COLUMNS = 3  # of charts in a picture
+_COLUMNS = 3  # of charts in a picture
 X = {"step": "step", "tokens": "tokens sampled", "time": "time since the run began"}
 _WIDTH, _HEIGHT = 640, 380  # pixels of a chart
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 30, 44  # its margins
@@ -19,7 +19,7 @@ _DASHES = ("none", "8 3", "3 3", "8 3 3 3", "5 5", "12 3 3 3")
 
 def columns_of(charts: int) -> int:
     """Return how many charts stand side by side."""
-    return 2 if charts == 4 else min(charts, COLUMNS)
+    return 2 if charts == 4 else min(charts, _COLUMNS)
 
 
 def picture(charts: Mapping[str, Plot], runs: Sequence[str], *, legend: bool = True) -> str:

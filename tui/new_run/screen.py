@@ -186,7 +186,14 @@ class NewRun(Base):
 
     @work
     async def begin(self) -> None:
-        source = await self._begun()
+        source: Source | None = None
+        if self._like is not None:
+            try:
+                source = sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
+            except LoradError as error:
+                self.notify(one_line(error.in_full), severity="error", markup=False)
+        if source is None:
+            source = await self.app.push_screen_wait(Pick(self.lorad.client))
         if source is None:
             self.dismiss()
             return
@@ -196,14 +203,6 @@ class NewRun(Base):
         self._draw()
         if source.note:
             self.notify(source.note, timeout=10, markup=False)
-
-    async def _begun(self) -> Source | None:
-        if self._like is not None:
-            try:
-                return sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
-            except LoradError as error:
-                self.notify(one_line(error.in_full), severity="error", markup=False)
-        return await self.app.push_screen_wait(Pick(self.lorad.client))
 
     # -- what is shown ---------------------------------------------------------------------------------------
     @property

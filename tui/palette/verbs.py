@@ -293,7 +293,7 @@ SHORT = {
 """Other names of verbs, those of `lorad` and of editors."""
 
 
-def verb_of(word: str) -> Verb:
+def _verb_of(word: str) -> Verb:
     """Return the verb of this name. Raises SpecError with the nearest verbs where there is none."""
     if (name := SHORT.get(word, word)) in VERBS:
         return VERBS[name]
@@ -307,5 +307,5 @@ def read(client: Client, line: str) -> Plan | None:
     words = split(line)
     if not words:
         return None
-    verb = verb_of(words[0])
+    verb = _verb_of(words[0])
     return verb.plan(client, given(verb.name, words[1:], verb.flags))

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rich.text import Text
@@ -90,7 +89,13 @@ class Events(RunTab):
     def _draw(self) -> None:
         """Draw the rows, and keep the cursor on the newest one if it was there."""
         stays = self._table.cursor_row > 0
-        rows = {key: row for key, row in self._rows.items() if self._wants(row)}
+        rows = {}
+        for key, row in self._rows.items():
+            kind = row["kind"].plain
+            text = f"{kind} {row['what'].plain}".casefold()
+            is_of_kind = not self._kind or kind == self._kind
+            if is_of_kind and all((word in text) is not is_not for is_not, word in self._words):
+                rows[key] = row
         self._table.show(rows)
         if not stays:
             self._table.turn(0, 0)
@@ -98,12 +103,6 @@ class Events(RunTab):
         self.query_one("#events-head", Line).say(
             f"{len(rows)} of {len(self._rows)} events · {kinds} · v: next kind"
         )
-
-    def _wants(self, row: Cells) -> bool:
-        if self._kind and row["kind"].plain != self._kind:
-            return False
-        text = f"{row['kind'].plain} {row['what'].plain}".casefold()
-        return all((word in text) is not is_not for is_not, word in self._words)
 
     def _kinds(self) -> list[str]:
         return sorted({row["kind"].plain for row in self._rows.values()})
@@ -171,14 +170,9 @@ def what(event: Event) -> str:
     metrics = event.data.get("metrics")
     if event.kind != "step" or not isinstance(metrics, dict):
         return event_text(event)
-    return ", ".join([event_text(event), *_figures(metrics)])
-
-
-def _figures(metrics: Mapping[str, object]) -> Iterable[str]:
+    parts = [event_text(event)]
     for name, key, digits in _FIGURES:
         if isinstance(value := metrics.get(key), int | float):
-            yield (
-                f"{number(value, digits)} {name}"
-                if name in ("tok/s", "s")
-                else f"{name} {number(value, digits)}"
-            )
+            is_unit = name in ("tok/s", "s")
+            parts.append(f"{number(value, digits)} {name}" if is_unit else f"{name} {number(value, digits)}")
+    return ", ".join(parts)

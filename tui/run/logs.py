@@ -99,16 +99,14 @@ class LogView(ScrollView, can_focus=True):
         width = self.size.width
         if top + y >= len(self.lines.shown):
             return Strip.blank(width, style)
-        line = Strip(self._text(self.lines.shown[top + y]).render(self.app.console, end=""))
-        return line.crop_extend(left, left + width, None).apply_style(style)
-
-    def _text(self, line: str) -> Text:
-        sign, style = LEVELS[level(line)]
-        text = Text.assemble((f"{sign} ", style), (line, style), end="")
+        line = self.lines.shown[top + y]
+        sign, look = LEVELS[level(line)]
+        text = Text.assemble((f"{sign} ", look), (line, look), end="")
         for is_not, word in self.lines.words:
             if not is_not:
                 text.highlight_words([word], Style(reverse=True), case_sensitive=False)
-        return text
+        strip = Strip(text.render(self.app.console, end=""))
+        return strip.crop_extend(left, left + width, None).apply_style(style)
 
 
 class Part(NamedTuple):

@@ -98,8 +98,14 @@ class RunScreen(Base):
 
     def show(self, data: _News) -> None:
         self._run = data.run
-        self.say_title(_title(data.run))
-        self.query_one("#facts", Line).say(_facts(data.run))
+        run = data.run
+        left = seconds_left(run)
+        title = Text.assemble((one_line(run.name), "bold"), "  ", state_text(run))
+        title.append(f"  step {steps_in_words(run)}")
+        title.append(f" {bar(share(run), 16)} {share(run):.0%}" if run.steps else "")
+        title.append(f"  ETA {duration(left)}" if left is not None else "")
+        self.say_title(title)
+        self.query_one("#facts", Line).say(_facts(run))
         if data.data is not None:
             data.tab.show(data.data)
         self.offer(self._front.command(), *self.targets("run"))
@@ -136,18 +142,6 @@ class RunScreen(Base):
 
     def action_tab_at(self, number: int) -> None:
         self.query_one(TabbedContent).active = f"pane-{self._tabs[number - 1].TITLE}"
-
-
-def _title(run: RunDetails) -> Text:
-    left = seconds_left(run)
-    return Text.assemble(
-        (one_line(run.name), "bold"),
-        "  ",
-        state_text(run),
-        f"  step {steps_in_words(run)}",
-        f" {bar(share(run), 16)} {share(run):.0%}" if run.steps else "",
-        f"  ETA {duration(left)}" if left is not None else "",
-    )
 
 
 def _facts(run: RunDetails) -> Text:

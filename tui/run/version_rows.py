@@ -172,17 +172,12 @@ class Painter:
         if before is not None and before[0] == facts:
             return before
         if version is None:
-            return facts, _stranger(row, history)
+            name = Text(f"{row.rails}◇ {one_line(history.origin)}")
+            if row.key != ORIGIN:
+                name = Text.assemble((row.rails, "dim"), "→ ", one_line(row.key.removeprefix(FORK)))
+            state = Text("origin" if row.key == ORIGIN else "forked run")
+            return facts, {column.key: Text() for column in COLUMNS} | {"version": name, "state": state}
         return facts, _cells(version, row.rails, is_current=is_current, counts=counts)
-
-
-def _stranger(row: _Row, history: History) -> Cells:
-    """Return the row of a node that is not a version of this run."""
-    empty = {column.key: Text() for column in COLUMNS}
-    if row.key == ORIGIN:
-        return {**empty, "version": Text(f"{row.rails}◇ {one_line(history.origin)}"), "state": Text("origin")}
-    name = Text.assemble((row.rails, "dim"), "→ ", one_line(row.key.removeprefix(FORK)))
-    return {**empty, "version": name, "state": Text("forked run")}
 
 
 def _cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> Cells:
@@ -199,24 +194,17 @@ def _cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> C
     name = Text.assemble(
         (rails, "dim"), (f"{sign} @{version.version}", style), no_wrap=True, overflow="ellipsis"
     )
-    return {**row, "version": name, "state": _state(version, is_current), "attested": _attested(version)}
-
-
-def _state(version: Version, is_current: bool) -> Text:
-    """Describe the state of a version by signs and words."""
     parts = [
         ("◉ current", "bold green") if is_current else ("", ""),
         ("⚑ pinned", "yellow") if version.pinned else ("", ""),
         ("▲ loaded", "cyan") if version.loaded else ("", ""),
         ("∅ no files", "dim") if version.path is None else ("", ""),
     ]
-    return Text(" ", no_wrap=True, overflow="ellipsis").join([Text(*part) for part in parts if part[0]])
-
-
-def _attested(version: Version) -> Text:
+    state = Text(" ", no_wrap=True, overflow="ellipsis").join([Text(*part) for part in parts if part[0]])
     word = str(version.attested or "not yet")
     sign, style = _ATTESTED.get(word, ("◌", "dim"))
-    return Text(f"{sign} {one_line(word)}", style=style, no_wrap=True, overflow="ellipsis")
+    attested = Text(f"{sign} {one_line(word)}", style=style, no_wrap=True, overflow="ellipsis")
+    return {**row, "version": name, "state": state, "attested": attested}
 
 
 def facts(version: Version) -> Text:

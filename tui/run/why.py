@@ -49,22 +49,17 @@ class WhyTab(RunTab):
 
     def show(self, data: Why) -> None:
         self.query_one("#why-head", Line).say(one_line(f"{data.says} {data.looked}"))
+        texts = [
+            Text.assemble(
+                (f"{finding.severity}  {finding.name}", _STYLES[finding.severity]),
+                f"\n{one_line(finding.says)}\n",
+                ("try ", "bold"),
+                one_line(finding.next),
+            )
+            for finding in data.findings
+        ]
         nothing = Text("Nothing was found that keeps it from learning.")
-        findings = Text("\n\n").join(_described(data)) if data.findings else nothing
-        self.query_one("#why-findings", Line).say(findings)
+        self.query_one("#why-findings", Line).say(Text("\n\n").join(texts) if texts else nothing)
 
     def command(self) -> str:
         return f"lorad why {shlex.quote(self.run_name)}"
-
-
-def _described(data: Why) -> list[Text]:
-    """Return each finding with what to try."""
-    return [
-        Text.assemble(
-            (f"{finding.severity}  {finding.name}", _STYLES[finding.severity]),
-            f"\n{one_line(finding.says)}\n",
-            ("try ", "bold"),
-            one_line(finding.next),
-        )
-        for finding in data.findings
-    ]

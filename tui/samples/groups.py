@@ -4,7 +4,7 @@ order.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -161,11 +161,10 @@ def hits(groups: Iterable[Group], needle: str, by: str) -> list[Hit]:
     shown.
     """
     look = re.compile(re.escape(inert(needle)), re.IGNORECASE)
-    return list(islice(_looked(look, groups, by), HITS)) if needle else []
-
-
-def _looked(look: re.Pattern[str], groups: Iterable[Group], by: str) -> Iterator[Hit]:
-    for group in groups:
+    matches = list[Hit]()
+    for group in groups if needle else ():
         texts = [(-1, group.prompt), *((i, group.samples[i].completion) for i in ordered(group.samples, by))]
         for place, text in texts:
-            yield from (Hit(group.id, place, match.start(), match.end()) for match in look.finditer(text))
+            for match in islice(look.finditer(text), HITS - len(matches)):
+                matches.append(Hit(group.id, place, match.start(), match.end()))
+    return matches

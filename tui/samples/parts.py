@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from lorad.records.episodes import EpisodeTurn, ToolCall
+from lorad.records.episodes import ToolCall
 from lorad.records.samples import Sample
 from lorad.text import number, one_line, printable
 from lorad.tui.widgets.text_view import TAB
@@ -51,7 +51,11 @@ def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
     parts = list[Part]()
     for place, turn in enumerate(row.turns):
         follows = row.turns[place + 1] if place + 1 < len(row.turns) else None
-        parts.append(Part("turn", len(text), len(text), _turn_line(place, turn), place))
+        reward = f"reward {turn.reward:+.3f}" if turn.reward else ""
+        wrong = f"✖ {turn.tool_errors} of {len(turn.calls)} calls went wrong" if turn.tool_errors else ""
+        about = [f"{turn.tokens} tokens", one_line(turn.finish), reward, wrong]
+        line = f"── turn {place + 1} ── " + " · ".join(part for part in about if part)
+        parts.append(Part("turn", len(text), len(text), line, place))
         said = inert(turn.text)
         parts += (part._replace(turn=place) for part in _spoken(said, turn.calls, len(text)))
         text += said if said.endswith("\n") else said + "\n"
@@ -90,13 +94,6 @@ def _without_ends(text: str, start: int, end: int, at: int) -> Iterator[Part]:
         end -= 1
     if start < end:
         yield Part("said", at + start, at + end)
-
-
-def _turn_line(place: int, turn: EpisodeTurn) -> str:
-    reward = f"reward {turn.reward:+.3f}" if turn.reward else ""
-    wrong = f"✖ {turn.tool_errors} of {len(turn.calls)} calls went wrong" if turn.tool_errors else ""
-    figures = [f"{turn.tokens} tokens", one_line(turn.finish), reward, wrong]
-    return f"── turn {place + 1} ── " + " · ".join(part for part in figures if part)
 
 
 def _call_line(call: ToolCall) -> str:

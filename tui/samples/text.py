@@ -195,22 +195,19 @@ def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_sec
     """Return two texts with what only one of them has underlined. is_second: which of them has a key, its
     place.
     """
-    pieces, blocks = text_diff.words(*texts), list[Block]()
+    pieces = text_diff.words(*texts)
+    blocks = list[Block]()
     for side, (left_out, style) in enumerate(
         ((text_diff.NEW, "underline red"), (text_diff.GONE, "underline green"))
     ):
-        spans = _spans([piece for piece in pieces if piece.op != left_out], style)
+        spans = list[Span]()
+        at = 0
+        for piece in pieces:
+            if piece.op not in (text_diff.SAME, left_out):
+                spans.append((at, at + len(piece.text), style))
+            at += len(piece.text) if piece.op != left_out else 0
         blocks.append(Block(texts[side], spans=spans, key=places[side] if is_second == bool(side) else None))
     return Section(blocks[:1], blocks[1:])
-
-
-def _spans(pieces: Sequence[text_diff.Piece], style: str) -> list[Span]:
-    spans, at = list[Span](), 0
-    for piece in pieces:
-        if piece.op != text_diff.SAME:
-            spans.append((at, at + len(piece.text), style))
-        at += len(piece.text)
-    return spans
 
 
 def _merged(before: str, after: str) -> Section:

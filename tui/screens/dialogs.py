@@ -45,25 +45,22 @@ class Confirm(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         names = list(self._lost)
         whom = one_line(names[0]) if len(names) == 1 else f"{len(names)} of them"
+        lines = [Text(one_line(lost)) for lost in self._lost.values()]
+        if len(names) > 1:
+            lines = [
+                Text.assemble((one_line(name), "bold"), ": ", line)
+                for name, line in zip(names, lines, strict=True)
+            ]
+        rest = [Text(f"and {len(lines) - _MOST} more")] if len(lines) > _MOST else []
         with Vertical(id="confirm"):
             yield Static(Text(f"{self._verb} {whom}?", style="bold"), id="head")
             with VerticalScroll(id="lost", can_focus=False):
-                yield Static(self._losses())
+                yield Static(Text("\n").join([*lines[:_MOST], *rest]))
             with Horizontal(id="answers"):
                 yield Button("No", id="no")
                 yield Button(
                     Text(f"{self._verb} {'it' if len(names) == 1 else 'them'}"), id="yes", variant="error"
                 )
-
-    def _losses(self) -> Text:
-        if len(self._lost) == 1:
-            return Text(one_line(next(iter(self._lost.values()))))
-        lines = [
-            Text.assemble((one_line(name), "bold"), f": {one_line(lost)}")
-            for name, lost in self._lost.items()
-        ]
-        rest = [Text(f"and {len(lines) - _MOST} more")] if len(lines) > _MOST else []
-        return Text("\n").join([*lines[:_MOST], *rest])
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")

@@ -198,7 +198,7 @@ class Chat(Vertical):
     """
 
     class Asked(Message):
-        """line: what a shell would say."""
+        """Something was asked; `line` is what a shell would say."""
 
         def __init__(self, line: str) -> None:
             super().__init__()

@@ -1,5 +1,6 @@
 """Read what a report says of runs, as their user: a bounded choice of whatever they left."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -73,6 +74,9 @@ def read(client: Client, names: Sequence[str]) -> list[RunFacts]:
             measured = [row.step for row in evals if (row.problems if name == MAIN else name in row.sets)]
             for step in dict.fromkeys([*measured[:1], *measured[-1:]]):
                 reader.read(step, name)
+        why = None
+        with contextlib.suppress(LoradError):
+            why = explain(client, run.name)
         facts.append(
             RunFacts(
                 run,
@@ -86,17 +90,10 @@ def read(client: Client, names: Sequence[str]) -> list[RunFacts]:
                 bill.currency,
                 [device for device in devices if run.pool is not None and device.pool == run.pool],
                 alarms([run], limits),
-                _why(client, run.name),
+                why,
             )
         )
     return facts
-
-
-def _why(client: Client, run: str) -> Why | None:
-    try:
-        return explain(client, run)
-    except LoradError:
-        return None
 
 
 def spread(rows: Sequence[_Row], most: int) -> list[_Row]:

@@ -72,16 +72,14 @@ def _found(typed: str | None) -> list[Key]:
     dotted = [key for key in keys if key.name == key_called(Spec, name)] if "." in name else []
     matching = [*exact, *inside] or [*called, *last] or dotted or word
     if not matching:
-        raise SpecError(f"no key of the spec is called {typed}, and none says it", hint=_hint(name))
+        from difflib import get_close_matches
+
+        paths = list(leaves(Spec))
+        names = {path.rpartition(".")[2]: path for path in paths} | {path: path for path in paths}
+        near = [*dict.fromkeys(names[word] for word in get_close_matches(name, names, n=3))]
+        hint = f"Did you mean {' or '.join(near)}?" if near else "`lorad spec` lists all keys."
+        raise SpecError(f"no key of the spec is called {typed}, and none says it", hint=hint)
     return matching
-
-
-def _hint(name: str) -> str:
-    from difflib import get_close_matches
-
-    names = {path.rpartition(".")[2]: path for path in leaves(Spec)} | {path: path for path in leaves(Spec)}
-    near = [*dict.fromkeys(names[word] for word in get_close_matches(name, names, n=3))]
-    return f"Did you mean {' or '.join(near)}?" if near else "`lorad spec` lists all keys."
 
 
 def _default(key: Key) -> str:
