@@ -35,7 +35,8 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "adapter", f"{adapter_in_words(spec['lora'])}, on {check.modules} linears: {size}"
     yield "targets", targets_in_words(spec["lora"])
     yield "algorithm", check.algorithm
-    lr, rate = trainer.get("lr"), check.rate
+    lr = trainer.get("lr")
+    rate = check.rate
     if rate is None or lr is None:
         yield "rate", f"trainer.lr is {lr}"
     else:

@@ -21,7 +21,7 @@ from lorad.records.versions import Exported
 if TYPE_CHECKING:
     from lorad.models.merged_files import Merged
 
-CARD = "README.md"
+_CARD = "README.md"
 _CONFIG = "adapter_config.json"
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
@@ -42,7 +42,7 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
     elif sentence := _readers(directory, settings):
         text += f"\n{sentence}\n"
         output.note(sentence)
-    amend(directory, CARD, text.encode())
+    amend(directory, _CARD, text.encode())
     if not tokenizer:
         return
     try:
@@ -88,12 +88,15 @@ def write_peft5(client: Client, version: str, target: Path) -> Exported:
     free_of(target)
     try:
         exported = client.export(version, str(temporary))
-        settings, about = _settings(temporary), read_manifest(temporary).facts
-        facts, adapter = read_facts(base_directory(settings)), read_peft(temporary, base=None)
+        settings = _settings(temporary)
+        about = read_manifest(temporary).facts
+        facts = read_facts(base_directory(settings))
+        adapter = read_peft(temporary, base=None)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     refuse_fused(adapter.config, facts.model_type)
-    shapes, base = {**facts.linears, **facts.experts}, str(settings["base_model_name_or_path"])
+    shapes = {**facts.linears, **facts.experts}
+    base = str(settings["base_model_name_or_path"])
     write_directory(target, lambda directory: write_fused(adapter, directory, base, shapes), about)
     if "revision" in settings:
         its = _settings(target) | {"revision": settings["revision"]}
@@ -115,7 +118,8 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
     try:
         exported = client.export(version, str(temporary))
         settings = _settings(temporary)
-        base, run = base_directory(settings), client.show(exported.version.rpartition("@")[0])
+        base = base_directory(settings)
+        run = client.show(exported.version.rpartition("@")[0])
         _refuse_quantized(run)
         _refuse_other_base(base, run)
         text = card(exported, settings, run, merged=str(base))
@@ -124,7 +128,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
                 read_peft(temporary, base=None),
                 base,
                 target,
-                lambda directory: _write(directory / CARD, text),
+                lambda directory: _write(directory / _CARD, text),
                 progress,
             )
     finally:

@@ -115,7 +115,9 @@ def _watch(
     until: Sequence[str],
     restart: Callable[[Client], None],
 ) -> RunDetails:
-    step, evaluated, attempt = None, -1, 0
+    step = None
+    evaluated = -1
+    attempt = 0
     limits = config_of(client.home).alarms
     raised = set[str]()  # kinds of alarms
     while True:
@@ -161,7 +163,8 @@ class _RunLines(_SilentRun):
 
     def __init__(self) -> None:
         self._said = ("", "", 0)
-        self._quiet_since, self._doing = time.monotonic(), ""
+        self._quiet_since = time.monotonic()
+        self._doing = ""
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         waits = _waits(run)

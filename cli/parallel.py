@@ -123,7 +123,8 @@ def _axis(name: str, values: Sequence[Any]) -> _Axis:
     """Place numbers by size, and anything else in the order in which it comes."""
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
-        low, high = min(present), max(present)
+        low = min(present)
+        high = max(present)
         scale = math.log if low > 0 and high / low >= _LOG_RATIO else float
         span = scale(high) - scale(low)
 

@@ -14,28 +14,29 @@ _WORD = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 _Span = tuple[str, int, int]
 
 
-class Piece(NamedTuple):
+class _Piece(NamedTuple):
     """A part of a text, and what became of it: `op` is SAME, GONE or NEW."""
 
     op: str
     text: str
 
 
-def words(before: str, after: str) -> list[Piece]:
+def words(before: str, after: str) -> list[_Piece]:
     """Return one text made of both: without what is NEW it is `before`,
     without what is GONE it is `after`.
     """
     old, new = _WORD.findall(before), _WORD.findall(after)
     return [
-        Piece(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
+        _Piece(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
     ]
 
 
-def lines(before: str, after: str) -> list[Piece]:
+def lines(before: str, after: str) -> list[_Piece]:
     """Return the same by lines: each piece is one line, without its end."""
-    old, new = before.splitlines(), after.splitlines()
+    old = before.splitlines()
+    new = after.splitlines()
     return [
-        Piece(op, line)
+        _Piece(op, line)
         for op, start, end in _spans(old, new)
         for line in (old if op == GONE else new)[start:end]
     ]

@@ -297,7 +297,8 @@ def _again(
         live[place][1].at_limit = True
     for place, earned in zip(limited, host.answers([live[place][1] for place in limited]), strict=True):
         answer = answers[place]
-        reward, error = answer.reward + earned.reward, answer.error or earned.error
+        reward = answer.reward + earned.reward
+        error = answer.error or earned.error
         answers[place] = replace(answer, reward=reward, error=error)
     return answers
 

@@ -150,7 +150,8 @@ class _Log:
 
     def __init__(self, client: Client, run: str, of: str) -> None:
         self.of, self._client, self._run = of, client, run
-        self.part, self._rest = LogPart(""), ""
+        self.part = LogPart("")
+        self._rest = ""
 
     def begin(self, lines: int | None) -> None:
         self.part = _end(self.read, lines)

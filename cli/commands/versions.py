@@ -113,19 +113,18 @@ def export(
         raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
     if merge and form != "peft":
         raise SpecError(f"--format {form} is for adapters, not for --merge", hint="Leave out one of them.")
-    token, client, target = hub.read_token(token_file), Client(), expanded(directory).absolute()
+    token = hub.read_token(token_file)
+    client = Client()
+    target = expanded(directory).absolute()
     if merge:
         answer, merged = exports.merge(client, version, target)
         about = f", merged into {merged.changed} weights of its base, {text.size(merged.bytes)}"
     else:
-        answer, about = (
-            (
-                exports.write_peft5(client, version, target)
-                if form == "peft5"
-                else client.export(version, str(target))
-            ),
-            "",
-        )
+        about = ""
+        if form == "peft5":
+            answer = exports.write_peft5(client, version, target)
+        else:
+            answer = client.export(version, str(target))
         exports.add_beside(
             target, answer, client.show(answer.version.rpartition("@")[0]), tokenizer=tokenizer
         )

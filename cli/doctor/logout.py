@@ -33,7 +33,8 @@ def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = P
     """Check processes of `user`, by name. root: directory of the files that are looked at."""
     if not (root / "run/systemd/system").is_dir():
         return Finding("logout", True, "no systemd here: a logout ends nothing")
-    kills, is_lingering = _kills_processes(root, user), has_linger(root, user)
+    kills = _kills_processes(root, user)
+    is_lingering = has_linger(root, user)
     places = {name: _cgroup_of(root, pid) for name, pid in pids.items()}
     in_session = (
         [name for name, place in places.items() if "/session-" in place] if places else ["what is started"]

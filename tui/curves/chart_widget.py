@@ -41,7 +41,9 @@ class Chart(Widget):
         super().__init__()
         self.index = index
         self._plot: Plot | None = None
-        self._title, self._flags, self._empty = Text(), "", ""
+        self._title = Text()
+        self._flags = ""
+        self._empty = ""
         self._cursor: int | None = None
         self._picture: Picture | None = None
         self._strips: list[Strip] | None = None
@@ -99,7 +101,8 @@ class Chart(Widget):
 
     def _head(self, looks: "Looks") -> Strip:
         cut = f"{self._picture.cut} beyond " if self._picture and self._picture.cut else ""
-        flags, width = f" {cut}{self._flags}".rstrip(), self.size.width
+        flags = f" {cut}{self._flags}".rstrip()
+        width = self.size.width
         room = max(width - len(flags), 0)
         title = Strip(self._title.render(self.app.console), self._title.cell_len).adjust_cell_length(room)
         return (
@@ -193,12 +196,14 @@ def _body(picture: Picture, cursor: int | None, label: str, looks: Looks) -> lis
     lines = []
     for chars, names in zip(picture.chars[:-1], picture.looks[:-1], strict=True):
         if cursor is not None and cursor < len(chars):
-            chars, names = chars.copy(), names.copy()
+            chars = chars.copy()
+            names = names.copy()
             if chars[cursor] in " ┈":
                 chars[cursor] = "│"
             names[cursor] = "cursor"
         lines.append(_line(chars, names, looks))
-    chars, names = picture.chars[-1].copy(), picture.looks[-1].copy()
+    chars = picture.chars[-1].copy()
+    names = picture.looks[-1].copy()
     if cursor is not None:
         label = f" {label} "
         start = min(max(cursor - len(label) // 2, 0), max(len(chars) - len(label), 0))

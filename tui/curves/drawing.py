@@ -54,7 +54,9 @@ class _Canvas:
         """Draw a vertical stroke in each column, and join the last point of one to the first point of the
         next.
         """
-        columns, x0, y0 = self.columns, -1, 0
+        columns = self.columns
+        x0 = -1
+        y0 = 0
         for x, y, high, low, y1 in zip(at, first, top, bottom, last, strict=True):
             if x0 >= 0:
                 if x > x0 + 1:
@@ -62,7 +64,8 @@ class _Canvas:
                 else:
                     middle = (y0 + y) // 2
                     self.stroke(x0, y0, middle)
-                    high, low = min(high, middle), max(low, middle)
+                    high = min(high, middle)
+                    low = max(low, middle)
             columns[x] |= ((2 << (low - high)) - 1) << high
             x0, y0 = x, y1
 
@@ -164,7 +167,9 @@ class _Scale:
         """The same for many."""
         if self.last == self.first:
             return [self.dots // 2] * len(values)
-        first, each, most = self.first, (self.dots - 1) / (self.last - self.first), self.dots - 1
+        first = self.first
+        each = (self.dots - 1) / (self.last - self.first)
+        most = self.dots - 1
         dots = [int((value - first) * each + 0.5) for value in values]
         if min(dots) < 0 or max(dots) > most:
             return [min(max(dot, 0), most) for dot in dots]
@@ -272,7 +277,8 @@ def draw(plot: Plot, width: int, height: int) -> Picture | None:
 
 def _axes(picture: Picture, plot: Plot, up: _Scale) -> None:
     """Draw both axes, with round numbers at their places."""
-    rows, width = up.dots // 4, len(picture.chars[0])
+    rows = up.dots // 4
+    width = len(picture.chars[0])
     for row in range(rows):
         picture.put(row, GUTTER - 1, "│", "axis")
     for value, text in zip(*numbers(plot, up.last, up.first, rows), strict=True):

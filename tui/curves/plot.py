@@ -104,7 +104,8 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
     """Return the plot and a note on what was left out or transformed. first, last: the window of x."""
     front, ground, bests, bad, left = list[Curve](), list[Curve](), list[tuple[int, float, int]](), 0, 0
     for place, whole in reversed(list(enumerate(tracks))):
-        track, smooth = part(whole, look.x, first, last), smoothing(metric, whole, look)
+        track = part(whole, look.x, first, last)
+        smooth = smoothing(metric, whole, look)
         series = whole.sets.get(metric) or track.of(metric)
         track = whole if metric in whole.sets else track
         view = series.view(smooth, look.log)

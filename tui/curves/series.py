@@ -29,7 +29,9 @@ class _View:
     def __init__(self, weight: float, log: bool) -> None:
         self.xs, self.ys, self.left = array("q"), array("d"), array("q")
         self._weight, self._log = weight, log
-        self._seen, self._sum, self._share = 0, 0.0, 0.0
+        self._seen = 0
+        self._sum = 0.0
+        self._share = 0.0
 
     def follow(self, xs: array[int], ys: array[float]) -> None:
         """Take what is new at the end."""
@@ -198,7 +200,8 @@ class Track:
         """Return the x of any step, between those of the kept ones beside it."""
         if axis == "step" or not self.steps:
             return step if axis == "step" else 0
-        i, placed = bisect_left(self.steps, step), self.placed(axis)
+        i = bisect_left(self.steps, step)
+        placed = self.placed(axis)
         if i == len(self.steps) or self.steps[i] == step:
             return placed[self.steps[min(i, len(self.steps) - 1)]]
         low = self.steps[i - 1] if i else min(step, 0)
@@ -272,7 +275,8 @@ class Window:
             return
         at = high if at is None else min(max(at, low), high)
         end = at + round((high - at) * factor)
-        self.span, self.end = span, None if end >= last else end
+        self.span = span
+        self.end = None if end >= last else end
 
     def reveal(self, step: int, first: int, last: int) -> None:
         """Move as little as it takes to have a step within."""
@@ -290,7 +294,8 @@ class Window:
 
     def tail(self, span: int | None) -> None:
         """Show the last steps, whatever comes."""
-        self.span, self.end = span, None
+        self.span = span
+        self.end = None
 
 
 def between(xs: array[int], first: int, last: int) -> tuple[int, int]:

@@ -165,7 +165,8 @@ class StepReader:
 
 def read_whole(client: Client, run: Run, kept: int = KEPT) -> Track:
     """Read all of a run that is kept of it."""
-    track, after = Track(stride(run.step, kept)), 0
+    track = Track(stride(run.step, kept))
+    after = 0
     while True:
         steps = [
             step

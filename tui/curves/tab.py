@@ -72,7 +72,8 @@ class Charts(Grid, can_focus=True):
         charts = list(self.query(Chart))
         for chart in charts:
             chart.display = chart.index < many
-        self.styles.grid_size_columns, self.styles.grid_size_rows = columns, -(-many // columns)
+        self.styles.grid_size_columns = columns
+        self.styles.grid_size_rows = -(-many // columns)
         return charts[:many]
 
 
@@ -92,7 +93,8 @@ class Names(Line):
         text = Text(no_wrap=True, overflow="ellipsis")
         ends = list[int]()
         widths = [Text(name).cell_len + 2 for name in names]
-        skipped, room = 0, max(self.size.width, 20)
+        skipped = 0
+        room = max(self.size.width, 20)
         while skipped < current and sum(widths[skipped : current + 1]) > room:
             skipped += 1
         for index, name in enumerate(names):
@@ -195,7 +197,8 @@ class Curves(RunTab):
         self._list_metrics()
         self.query_one("#curves-legend", Line).say(self._legend(low, high))
         self._point()
-        was, steps = scene.wanted, scene.step_bounds()
+        was = scene.wanted
+        steps = scene.step_bounds()
         scene.wanted = steps if scene.look.window.span else None
         if scene.wanted not in (None, was) and scene.track.within(*steps).every > 1:
             self._on.lorad.feed.again()
@@ -241,7 +244,8 @@ class Curves(RunTab):
 
     def on_resize(self) -> None:
         width, height = self.size
-        side, beside = self.query_one(Side), next((cells for least, cells in _BESIDE if width >= least), 0)
+        side = self.query_one(Side)
+        beside = next((cells for least, cells in _BESIDE if width >= least), 0)
         side.display = self.scene.table and beside > 0 and height >= 10
         side.styles.width = beside
         self.query_one(Names).display, self.query_one("#curves-legend").display = height >= 6, height >= 9

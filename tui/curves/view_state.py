@@ -176,7 +176,8 @@ class Scene:
     def next_axis(self) -> None:
         """Have x by steps, tokens or time; all of it is in the window then."""
         self.look.x = _following(AXES, self.look.x)
-        self.look.window, self._tail = Window(), None
+        self.look.window = Window()
+        self._tail = None
 
     def smooth(self) -> None:
         self.look.smooth = _following(SMOOTH, self.look.smooth)

@@ -93,8 +93,10 @@ class Samples(RunTab):
         self._by, self._drawn = ORDERS[0], cast("tuple[Any, ...]", ())
         self._needle, self._hits, self._hit = "", cast("list[Hit]", []), -1
         self._look = Look()
-        self._beside, self._word_by_word = cast("_Beside | None", None), False
-        self._found, self._lookups = SideBySide("", []), dict[tuple[str, str], PromptFinder]()
+        self._beside = cast("_Beside | None", None)
+        self._word_by_word = False
+        self._found = SideBySide("", [])
+        self._lookups = dict[tuple[str, str], PromptFinder]()
         self._asks = ""
         self._at = ""  # the prompt that the cursor was at last, also while a step has none
 
@@ -111,7 +113,8 @@ class Samples(RunTab):
         return self._reading.read(client, changes, run, self._set, self._wanted)
 
     def show(self, data: Step) -> None:
-        before, self._step = self._step, data
+        before = self._step
+        self._step = data
         if data.groups is before.groups:
             self._draw_head()
             return

@@ -113,7 +113,8 @@ class Help(ModalScreen[None]):
 def _nearest(working: Sequence[str]) -> _Sections:
     """Return the sections of these ids, in their order; what is not of one screen alone comes last."""
     places = {id: place for place, id in enumerate(working)}
-    sections, first = _listed(), dict[str, int]()
+    sections = _listed()
+    first = dict[str, int]()
     for heading, bindings in sections.items():
         if inside := [places[key.id] for key in bindings if key.id in places]:
             first[heading] = min(inside)

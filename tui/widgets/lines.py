@@ -103,7 +103,8 @@ class Lines(ScrollView, can_focus=True):
             base += self.get_component_rich_style("lines--hover")
         if row == self.cursor_row:
             cursor = self.get_component_rich_style("lines--cursor")
-            base, over = base + cursor, Style.from_color(cursor.color)
+            base = base + cursor
+            over = Style.from_color(cursor.color)
         return _drawn(self.line(row), base, over, width)
 
     # -- the cursor ------------------------------------------------------------------------------------------

@@ -59,7 +59,9 @@ class RunFacts:
 def read(client: Client, names: Sequence[str]) -> list[RunFacts]:
     """Read what a report says of runs. Raises NotFound for a run that there is not."""
     runs = [client.show(name) for name in names]
-    bill, devices, limits = client.bill(), client.devices(), config_of(client.home).alarms
+    bill = client.bill()
+    devices = client.devices()
+    limits = config_of(client.home).alarms
     lines = {line.key: line for line in bill.rows}
     facts = []
     for run in runs:

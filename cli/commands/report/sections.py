@@ -102,7 +102,9 @@ def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, f
     name_of_set = MAIN if name == "eval" else name.removeprefix("eval/")
     score, problems, failed = evaluation.score, evaluation.problems, evaluation.failed
     if name_of_set in evaluation.sets:
-        score, problems, failed = evaluation.sets[name_of_set].score, evaluation.sets[name_of_set].problems, 0
+        score = evaluation.sets[name_of_set].score
+        problems = evaluation.sets[name_of_set].problems
+        failed = 0
     elif name_of_set != MAIN:
         return None
     if score is None or problems <= failed or name_of_set not in facts.rewards:
@@ -119,7 +121,8 @@ def samples(facts: RunFacts, room: Room) -> str:
 
 def _sample(says: str, sample: Sample, room: Room) -> str:
     """Show a sample, of an episode each turn, as far as there is room for one."""
-    lines, left = list[tuple[str, str]](), _SAMPLE
+    lines = list[tuple[str, str]]()
+    left = _SAMPLE
     for name, value in [line for line in whole(sample) if line[0] not in ("step", "reward")][:_FIELDS]:
         most = min(_VALUE, left)
         lines.append((room.text(name), tag("pre", room.text(value, most))))
