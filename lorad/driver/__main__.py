@@ -1,12 +1,11 @@
-"""`python -m lorad.driver ATTEMPT_DIR`: one attempt of one run. SIGTERM asks for a graceful stop at the next
-step.
+"""Make one attempt of one run: `python -m lorad.driver ATTEMPT_DIR`. SIGTERM asks for a graceful stop at the
+next step.
 
-Exit codes: see `lorad/driver/attempt/main.py`.
+The exit codes stand in `lorad/driver/attempt/main.py`.
 """
 
 import contextlib
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from lorad.startup import quick_imports
@@ -42,7 +41,7 @@ def main() -> int:
 def attempt(
     params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag
 ) -> tuple[EndFact, int]:
-    """Drive; why it ended, and the last step that counts."""
+    """Drive the run; return why it ended, and the last step that counts."""
     state = State()
     try:
         with contextlib.ExitStack() as stack:
@@ -61,10 +60,12 @@ def open_session(
     """Open and check everything that a loop needs, waiting for the pool last; None when a stop came first."""
     HEART.work("begin")
     HEART.tell("reading the data")
-    spec, cwd = load_spec(run_dir, params), Path(params.cwd)
+    spec = load_spec(run_dir, params)
+    cwd = Path(params.cwd)
     directory = resolve(spec.model.path, any_architecture=not needs_base(spec))
     spec = fitted(spec, read_facts(directory).max_positions)
-    spec = pinned(spec, _commits_before(run_dir), newest_commit)
+    attempts = [record.data for record, _ in read(run_dir.journal) if record.kind == "attempt"]
+    spec = pinned(spec, attempts[-1].get("commits", {}) if attempts else {}, newest_commit)
     tokenizer = Tokenizer(directory, date=params.date)
     HEART.progress()
     train_data = load_train(spec, tokenizer, cwd)
@@ -83,14 +84,6 @@ def open_session(
     stack.enter_context(pool)
     data = (train_data, problems)
     return Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
-
-
-def _commits_before(run_dir: RunDir) -> Mapping[str, str]:
-    """Return the commits of hub datasets that the attempt before streamed."""
-    records = [record for record, _ in read(run_dir.journal)]
-    told = next((record.data for record in reversed(records) if record.kind == "attempt"), {})
-    found: Mapping[str, str] = told.get("commits", {})
-    return found
 
 
 if __name__ == "__main__":

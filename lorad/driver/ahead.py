@@ -23,17 +23,19 @@ class Ahead:
     A context manager: its thread ends with it, whatever it does.
     """
 
-    def __init__(self, session: Session, made: Iterable[Rollout] = ()) -> None:
-        """made: those for the next steps that there are already, in order. Raises PoolLost."""
-        self._session, params = session, session.params
+    def __init__(self, session: Session, rollouts: Iterable[Rollout] = ()) -> None:
+        """Start with the rollouts that a checkpoint has for the next steps, in order. Raises PoolLost."""
+        self._session = session
+        params = session.params
         self._limit = session.spec.rollout.max_staleness
         self._trained: dict[int, int] = {}  # by step, in order: steps behind the version that samples for it
         self._futures: dict[int, Future[Rollout]] = {}
         self._position = session.state.position  # of the next prompt; how many one step takes, it shows
-        for rollout in made:
+        for rollout in rollouts:
             future = Future[Rollout]()
             future.set_result(rollout)
-            self._trained[rollout.plan.step], self._futures[rollout.plan.step] = rollout.plan.trained, future
+            self._trained[rollout.plan.step] = rollout.plan.trained
+            self._futures[rollout.plan.step] = future
             self._position = rollout.plan.position + rollout.consumed
         self._pool = Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
         self._thread = ThreadPoolExecutor(1, "sampler")
@@ -94,8 +96,8 @@ class Ahead:
         self.close()
 
     def _make(self, step: int, version: int, trained: int) -> Rollout:
-        """In the thread, one step after another."""
-        wanted = plan(self._session, step, self._position, version, trained)
-        rollout = make(self._session, self._pool, wanted)
+        """Make the next rollout. Runs in the thread, one step after another."""
+        planned = plan(self._session, step, self._position, version, trained)
+        rollout = make(self._session, self._pool, planned)
         self._position += rollout.consumed
         return rollout

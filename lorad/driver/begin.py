@@ -51,20 +51,20 @@ def begin(session: Session) -> PoolInfo:
     info: PoolInfo = session.pool.call("hello", Nothing())
     refuse_unknown_loss(session, info)
     is_exact = info.engine == "builtin" and info.device == "cpu"
-    wanted = session.spec.deterministic
-    session.plays_freely = not (is_exact if wanted is None else wanted)
+    deterministic = session.spec.deterministic
+    session.plays_freely = not (is_exact if deterministic is None else deterministic)
     session.records_routes = records_routes(session, info)
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
-    held = _compare_with_teacher(session, info, records)
-    compare_with_reference(session.params.reference, held, sizes_of(session.spec.trainer))
+    reference_base = _compare_with_teacher(session, info, records)
+    compare_with_reference(session.params.reference, reference_base, sizes_of(session.spec.trainer))
     inputs = _keep_inputs(session, Path(info.model_path))
     _compare_inputs(session, _inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
     if restored and restored.state.stream and session.train_data.stream is not None:
         session.train_data.stream.restore(restored.state.stream)
-    made = pending.read(session, restored.path, facts) if restored else []
+    rollouts = pending.read(session, restored.path, facts) if restored else []
     opened = _open_slot(session, info, restored)  # the pool says how far it is
     session.tokens_per_microbatch = opened.tokens_per_microbatch
     begun = _attempt(session, info, restored, opened, inputs)
@@ -82,7 +82,7 @@ def begin(session: Session) -> PoolInfo:
     if restored is None and evaluation_due(session):
         evaluate(session, *(held_out_likelihood(session) or ()))
     if session.spec.rollout.max_staleness:
-        session.ahead = Ahead(session, made)
+        session.ahead = Ahead(session, rollouts)
     return info
 
 
@@ -116,36 +116,42 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
 
 def records_routes(session: Session, info: PoolInfo) -> bool:
     """Return whether the samples of the run have routes. Raises Conflict where they must and cannot."""
-    wanted, algorithm = session.spec.rollout.routes, session.spec.algorithm
-    is_due = wanted == "record" or (wanted == "auto" and info.dtype == "bfloat16")
-    if algorithm.kind != "rl" or not info.experts or not is_due:
+    setting = session.spec.rollout.routes
+    is_due = setting == "record" or (setting == "auto" and info.dtype == "bfloat16")
+    if session.spec.algorithm.kind != "rl" or not info.experts or not is_due:
         return False
-    told = f"{info.engine} and {info.trainer} in pool {info.pool} do not record and replay routes"
-    if not info.routes and wanted == "record":
+    lacks = f"{info.engine} and {info.trainer} in pool {info.pool} do not record and replay routes"
+    if not info.routes and setting == "record":
         raise Conflict(
-            f"{told}, which rollout.routes: record asks for",
+            f"{lacks}, which rollout.routes: record asks for",
             hint=f"`lorad pools stop {info.pool}` ends one of an older lorad; else leave rollout.routes out.",
         )
     if not info.routes:
-        session.warn(f"{told}: experts may differ between rollout and training, which bfloat16 makes likely")
-    elif wanted == "auto":
+        session.warn(f"{lacks}: experts may differ between rollout and training, which bfloat16 makes likely")
+    elif setting == "auto":
         print("rollout.routes is record: the base is a mixture of experts in bfloat16", flush=True)
     return info.routes
 
 
 def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
-    spec, params = session.spec, session.params
+    spec = session.spec
+    params = session.params
     model = read_facts(Path(info.model_path))
-    wanted = replace(
+    kl = params.reference
+    name = f"{params.run}@reference"
+    reference = LoadVersion(name, kl.directory, kl.sha256) if kl else None
+    if restored is not None and restored.reference is not None:
+        reference = LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
+    request = replace(
         open_of(spec, model, Path(params.cwd)),
         resume_from=str(restored.path) if restored else params.start_from,
         kept=spec.rollout.max_staleness + 2,
         critic=_critic(session, restored, adapter_config(spec, model)),
-        reference=_reference(session, restored),
+        reference=reference,
         has_teacher=spec.algorithm.teacher is not None,
         step=restored.state.step if restored else 0,
     )
-    opened: Opened = session.pool.call("open", wanted)
+    opened: Opened = session.pool.call("open", request)
     if "auto" in (spec.trainer.tokens_per_microbatch, spec.trainer.activation_checkpointing):
         how = "recomputed" if opened.activation_checkpointing else "kept"
         if opened.kept_tokens:
@@ -157,22 +163,16 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
     return opened
 
 
-def _reference(session: Session, restored: checkpoint.Restored | None) -> LoadVersion | None:
-    """Name what KL is measured against: what took its place before the checkpoint, else what the run has."""
-    kl, name = session.params.reference, f"{session.params.run}@reference"
-    if restored is not None and restored.reference is not None:
-        return LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
-    return LoadVersion(name, kl.directory, kl.sha256) if kl else None
-
-
 def _critic(
     session: Session, restored: checkpoint.Restored | None, adapter: AdapterConfig
 ) -> OpenCritic | None:
-    """Return the critic as the checkpoint has it; a new one where that has none. adapter: of the policy."""
-    wanted = session.spec.algorithm
-    if not wanted.has_critic:
+    """Return the critic as the checkpoint has it; a new one, shaped like the policy's adapter, where that has
+    none.
+    """
+    algorithm = session.spec.algorithm
+    if not algorithm.has_critic:
         return None
-    rank = wanted.critic.rank or adapter.rank
+    rank = algorithm.critic.rank or adapter.rank
     of_experts = max(1, adapter.rank_of_experts * rank // adapter.rank)
     return OpenCritic(
         rank, adapter.alpha * rank / adapter.rank, _critic_before(session, restored), of_experts
@@ -218,13 +218,17 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         )
 
 
-def _refuse_changed_stream(session: Session, before: Mapping[str, Any]) -> None:
-    """Raise Conflict when the file that is streamed is the one of before; another one was asked for."""
-    source, known = session.spec.data.train, before.get("data.train")
-    if session.train_data.stream is None or known is None or not isinstance(source, str):
+def _refuse_changed_stream(session: Session, inputs: Mapping[str, Any]) -> None:
+    """Raise Conflict when the file that is streamed is the one of the attempt before, with other content.
+
+    Another file may have been asked for; `inputs` describes what the attempt before read.
+    """
+    source = session.spec.data.train
+    previous = inputs.get("data.train")
+    if session.train_data.stream is None or previous is None or not isinstance(source, str):
         return
     path = str(Path(session.params.cwd) / expanded(source))
-    if path == known["path"]:
+    if path == previous["path"]:
         raise Conflict(
             f"data.train: {path} is not what it was in the attempt before, and it is streamed",
             hint=f"Put the file back, or name another: `lorad resume {session.params.run} data.train=FILE`.",
@@ -256,9 +260,9 @@ def _compare_with_teacher(session: Session, info: PoolInfo, records: Sequence[Re
 
 def _inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
     """Return the inputs of the attempt before; empty when there was none."""
-    told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
-    found: Mapping[str, Any] = told.get("inputs", {})
-    return found
+    attempt = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
+    inputs: Mapping[str, Any] = attempt.get("inputs", {})
+    return inputs
 
 
 def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
@@ -307,7 +311,7 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the text
     of user code cannot be kept.
     """
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     code = {key: (file, source) for key, file, source in session.rewarder.files}
     for problems in session.problems:
         own = problems.rewarder.files if problems.rewarder else []
@@ -319,21 +323,21 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
         kept = f"{key.removeprefix('algorithm.').removesuffix('.name')}.py"  # reward.py, loss.py
         (session.run_dir.attempt(session.params.attempt).work / kept).write_bytes(source)
         mtime = file.stat().st_mtime_ns if file.exists() else 0
-        found[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
-    given = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
+        inputs[key] = Input(str(file), len(source), mtime, hashlib.sha256(source).hexdigest())
+    configured = {"data.train": session.spec.data.train, "data.eval": session.spec.data.eval}
     data = {
         key if isinstance(sources, str) else f"{key}: {name}": name
-        for key, sources in given.items()
+        for key, sources in configured.items()
         for name in names_of(sources)
     }
     data |= {f"eval.sets.{name}.data": one.data for name, one in session.spec.eval.sets.items()}
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
-            found[key] = look(Path(session.params.cwd) / expanded(name), at_most=HASHED_BYTES)
+            inputs[key] = look(Path(session.params.cwd) / expanded(name), at_most=HASHED_BYTES)
     for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
-            found[f"model: {name}"] = look(model / name)
-    return found
+            inputs[f"model: {name}"] = look(model / name)
+    return inputs
 
 
 def _compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:

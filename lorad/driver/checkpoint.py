@@ -53,15 +53,17 @@ def checkpoint(session: Session) -> None:
     final = session.run_dir.checkpoint(state.step, session.params.attempt)
     with session.timed("checkpoint"):
         session.journal.check_place()
-        made = session.ahead.made() if session.ahead is not None else []
+        rollouts = session.ahead.made() if session.ahead is not None else []
         temporary = directory.begin(final)
         session.pool.call("save", Save(str(temporary), state.step))
         if (stream := session.train_data.stream) is not None:
             state.stream = stream.bookmark(state.position)
         (temporary / STATE).write_bytes(msgspec.json.encode(state))
-        pending.write(temporary, made)
+        pending.write(temporary, rollouts)
         if session.reference is not None:
-            _link(session.reference, temporary / _REFERENCE)
+            (temporary / _REFERENCE).mkdir()
+            for name in _ADAPTER:  # links keep the files, whatever becomes of the place where they are
+                os.link(session.reference / name, temporary / _REFERENCE / name)
         manifest = directory.commit(temporary, final, {"run": session.params.run, "step": state.step})
         size = sum(file.bytes for file in manifest.files.values())
         path = str(final.relative_to(session.run_dir.root))
@@ -71,13 +73,6 @@ def checkpoint(session: Session) -> None:
     if session.reference is not None:
         session.reference = final / _REFERENCE
     print(f"checkpoint at step {state.step}: {path}", flush=True)
-
-
-def _link(adapter: Path, directory: Path) -> None:
-    """Keep the files of an adapter, whatever becomes of the place where they are."""
-    directory.mkdir()
-    for name in _ADAPTER:
-        os.link(adapter / name, directory / name)
 
 
 def find(session: Session, facts: list[Record]) -> Restored | None:

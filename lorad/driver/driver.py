@@ -36,7 +36,10 @@ def drive(session: Session) -> EndFact:
         judge_expectations(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not (session.stop.wanted or session.standstill):
-            _step(session) if objective is None else supervised.step(session, objective)
+            if objective is None:
+                _step(session)
+            else:
+                supervised.step(session, objective)
             judge_expectations(session)
             _keep(session)
         if session.state.step and not checkpoint.is_written(session):
@@ -63,10 +66,12 @@ def _objective(session: Session, info: PoolInfo) -> supervised.Objective | None:
 
 
 def _step(session: Session) -> None:
-    """One step on samples of the current version, or of one that is not too old. Without an update there is
-    no new version. Raises LoradError where too many rewards failed."""
+    """Make one step on samples of the current version, or of one that is not too old. Without an update there
+    is no new version. Raises LoradError where too many rewards failed.
+    """
     started = time.perf_counter()
-    session.seconds, session.moved = {}, {}
+    session.seconds = {}
+    session.moved = {}
     rollout = sample(session)
     scores = score(session, rollout)
     scored = choose(session, rollout, scores)

@@ -22,14 +22,13 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
 from lorad.records.episodes import Fork
 from lorad.rl.data import Example
-from lorad.rl.reward import RewardInput
 from lorad.routes import unknown_like
 
 _FILE = "rollouts.msgpack"
 
 
 class _KeptRoutes(Struct, frozen=True):
-    """dtype: little-endian. of_token: layers and experts of each."""
+    """The routes of samples. dtype: little-endian. of_token: how many layers and experts a token has."""
 
     dtype: str
     of_token: tuple[int, int]
@@ -38,19 +37,19 @@ class _KeptRoutes(Struct, frozen=True):
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> _KeptRoutes | None:
-        known = next((sample.routes for sample in samples if sample.routes is not None), None)
-        if known is None:
+        like = next((sample.routes for sample in samples if sample.routes is not None), None)
+        if like is None:
             return None
-        tokens = [unknown_like(known, s.tokens.size) if s.routes is None else s.routes for s in samples]
+        tokens = [unknown_like(like, s.tokens.size) if s.routes is None else s.routes for s in samples]
         prompts = [
-            unknown_like(known, size) if not s.prompt_routes else s.prompt_routes[row]
+            unknown_like(like, size) if not s.prompt_routes else s.prompt_routes[row]
             for s in samples
             if s.episode is not None or s.index == 0
             for row, size in enumerate(_prompts(s))
         ]
-        dtype = known.dtype.newbyteorder("<")
+        dtype = like.dtype.newbyteorder("<")
         parts = (np.concatenate(some).astype(dtype).tobytes() for some in (tokens, prompts))
-        return cls(dtype.str, known.shape[1:], *parts)
+        return cls(dtype.str, like.shape[1:], *parts)
 
     def given(self, samples: list[Sample]) -> list[Sample]:
         """Give the samples their routes."""
@@ -60,18 +59,18 @@ class _KeptRoutes(Struct, frozen=True):
             .reshape(-1, *self.of_token)
             for part in (self.tokens, self.prompts)
         )
-        found: list[Sample] = []
+        routed: list[Sample] = []
         at = begin = 0
         for sample in samples:
-            of_prompts: tuple[np.ndarray, ...] = found[-1].prompt_routes if found else ()
+            of_prompts: tuple[np.ndarray, ...] = routed[-1].prompt_routes if routed else ()
             if sample.episode is not None or sample.index == 0:
                 ends = np.cumsum([begin, *_prompts(sample)]).tolist()
                 of_prompts = tuple(prompts[slice(*ends_)] for ends_ in itertools.pairwise(ends))
                 begin = ends[-1]
             mine = tokens[at : at + sample.tokens.size]
-            found.append(changed(sample, routes=mine, prompt_routes=of_prompts))
+            routed.append(changed(sample, routes=mine, prompt_routes=of_prompts))
             at += sample.tokens.size
-        return found
+        return routed
 
 
 def _prompts(sample: Sample) -> list[int]:
@@ -80,16 +79,17 @@ def _prompts(sample: Sample) -> list[int]:
 
 
 class _KeptRollout(Struct, frozen=True):
-    """A rollout. places: of its prompts behind `position`; digest: of them. consumed, sampled, made: see
-    `Rollout`, whose `tokens` is `made`. Of its samples, in order: tokens, int32, and logprobs,
-    float32, little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a
-    resume scores them again, perhaps with a reward that was mended.
+    """A rollout, as a checkpoint keeps it.
 
-    Where samples have routes, those of all tokens, then those of the prompt of each row; of completions, only
-    of each group's first.
-
-    Of episodes besides: episodes and their forks; masks, bool, which tokens were sampled; beginnings: the
-    prompt of each as text and tokens."""
+    places: where its prompts are behind `position`.
+    consumed, sampled, made, seconds, waited: see `Rollout`, which has `made` as `tokens`.
+    digest: sha256 of the prompts.
+    tokens, logprobs: int32 and float32, little-endian, of all samples in order, which have `lengths`.
+    scores: None where one failed; a resume scores all again, perhaps with a reward that was mended.
+    masks: bool, which tokens of episodes were sampled; empty without episodes.
+    beginnings: text and tokens of the prompt of each episode.
+    routes: routes of all tokens, then of the prompt of each row; completions of a group share their first's.
+    """
 
     step: int
     position: int
@@ -115,7 +115,7 @@ class _KeptRollout(Struct, frozen=True):
 
 
 def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
-    """Into a checkpoint that is being written; none, no file."""
+    """Write rollouts into a checkpoint that is being written; no file where there are none."""
     if rollouts:
         (directory / _FILE).write_bytes(msgspec.msgpack.encode([_kept(rollout) for rollout in rollouts]))
 
@@ -133,7 +133,9 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     rollouts = msgspec.msgpack.decode(path.read_bytes(), type=list[_KeptRollout])
     attested = [(r.step, r.data["version"]) for r in facts if r.kind == "version"]
     for rollout in rollouts:
-        if rollout.version not in _current(attested, rollout.trained):
+        # the version with the weights of a step is of the last step until then that published any
+        newest = max((step for step, _ in attested if step <= rollout.trained), default=None)
+        if (newest, rollout.version) not in attested:
             raise IntegrityError(
                 f"{path} holds samples of {session.name_of(rollout.version)}, and the journal has no such "
                 f"version of step {rollout.trained} that counts",
@@ -142,17 +144,9 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     return list(_usable(session, rollouts))
 
 
-def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
-    """Return the versions with the weights of a step: those of the last step until then that
-    published any.
-    """
-    newest = max((made for made, _ in attested if made <= step), default=None)
-    return {version for made, version in attested if made == newest}
-
-
-def _usable(session: Session, found: list[_KeptRollout]) -> Iterator[Rollout]:
+def _usable(session: Session, rollouts: list[_KeptRollout]) -> Iterator[Rollout]:
     limit = session.spec.rollout.max_staleness
-    for kept in found:
+    for kept in rollouts:
         looked = session.train_data.take(kept.position, kept.places[-1] + 1)
         examples = [looked[place] for place in kept.places]
         is_changed = _digest(examples, of_rows=bool(kept.episodes)) != kept.digest
@@ -168,14 +162,16 @@ def _usable(session: Session, found: list[_KeptRollout]) -> Iterator[Rollout]:
 
 
 def _kept(rollout: Rollout) -> _KeptRollout:
-    wanted, samples, scores = rollout.plan, rollout.samples, rollout.scoring.scores()
+    planned = rollout.plan
+    samples = rollout.samples
+    scores = rollout.scoring.scores()
     examples = [group[0].example for group in rollout.groups]
     episodes = [sample.episode for sample in samples if sample.episode is not None]
     return _KeptRollout(
-        step=wanted.step,
-        position=wanted.position,
-        version=wanted.version,
-        trained=wanted.trained,
+        step=planned.step,
+        position=planned.position,
+        version=planned.version,
+        trained=planned.trained,
         places=rollout.places,
         consumed=rollout.consumed,
         sampled=rollout.sampled,
@@ -207,11 +203,15 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     if kept.episodes:
         scoring = Scoring.of([episode.score for episode in kept.episodes])
+    elif kept.scores:
+        scoring = Scoring.of(kept.scores)
     else:
-        scoring = Scoring.of(kept.scores) if kept.scores else session.rewarder.begin(_inputs(session, groups))
-    wanted = Plan(kept.step, examples, kept.position, kept.version, kept.trained)
+        session.rewarder.start()
+        raw = session.rewarder.wants_raw
+        inputs = [[sample.for_reward(session.tokenizer, raw=raw) for sample in group] for group in groups]
+        scoring = session.rewarder.begin(inputs)
     return Rollout(
-        plan=wanted,
+        plan=Plan(kept.step, examples, kept.position, kept.version, kept.trained),
         groups=groups,
         places=kept.places,
         consumed=kept.consumed,
@@ -224,8 +224,9 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
 
 
 def _samples(session: Session, kept: _KeptRollout, examples: list[Example]) -> list[Sample]:
-    """examples: one of each sample."""
-    version, size = session.name_of(kept.version), len(kept.lengths) // len(kept.places)
+    """Return the samples again, each with its example."""
+    version = session.name_of(kept.version)
+    size = len(kept.lengths) // len(kept.places)
     cuts = np.cumsum(kept.lengths)[:-1]
     tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
     logprobs = np.frombuffer(kept.logprobs, "<f4").astype(np.float32)
@@ -240,13 +241,7 @@ def _samples(session: Session, kept: _KeptRollout, examples: list[Example]) -> l
     return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(played)]
 
 
-def _inputs(session: Session, groups: list[list[Sample]]) -> list[list[RewardInput]]:
-    session.rewarder.start()
-    tokenizer, raw = session.tokenizer, session.rewarder.wants_raw
-    return [[sample.for_reward(tokenizer, raw=raw) for sample in group] for group in groups]
-
-
 def _digest(examples: Sequence[Example], *, of_rows: bool) -> str:
     """Return a digest of prompts or, where an environment makes a prompt of it, of rows."""
-    given = [(e.id, e.row if of_rows else e.tokens, e.answer) for e in examples]
-    return hashlib.sha256(msgspec.json.encode(given, enc_hook=str)).hexdigest()
+    content = [(e.id, e.row if of_rows else e.tokens, e.answer) for e in examples]
+    return hashlib.sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()

@@ -34,8 +34,8 @@ class Preferences:
         self._kept: _LogprobsFile | None = None
         if session.spec.algorithm.has_reference:
             assert isinstance(session.train_data, TargetDataset)
-            told = session.params.reference
-            about = f"reference {told.sha256}" if told else info.model_sha256 or info.base_checksum
+            reference = session.params.reference
+            about = f"reference {reference.sha256}" if reference else info.model_sha256 or info.base_checksum
             name = hashlib.sha256(f"{about} {session.train_data.tokens_digest}".encode()).hexdigest()
             directory = session.run_dir.reference_logprobs
             directory.mkdir(exist_ok=True)
@@ -44,21 +44,16 @@ class Preferences:
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
         batch = batch_of(examples)
         reference = self._reference(session, examples, batch)
-        if self._fits(session, batch):
-            return self._learn_at_once(session, examples, batch, reference, rate)
-        found = self._judged(session, examples, logprobs(session, "slot", batch), reference)
-        targets = PolicyTargets((-found.gradient).astype(np.float32), weights=trained_of(examples))
-        wanted = ForwardBackward(batch, targets, LINEAR, 1.0)
-        done = update(session, wanted, rate, has_gradient=bool(targets.advantages.any()))
-        return done, self._metrics(session, examples, found)
-
-    def _fits(self, session: Session, batch: Batch) -> bool:
-        """Return whether the trainer can find the loss of a pair in the pass that makes its gradient: it
-        knows how, and each pair fits into a micro-batch.
-        """
+        # where each pair fits into a micro-batch, the pass that makes the gradient can find the loss, too
         ends = np.cumsum(batch.completion_lengths)[np.cumsum(batch.group_sizes) - 1]
         rows = batch.prompt_lengths + np.diff(ends, prepend=0)
-        return self._knows_pairs and int(rows.max()) <= session.tokens_per_microbatch
+        if self._knows_pairs and int(rows.max()) <= session.tokens_per_microbatch:
+            return self._learn_at_once(session, examples, batch, reference, rate)
+        outcome = self._judged(session, examples, logprobs(session, "slot", batch), reference)
+        targets = PolicyTargets((-outcome.gradient).astype(np.float32), weights=trained_of(examples))
+        work = ForwardBackward(batch, targets, LINEAR, 1.0)
+        done = update(session, work, rate, has_gradient=bool(targets.advantages.any()))
+        return done, self._metrics(session, examples, outcome)
 
     def _learn_at_once(
         self,
@@ -75,23 +70,23 @@ class Preferences:
             returns_logprobs=True,
             preference=self._wanted,
         )
-        signs, count = np.ones(batch.targets.size, np.float32), len(examples)
+        signs = np.ones(batch.targets.size, np.float32)
         if self._wanted.loss == "kto":
             signs = np.repeat(np.where(_desired(session, examples), 1, -1), batch.completion_lengths)
             loss = replace(loss, divergence=self._divergence(session, examples))
-        found: list[Judged] = []
+        outcomes: list[Judged] = []
 
         def has_gradient(stats: Gradients) -> bool:
             assert stats.logprobs is not None
-            found.append(self._judged(session, examples, stats.logprobs, reference, loss.divergence))
-            return bool(found[0].gradient.any())
+            outcomes.append(self._judged(session, examples, stats.logprobs, reference, loss.divergence))
+            return bool(outcomes[0].gradient.any())
 
         targets = PolicyTargets(
             signs.astype(np.float32), reference_logprobs=reference, weights=trained_of(examples)
         )
-        wanted = ForwardBackward(batch, targets, loss, float(count))
-        done = update(session, wanted, rate, has_gradient=has_gradient)
-        return done, self._metrics(session, examples, found[0]) if found else {}
+        work = ForwardBackward(batch, targets, loss, float(len(examples)))
+        done = update(session, work, rate, has_gradient=has_gradient)
+        return done, self._metrics(session, examples, outcomes[0]) if outcomes else {}
 
     def held_out(self, session: Session) -> Metrics:
         examples = [example for example in session.held_out if example.targets]
@@ -101,21 +96,21 @@ class Preferences:
         likely = predictions(session, "slot", batch)
         current = likely.logprobs
         reference = logprobs(session, self._of, batch) if self._kept is not None else np.zeros_like(current)
-        found = self._metrics(session, examples, self._judged(session, examples, current, reference))
-        if (wanted := likelihood_of(session, examples, likely)) is not None:
-            found |= {key: value for key, value in wanted._asdict().items() if value is not None}
-        return {f"held_out_{key}": value for key, value in found.items()}
+        metrics = self._metrics(session, examples, self._judged(session, examples, current, reference))
+        if (likelihood := likelihood_of(session, examples, likely)) is not None:
+            metrics |= {key: value for key, value in likelihood._asdict().items() if value is not None}
+        return {f"held_out_{key}": value for key, value in metrics.items()}
 
     def _reference(self, session: Session, examples: Sequence[Example], batch: Batch) -> np.ndarray:
-        """float32 [T]; of a loss without a reference zeros."""
+        """Return the reference's log-probabilities, float32 [T]; zeros where the loss has no reference."""
         if self._kept is None:
             return np.zeros(batch.targets.size, np.float32)
         assert isinstance(session.train_data, TargetDataset)
         places = session.train_data.places(session.state.position, len(examples))
         if not all(self._kept.has(place) for place in places):
-            found = logprobs(session, self._of, batch)
+            computed = logprobs(session, self._of, batch)
             ends = [*accumulate(sum(t.tokens.size for t in e.targets) for e in examples)]
-            for place, part in zip(places, np.split(found, ends[:-1]), strict=True):
+            for place, part in zip(places, np.split(computed, ends[:-1]), strict=True):
                 self._kept.put(place, part)
         return np.concatenate([self._kept.at(place) for place in places])
 
@@ -127,7 +122,7 @@ class Preferences:
         reference: np.ndarray,
         divergence: float | None = None,
     ) -> Judged:
-        """divergence: z of kto; None: it is measured."""
+        """Compute loss and gradient. divergence: z of kto; None where it is to be measured."""
         lengths = np.array([t.tokens.size for e in examples for t in e.targets])
         trained = trained_of(examples)
         if self._wanted.loss != "kto":
@@ -149,7 +144,7 @@ class Preferences:
         current, reference = (logprobs(session, of, batch) for of in ("slot", self._of))
         return mismatched_divergence(current, reference, batch.completion_lengths, trained_of(examples))
 
-    def _metrics(self, session: Session, examples: Sequence[Example], found: Judged) -> Metrics:
+    def _metrics(self, session: Session, examples: Sequence[Example], outcome: Judged) -> Metrics:
         """Collect, beside the loss, means over the chosen and over the rejected completions.
 
         chosen_reward, rejected_reward, reward_margin: rewards/chosen, rewards/rejected and rewards/margins of
@@ -159,15 +154,16 @@ class Preferences:
         reference has the log-probabilities themselves, and logprob for shift in the names.
         """
         counts = np.array([t.trained.sum() for e in examples for t in e.targets])
-        by_token, is_paired = found.shifts / counts, self._wanted.loss != "kto"
+        by_token = outcome.shifts / counts
+        is_paired = self._wanted.loss != "kto"
         chosen = np.arange(counts.size) % 2 == 0 if is_paired else _desired(session, examples)
-        values = {"loss": found.loss}
+        values = {"loss": outcome.loss}
         if is_paired:
-            values["pair_accuracy"] = float((found.rewards[0::2] > found.rewards[1::2]).mean())
+            values["pair_accuracy"] = float((outcome.rewards[0::2] > outcome.rewards[1::2]).mean())
         name = "logprob" if self._wanted.loss == "simpo" else "shift"
         for side, of_side in (("chosen", chosen), ("rejected", ~chosen)):
             if of_side.any():
-                values[f"{side}_reward"] = float(found.rewards[of_side].mean())
+                values[f"{side}_reward"] = float(outcome.rewards[of_side].mean())
                 values[f"{side}_{name}"] = float(by_token[of_side].mean())
         if {"chosen_reward", "rejected_reward"} <= values.keys():
             values["reward_margin"] = values["chosen_reward"] - values["rejected_reward"]
@@ -192,15 +188,15 @@ class _LogprobsFile:
         return not np.isnan(self.at(place)).any()
 
     def at(self, place: int) -> np.ndarray:
-        """float32: of the completions of a row."""
+        """Return the log-probabilities of the completions of a row, float32."""
         return np.array(self._values[self._starts[place] : self._ends[place]], np.float32)
 
-    def put(self, place: int, found: np.ndarray) -> None:
-        """Keep those of a row, unless they are all there."""
+    def put(self, place: int, values: np.ndarray) -> None:
+        """Keep the log-probabilities of a row, unless they are all there."""
         if not self.has(place):
-            self._values[self._starts[place] : self._ends[place]] = found
+            self._values[self._starts[place] : self._ends[place]] = values
 
 
 def _desired(session: Session, examples: Sequence[Example]) -> np.ndarray:
-    """bool [S]: of kto, whose rows have one completion each."""
+    """Return which completions are labelled as good, bool [S]; rows of kto have one completion each."""
     return np.array([is_wanted(session, e, 0) for e in examples])

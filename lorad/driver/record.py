@@ -5,6 +5,7 @@ a line into the log.
 import hashlib
 import os
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,10 @@ import numpy as np
 
 from lorad.driver import critic
 from lorad.driver.attempt.metrics import trainer_metrics
-from lorad.driver.rewards import Score
 from lorad.driver.sampling.spread import spread_metrics
 from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
-from lorad.protocol.batch import LossStats
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
 from lorad.rl.completions.widths import Widths
@@ -34,7 +33,9 @@ def record(
     trained: Trained,
     started: float,
 ) -> None:
-    """The step is over: its number becomes the state's. weighed: None where nothing was trained."""
+    """Write down a step that is over; its number becomes the state's. weighed: None where nothing was
+    trained.
+    """
     HEART.work("record")
     state = session.state
     step = state.step + 1
@@ -58,13 +59,14 @@ def record(
         ev, loss = (fact.metrics.get(key) for key in ("explained_variance", "value_loss"))
         about_critic = f"ev {number(ev, 2) or '-'}  vloss {number(loss, 4) or '-'}  "
         about_critic += "critic alone  " * critic.is_warming(session)
-    told = {
+    shown = {
         key: number(fact.metrics.get(key), digits) or "-"
         for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
     }
     print(
-        f"step {step}/{session.params.steps}  reward {told['reward']}  loss {told['loss']}  kl {told['kl']}  "
-        f"{about_critic}version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
+        f"step {step}/{session.params.steps}  "
+        f"reward {shown['reward']}  loss {shown['loss']}  kl {shown['kl']}  {about_critic}"
+        f"version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
         f"{session.seconds['total']:.2f} s",
         flush=True,
     )
@@ -78,10 +80,11 @@ def count_skips(session: Session, skipped: int, *, has_stepped: bool) -> None:
 
 
 def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None:
-    """Journal a step, which is over then. skipped: so many of the updates."""
+    """Journal a step, which is over then; `skipped` of its `updates` were skipped."""
     step = session.state.step + 1
     session.journal.append("step", step, fact)
-    session.state.step, session.metrics = step, fact.metrics
+    session.state.step = step
+    session.metrics = fact.metrics
     if skipped:
         session.warn(
             f"{skipped} of {updates} updates of step {step} were skipped: loss or gradient was not finite"
@@ -91,29 +94,40 @@ def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None
 def _metrics(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
-    """Means over samples or tokens; seconds are wall time. What was not measured is absent.
+    """Return means over samples or tokens; seconds are wall time. What was not measured is absent.
 
-    reward, reward_std: of the samples that have one; response_length, truncated: of all; entropy, ratio,
-    clip_fraction, loss, kl (only with a coefficient): of those that were trained on. logprob_difference:
-    |trainer - engine| in nats, absent where samples are of older weights; then staleness_difference has that
-    and staleness together. rejected: share of tokens that algorithm.correction leaves out; importance_capped:
-    share whose importance weight the cap bounds; importance_max: the greatest of these weights. updates:
-    optimizer steps; trained_tokens: those with a loss, once for each pass; skipped_updates: that loss or
-    gradient forbade; idle_steps: those that changed no weight; prompts_sampled, prompts_used: with
-    dynamic sampling, those that were sampled for the step, and those whose rewards differ;
-    `_total`: of the run so far.
-    seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
-    seconds_score: that it waited for their scores; seconds_scoring: from the first sample to the last score,
-    with user code alone. reward/NAME: of a component of the reward; reward_of/NAME: of a source of rows.
+    reward, reward_std: over the samples that have a reward.
+    response_length, truncated: over all samples.
+    entropy, ratio, clip_fraction, loss, kl: over the tokens that were trained on; kl with a coefficient only.
+    logprob_difference: |trainer - engine| in nats; absent where samples are of older weights.
+    staleness_difference: the same with what older weights add, where samples are of such.
+    rejected: share of tokens that algorithm.correction leaves out.
+    importance_capped: share of tokens whose importance weight the cap bounds.
+    importance_max: the greatest importance weight.
+    updates: optimizer steps. skipped_updates: updates that loss or gradient forbade.
+    trained_tokens: tokens with a loss, counted once for each pass.
+    idle_steps: steps that changed no weight. NAME_total: sum over the run so far.
+    prompts_sampled, prompts_used: prompts sampled for the step with dynamic sampling, and how many of them
+        have rewards that differ.
+    seconds_sample: how long the loop waited for its samples.
+    seconds_sampling: how long they took, perhaps meanwhile.
+    seconds_score: how long the loop waited for scores.
+    seconds_scoring: time from the first sample to the last score, with user code alone.
+    seconds_attest: a part of seconds_publish. seconds_waited: time that calls waited for a turn in the pool.
+    reward/NAME: mean of a component. reward_of/NAME: mean reward of a source of rows.
     cost/NAME: what rewards counted, as the calls and tokens of a judge.
-    seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
-    staleness: see `Plan`. With replayed routes, of the tokens that were computed, prompts included:
-    routes_differ, the share that the trainer's own router would have sent to other experts in any layer, of
-    those whose route is known; routes_unknown, the share whose route is not. Of a critic: see
-    `lorad/driver/critic.py`; it has no flat groups, since each sample teaches by itself. How rewards, lengths
-    and texts are spread, and how far the version moved: see `lorad/driver/sampling/spread.py`.
+    staleness: see `Plan`.
+    routes_differ: share of the tokens with replayed routes, prompts included, that the trainer's own router
+        would have sent to other experts in any layer.
+    routes_unknown: share of the computed tokens whose route is not known.
+
+    `critic.py` explains what a critic has; it has no flat groups, since each sample teaches by itself.
+    `sampling/spread.py` explains how rewards, lengths and texts are spread, and how far the version moved.
     """
-    samples, seconds, state = rollout.samples, session.seconds, session.state
+    samples = rollout.samples
+    seconds = session.seconds
+    state = session.state
+    first = trained.first
     steps = [*trained.steps, *(update.step for update in trained.critic)]
     values = {
         "lr": trained.lr,
@@ -141,10 +155,18 @@ def _metrics(
     if session.spec.algorithm.has_critic:
         del values["zero_variance_groups"]
     if weighed is not None:
-        values |= critic.metrics(weighed.known, weighed.critic, trained.critic)
-    values |= _episode_metrics(samples) | _costs(scored.scores)
+        values |= critic.metrics(weighed.training, weighed.critic, trained.critic)
+    values |= _episode_metrics(samples)
+    costs = defaultdict[str, float](float)
+    for score in scored.scores:
+        for name, count in score.costs.items():
+            costs[f"cost/{name}"] += count
+    values |= dict(sorted(costs.items()))
     values |= _policy_metrics(session, rollout, scored, weighed, trained) | trainer_metrics(steps)
-    values |= _route_metrics(trained.first) | session.moved
+    if first.replayed:
+        values["routes_differ"] = first.rerouted / first.replayed
+        values["routes_unknown"] = first.unrouted / (first.replayed + first.unrouted)
+    values |= session.moved
     values |= spread_metrics(rollout, scored, session.tokenizer.special_ids)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
@@ -152,46 +174,54 @@ def _metrics(
 def _policy_metrics(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
-    """Collect what was measured of rewards, loss and policy; see `metrics`."""
-    found: dict[str, float] = {}
-    first, total = trained.first, trained.total
+    """Collect what was measured of rewards, loss and policy; see `_metrics`."""
+    metrics: dict[str, float] = {}
+    first = trained.first
+    total = trained.total
     if scored.rewards.size:
-        rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
-        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())} | _parts(scored.scores)
-        found |= _by_source(rollout.samples, scored.scores)
+        metrics |= _reward_metrics(rollout.samples, scored)
     if total.tokens:
-        found["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
-        found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
+        metrics["loss"] = total.loss / sum(update.is_finite for update in trained.updates)
+        metrics |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
         if session.spec.algorithm.kl_coef:
-            found["kl"] = total.kl / total.tokens
+            metrics["kl"] = total.kl / total.tokens
         if importance_cap(session.spec) is not None:
-            found |= {
+            metrics |= {
                 "importance_capped": total.capped / total.tokens,
                 "importance_max": total.importance_max,
             }
     if weighed is not None and weighed.kl is not None:
-        found["kl"] = weighed.kl
+        metrics["kl"] = weighed.kl
     if session.spec.algorithm.kl.target is not None:
-        found["kl_coef"] = session.kl_coef
+        metrics["kl_coef"] = session.kl_coef
     if first.tokens:
-        found["entropy"] = first.entropy / first.tokens
+        metrics["entropy"] = first.entropy / first.tokens
     if weighed is not None and weighed.importance is not None:
-        found |= {"rejected": float((weighed.importance == 0).mean())}
-        found |= {"importance_max": float(weighed.importance.max())}
+        metrics |= {"rejected": float((weighed.importance == 0).mean())}
+        metrics |= {"importance_max": float(weighed.importance.max())}
     if norms := [step.grad_norm for step in trained.steps]:
-        found["grad_norm"] = sum(norms) / len(norms)
+        metrics["grad_norm"] = sum(norms) / len(norms)
     if trained.mismatch is not None:
-        found |= {"logprob_difference": trained.mismatch.mean, "logprob_difference_max": trained.mismatch.max}
+        metrics |= {
+            "logprob_difference": trained.mismatch.mean,
+            "logprob_difference_max": trained.mismatch.max,
+        }
     elif rollout.plan.staleness and first.tokens:
-        found["staleness_difference"] = first.sampler_difference / first.tokens
-    return found
+        metrics["staleness_difference"] = first.sampler_difference / first.tokens
+    return metrics
 
 
-def _route_metrics(first: LossStats) -> dict[str, float]:
-    if not first.replayed:
-        return {}
-    unknown = first.unrouted / (first.replayed + first.unrouted)
-    return {"routes_differ": first.rerouted / first.replayed, "routes_unknown": unknown}
+def _reward_metrics(samples: list[Sample], scored: Scored) -> dict[str, float]:
+    """Return mean and deviation of the reward, and its mean by component and by source of rows."""
+    rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
+    named = defaultdict[str, list[float]](list)
+    for sample, score in zip(samples, scored.scores, strict=True):
+        for name, value in score.parts.items():
+            named[f"reward/{name}"].append(value)
+        if sample.example.source and score.value is not None:
+            named[f"reward_of/{sample.example.source}"].append(score.value)
+    means = {name: float(np.mean(values)) for name, values in sorted(named.items())}
+    return {"reward": float(rewards.mean()), "reward_std": float(rewards.std())} | means
 
 
 def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
@@ -202,59 +232,30 @@ def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
     episodes = [sample.episode for sample in samples if sample.episode is not None]
     if not episodes:
         return {}
-    found = {
+    metrics = {
         "turns": float(np.mean([len(episode.turns) for episode in episodes])),
         "observation_tokens": float(np.mean([sum(t.observed for t in e.turns) for e in episodes])),
         "seconds_env": float(np.mean([sum(t.seconds for t in e.turns) for e in episodes])),
     }
     if called := [episode for episode in episodes if episode.has_tools]:
-        found["tool_calls"] = float(np.mean([sum(len(t.calls) for t in e.turns) for e in called]))
-        found["tool_errors"] = float(np.mean([sum(t.tool_errors for t in e.turns) for e in called]))
+        metrics["tool_calls"] = float(np.mean([sum(len(t.calls) for t in e.turns) for e in called]))
+        metrics["tool_errors"] = float(np.mean([sum(t.tool_errors for t in e.turns) for e in called]))
     if any(sample.forks for sample in samples):
-        found["rows"] = float(np.mean([1 + len(sample.forks) for sample in samples]))
+        metrics["rows"] = float(np.mean([1 + len(sample.forks) for sample in samples]))
     for name in sorted({name for episode in episodes for name in episode.metrics}):
         values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
-        found[f"env/{name}"] = float(np.mean(values))
-    return found
-
-
-def _parts(scores: list[Score]) -> dict[str, float]:
-    """Return the mean of each component, over the samples that have it."""
-    found: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.parts.items():
-            found.setdefault(f"reward/{name}", []).append(value)
-    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
-
-
-def _by_source(samples: list[Sample], scores: list[Score]) -> dict[str, float]:
-    """Return the mean reward of each source of rows, where there are several."""
-    found: dict[str, list[float]] = {}
-    for sample, score in zip(samples, scores, strict=True):
-        if sample.example.source and score.value is not None:
-            found.setdefault(f"reward_of/{sample.example.source}", []).append(score.value)
-    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
-
-
-def _costs(scores: list[Score]) -> dict[str, float]:
-    """Return what rewards counted, over all samples."""
-    found: dict[str, float] = {}
-    for score in scores:
-        for name, count in score.costs.items():
-            found[f"cost/{name}"] = found.get(f"cost/{name}", 0.0) + count
-    return dict(sorted(found.items()))
+        metrics[f"env/{name}"] = float(np.mean(values))
+    return metrics
 
 
 def _samples(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None
 ) -> list[dict[str, Any]]:
-    step, widths = session.state.step + 1, session.widths
-    nothing = np.full(len(scored.scores), np.nan)
-    advantages = nothing if weighed is None else weighed.advantages
-    rows = zip(rollout.samples, scored.scores, advantages, strict=True)
-    return [
-        {
-            "step": step,
+    advantages = np.full(len(scored.scores), np.nan) if weighed is None else weighed.advantages
+    lines = list[dict[str, Any]]()
+    for s, score, advantage in zip(rollout.samples, scored.scores, advantages, strict=True):
+        line: dict[str, Any] = {
+            "step": session.state.step + 1,
             "version": s.version,
             "prompt_id": s.example.id,
             **source_of(s.example),
@@ -269,11 +270,13 @@ def _samples(
             "error": score.error,
             "tokens": s.tokens.tolist(),
             "logprobs": s.logprobs.tolist(),
-            "widths": _widths(widths, s),
+            "widths": _widths(session.widths, s),
         }
-        | _of_episode(s)
-        for s, score, advantage in rows
-    ]
+        if (episode := s.episode) is not None:
+            line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
+            line |= {"rows": 1 + len(s.forks), "forks": s.forks} if s.forks else {}
+        lines.append(line)
+    return lines
 
 
 def _widths(widths: Widths, sample: Sample) -> list[int]:
@@ -283,14 +286,15 @@ def _widths(widths: Widths, sample: Sample) -> list[int]:
     ids = sample.tokens if sample.sampled is None else sample.tokens[sample.sampled]
     if sample.episode is None:
         return widths.of(sample.text, ids.tolist())
-    found, at = list[int](), 0
+    counts = list[int]()
+    at = 0
     for turn in sample.episode.turns:
         of_turn = widths.of(turn.text, ids[at : at + turn.tokens].tolist())
         if len(of_turn) != turn.tokens:
             return []
-        found += of_turn
+        counts += of_turn
         at += turn.tokens
-    return found
+    return counts
 
 
 def source_of(example: Example) -> dict[str, str]:
@@ -298,20 +302,12 @@ def source_of(example: Example) -> dict[str, str]:
     return {"source": example.source} if example.source else {}
 
 
-def _of_episode(sample: Sample) -> dict[str, Any]:
-    """Return what the line of an episode has besides."""
-    if (episode := sample.episode) is None:
-        return {}
-    found = {"task": episode.task, "turns": episode.turns, "end": episode.end}
-    return found | ({"rows": 1 + len(sample.forks), "forks": sample.forks} if sample.forks else {})
-
-
 def write_samples(
     session: Session, step: int, samples: list[dict[str, Any]], directory: Path | None = None
 ) -> tuple[str, str]:
-    """JSON lines, one for each sample; (path relative to the run, sha256).
+    """Write JSON lines, one for each sample; return the file's path within the run, and its sha256.
 
-    directory: None for that of the samples of steps.
+    directory: None for the one that the samples of steps are in.
     """
     directory = directory or session.run_dir.samples
     directory.mkdir(exist_ok=True)

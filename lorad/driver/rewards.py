@@ -44,8 +44,8 @@ _LOOK_SECONDS = 1.0  # between two looks at what is waited for
 class Score(Struct, frozen=True):
     """The reward of one sample; `value` is None and `error` says why when its function failed.
 
-    parts: its components by name; none of a single function that returns a number.
-    seconds: that functions took for it.
+    parts: its components by name; none where a single function returned a number.
+    seconds: how long functions took for it.
     costs: what functions counted, as `LABEL/NAME`.
     """
 
@@ -73,16 +73,18 @@ class Rewarder:
     """
 
     def __init__(self, rewards: Sequence[RewardSpec], cwd: Path) -> None:
-        """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
+        """Read the spec; a relative path starts at `cwd`. Raises SpecError for an unknown builtin, pattern or
+        file.
+        """
         self._functions = [_Reward(spec, cwd) for spec in rewards]
 
     @property
     def files(self) -> list[_UserFile]:
-        found = [(f.label, f.setup) for f in self._functions if f.setup.file]
+        setups = [(f.label, f.setup) for f in self._functions if f.setup.file]
         single = len(self._functions) == 1
         return [
             _UserFile("reward" if single else f"reward.{label}", Path(setup.file), setup.source)
-            for label, setup in found
+            for label, setup in setups
         ]
 
     @property
@@ -111,7 +113,7 @@ class Rewarder:
         """Return what each function asks for and the data do not have. row: the first one. Raises
         SpecError.
         """
-        found = {
+        missing_of = {
             function.spec.name: lacking(
                 function.spec.name,
                 function.start(),
@@ -121,7 +123,7 @@ class Rewarder:
             )
             for function in self._functions
         }
-        return {name: missing for name, missing in found.items() if missing}
+        return {name: missing for name, missing in missing_of.items() if missing}
 
     def scoring(self, groups: Sequence[int]) -> "Scoring":
         """Begin to score groups of so many samples. Never raises for what user code does."""
@@ -149,11 +151,11 @@ class Rewarder:
         """
         deadline = time.monotonic() + seconds
         for function in [each for each in self._functions if each.setup.file]:
-            some = groups[:1] if function.spec.name == "judge" else groups
+            tried = groups[:1] if function.spec.name == "judge" else groups
             if function.workers is None or not function.workers.start().is_batch:
-                some = [group[:1] for group in some]
-            part = _FunctionScores(function, [*map(len, some)])
-            samples = [sample for group in some for sample in group]
+                tried = [group[:1] for group in tried]
+            part = _FunctionScores(function, [*map(len, tried)])
+            samples = [sample for group in tried for sample in group]
             for place, sample in enumerate(samples):
                 part.add(place, sample)
             replies = zip(samples, part.replies_until(deadline), strict=True)
@@ -187,7 +189,9 @@ class _Reward:
     """One reward of the spec. workers: None for a builtin that runs here."""
 
     def __init__(self, spec: RewardSpec, cwd: Path) -> None:
-        self.spec, self.label, self.setup = spec, spec.curve, _setup(spec, cwd)
+        self.spec = spec
+        self.label = spec.curve
+        self.setup = _setup(spec, cwd)
         self.workers: Workers | None = None
         # `regex` runs in a process: a pattern can take for ever, and does so without letting anything else
         # run.
@@ -223,9 +227,9 @@ class Scoring:
     @classmethod
     def of(cls, scores: list[Score]) -> "Scoring":
         """Return what was scored before."""
-        made = cls([], [])
-        made._scores = scores
-        return made
+        scoring = cls([], [])
+        scoring._scores = scores
+        return scoring
 
     def add(self, place: int, sample: RewardInput) -> None:
         """Score a sample soon. place: among all, group by group."""
@@ -247,18 +251,18 @@ class Scoring:
         seconds = sum(reply.seconds for reply in replies)
         costs = {f"{f.label}/{name}": count for f, reply in rows for name, count in reply.costs.items()}
         single = len(rows) == 1
-        given = [(function, reply) for function, reply in rows if reply.value is not None]
+        rated = [(function, reply) for function, reply in rows if reply.value is not None]
         failed = [(function, reply) for function, reply in rows if reply.value is None and not reply.abstains]
-        if failed or not given:
+        if failed or not rated:
             function, reply = failed[0] if failed else rows[0]
             error = reply.error if single else f"{function.label}: {reply.error}"
             return Score(None, error, seconds, costs=costs)
         if single:
             parts = replies[0].parts
         else:
-            parts = {f.label: reply.value for f, reply in given if reply.value is not None}
-            parts |= {f"{f.label}/{name}": v for f, reply in given for name, v in reply.parts.items()}
-        value = sum(f.spec.weight * reply.value for f, reply in given if reply.value is not None)
+            parts = {f.label: reply.value for f, reply in rated if reply.value is not None}
+            parts |= {f"{f.label}/{name}": v for f, reply in rated for name, v in reply.parts.items()}
+        value = sum(f.spec.weight * reply.value for f, reply in rated if reply.value is not None)
         return Score(value, "", seconds, parts, costs)
 
 
@@ -266,20 +270,20 @@ class _FunctionScores:
     """What one function says of the samples."""
 
     def __init__(self, function: _Reward, groups: Sequence[int]) -> None:
-        self._function, self._retries = function, function.spec.retries
+        self._function = function
         self._replies: list[Reply | None] = [None] * sum(groups)
         self._changed = threading.Condition()
         self._left = len(self._replies)
         self.ended = 0.0
-        self._broken, self._takes_lists = "", False
+        self._broken = ""
+        takes_lists = False
         if function.workers is not None:
             try:
                 function.workers.forgive()
-                self._takes_lists = function.workers.start().is_batch
+                takes_lists = function.workers.start().is_batch
             except SpecError as error:
                 self._broken = str(error)
-        least = (function.spec.batch_size or 1) if self._takes_lists else 0
-        self._calls = _calls(groups, least)
+        self._calls = _calls(groups, (function.spec.batch_size or 1) if takes_lists else 0)
         self._call_of = [number for number, call in enumerate(self._calls) for _ in call]
         self._samples: dict[int, RewardInput] = {}
         self._missing = [len(call) for call in self._calls]
@@ -302,7 +306,7 @@ class _FunctionScores:
     def replies(self) -> list[Reply]:
         """Wait for all; those that failed are made again when all the others are there."""
         self._wait()
-        for _ in range(self._retries):
+        for _ in range(self._function.spec.retries):
             failed = {
                 self._call_of[place]
                 for place, reply in enumerate(self._replies)
@@ -349,7 +353,8 @@ class _FunctionScores:
             self._changed.notify_all()
 
     def _wait(self) -> None:
-        workers, words = self._function.workers, ""
+        workers = self._function.workers
+        words = ""
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._left == 0, _LOOK_SECONDS if workers else None):
@@ -363,13 +368,14 @@ def _calls(groups: Sequence[int], least: int) -> list[range]:
     """Cut samples into calls: each by itself with 0, else whole groups of together at least so many."""
     if not least:
         return [range(place, place + 1) for place in range(sum(groups))]
-    found, begin, end = list[range](), 0, 0
+    calls = list[range]()
+    begin = end = 0
     for size in groups:
         end += size
         if end - begin >= least:
-            found.append(range(begin, end))
+            calls.append(range(begin, end))
             begin = end
-    return [*found, range(begin, end)] if end > begin else found
+    return [*calls, range(begin, end)] if end > begin else calls
 
 
 def _judge(spec: RewardSpec, cwd: Path) -> dict[str, Any]:
@@ -384,18 +390,18 @@ def _judge(spec: RewardSpec, cwd: Path) -> dict[str, Any]:
     if groups != 1:
         hint = f"The score is the one group, as in {_SCORE!r}."
         raise SpecError(f"{pattern!r} has {groups} groups", key="reward.pattern", hint=hint)
-    found: dict[str, Any] = dict.fromkeys(("key_file", "cache"))
-    for key in found:
+    settings: dict[str, Any] = dict.fromkeys(("key_file", "cache"))
+    for key in settings:
         if (name := getattr(spec, key)) is not None:
-            found[key] = str((cwd / expanded(name)).absolute())
-    if found["key_file"]:
+            settings[key] = str((cwd / expanded(name)).absolute())
+    if settings["key_file"]:
         try:
-            read_key(found["key_file"])
+            read_key(settings["key_file"])
         except SpecError as error:
             raise SpecError(error.problem, key="reward.key_file", hint=error.hint) from None
     kept = ("url", "model", "max_tokens", "price", "timeout", "concurrency")
-    found |= {key: getattr(spec, key) for key in kept}
-    return found | {"template": spec.prompt or _ASKS, "pattern": pattern, "bounds": spec.range}
+    settings |= {key: getattr(spec, key) for key in kept}
+    return settings | {"template": spec.prompt or _ASKS, "pattern": pattern, "bounds": spec.range}
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:

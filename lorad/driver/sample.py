@@ -19,7 +19,6 @@ from lorad.driver.sampling.generate import count_of, generate, joined, seeds_of
 from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
-from lorad.envs.host import Hosts
 from lorad.envs.programs import ProgramHosts
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
@@ -30,7 +29,7 @@ from lorad.spec.model import Rollout as RolloutSpec
 
 
 def sample(session: Session) -> Rollout:
-    """`prompts_per_step` prompts times `group_size` samples: made now, or waited for where sampling runs
+    """Return `prompts_per_step` groups of `group_size` samples, made now, or waited for where sampling runs
     ahead.
 
     Raises LoradError when any token is another version's, or the version is older than
@@ -50,60 +49,63 @@ def sample(session: Session) -> Rollout:
 
 
 def plan(session: Session, step: int, position: int, version: int, trained: int) -> Plan:
-    """Samples by a version for the step after `step`; `trained`: the steps behind that version."""
+    """Plan the samples for the step after `step`, by a version that has `trained` steps behind it."""
     examples = session.train_data.take(position, session.spec.data.prompts_per_step)
     return Plan(step, examples, position, version, trained)
 
 
-def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
+def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
     """Make the samples as planned. Reads only what does not change in the session, so that any thread may.
 
     With algorithm.dynamic_sampling more prompts are sampled until enough groups are worth training on. They
     are taken in the order of the data, whatever order they end in.
     """
     started = time.perf_counter()
-    refill, size = session.spec.algorithm.refill, session.spec.algorithm.group_size
-    groups, made, scoring = complete(session, pool, wanted, size, sampling(session))
-    count, waited, tokens = len(wanted.examples), made.waited, made.tokens
+    refill = session.spec.algorithm.refill
+    size = session.spec.algorithm.group_size
+    groups, generated, scoring = complete(session, pool, planned, size, sampling(session))
+    count = len(planned.examples)
+    waited = generated.waited
+    tokens = generated.tokens
     places = list(range(count))
     if refill is None:
         seconds = time.perf_counter() - started
-        return Rollout(wanted, groups, places, count, count, tokens, seconds, waited, scoring)
+        return Rollout(planned, groups, places, count, count, tokens, seconds, waited, scoring)
     scores = _by_group(scoring.scores(), size)
-    batches, looked = 1, count
+    batches = 1
+    looked = count
     while True:
         good = [place for place in range(looked) if _is_worth(session, groups[place], scores[place])]
         missing = count - len(good)
-        if missing <= 0 or batches == refill.max_batches or _fails(session, scores):
+        failed = [score.value is None for group in scores for score in group]
+        ends_run = sum(failed) > session.spec.max_failures * len(failed)
+        if missing <= 0 or batches == refill.max_batches or ends_run:
             break
         asked = min(count, math.ceil(missing * looked / max(len(good), 1)))
         if session.train_data.size is not None and looked + asked > session.train_data.size:
             break
-        examples = session.train_data.take(wanted.position + looked, asked)
-        asked_for = replace(wanted, examples=examples)
-        more, made, scoring = complete(session, pool, asked_for, size, sampling(session))
-        groups, waited, tokens = groups + more, waited + made.waited, tokens + made.tokens
+        examples = session.train_data.take(planned.position + looked, asked)
+        asked_for = replace(planned, examples=examples)
+        more, generated, scoring = complete(session, pool, asked_for, size, sampling(session))
+        groups = groups + more
+        waited += generated.waited
+        tokens += generated.tokens
         scores += _by_group(scoring.scores(), size)
-        batches, looked = batches + 1, looked + asked
-    chosen = good[:count] if len(good) >= count else _filled(good, looked, count)
-    consumed = chosen[-1] + 1 if missing <= 0 else looked
+        batches += 1
+        looked += asked
+    others = [place for place in range(looked) if place not in set(good)]  # they count in the normaliser
+    chosen = sorted([*good[:count], *others[: max(missing, 0)]])
     return Rollout(
-        wanted,
-        [groups[place] for place in chosen],
-        chosen,
-        consumed,
-        looked,
-        tokens,
-        time.perf_counter() - started,
-        waited,
-        Scoring.of([score for place in chosen for score in scores[place]]),
+        plan=planned,
+        groups=[groups[place] for place in chosen],
+        places=chosen,
+        consumed=chosen[-1] + 1 if missing <= 0 else looked,
+        sampled=looked,
+        tokens=tokens,
+        seconds=time.perf_counter() - started,
+        waited=waited,
+        scoring=Scoring.of([score for place in chosen for score in scores[place]]),
     )
-
-
-def _filled(good: list[int], looked: int, count: int) -> list[int]:
-    """Fill up the groups worth training on with the first of the others, which count in the normaliser."""
-    others = [place for place in range(looked) if place not in set(good)]
-    return sorted([*good, *others[: count - len(good)]])
 
 
 def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> bool:
@@ -122,15 +124,10 @@ def _by_group(scores: list[Score], size: int) -> list[list[Score]]:
     return [scores[start : start + size] for start in range(0, len(scores), size)]
 
 
-def _fails(session: Session, scores: list[list[Score]]) -> bool:
-    """Return whether so many rewards failed that the step ends the run."""
-    failed = [score.value is None for group in scores for score in group]
-    return sum(failed) > session.spec.max_failures * len(failed)
-
-
 def refuse_stale(session: Session, rollout: Rollout) -> None:
     """Raise LoradError for samples of a version older than `rollout.max_staleness` allows."""
-    staleness, limit = rollout.plan.staleness, session.spec.rollout.max_staleness
+    staleness = rollout.plan.staleness
+    limit = session.spec.rollout.max_staleness
     if staleness > limit:
         raise LoradError(
             f"the samples for step {rollout.plan.step + 1} are of {session.name_of(rollout.plan.version)}, "
@@ -140,7 +137,9 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
 
 
 def sampling(session: Session) -> Sampling:
-    """A reward of user code gets samples as they end; without one all come together, which is cheaper."""
+    """Return how the run samples. A reward of user code gets samples as they end; without one all come
+    together, which is cheaper.
+    """
     how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids)
     return structs.replace(how, as_they_end=session.rewarder.runs_user_code, routes=session.records_routes)
 
@@ -160,59 +159,50 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 def complete(
     session: Session,
     pool: Connection,
-    wanted: Plan,
+    planned: Plan,
     n: int,
     how: Sampling,
     rewarder: Rewarder | None = None,
     *,
     seed: int | None = None,
 ) -> tuple[list[list[Sample]], Generated, Scoring]:
-    """Sample `n` completions of each example with the plan's version; returns them in order, the pool's
-    summary, and their scores, which are being made.
+    """Sample `n` completions of each example with the plan's version; return them in order, the pool's
+    summary, and their scores, which are still computed.
 
-    rewarder, seed: of an evaluation; None for those of the run.
+    rewarder, seed: an evaluation has its own; None for the run's.
     """
-    version, rewarder = session.name_of(wanted.version), rewarder or session.rewarder
-    is_eval, seed = seed is not None, session.spec.seed if seed is None else seed
-    if session.hosts is not None:
-        groups, made = _play(session, session.hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
-        return groups, made, Scoring.of([s.episode.score for group in groups for s in group if s.episode])
-    seeds, prompts = seeds_of(seed, wanted, n), []
-    for place, (example, some) in enumerate(zip(wanted.examples, seeds, strict=True)):
+    version = session.name_of(planned.version)
+    rewarder = rewarder or session.rewarder
+    is_eval = seed is not None
+    seed = session.spec.seed if seed is None else seed
+    if (hosts := session.hosts) is not None:
+        if isinstance(hosts, ProgramHosts):
+            played = play_programs(session, hosts, pool, planned, n, how, seed=seed, is_eval=is_eval)
+        elif session.plays_freely:
+            played = play_freely(session, hosts, pool, planned, n, how, seed=seed, is_eval=is_eval)
+        else:
+            speak = partial(generate, pool)
+            played = play(session, hosts, speak, planned, n, how, seed=seed, is_eval=is_eval)
+        return *played, Scoring.of([s.episode.score for group in played[0] for s in group if s.episode])
+    prompts = []
+    seeds = zip(planned.examples, seeds_of(seed, planned, n), strict=True)
+    for place, (example, seeds_of_example) in enumerate(seeds):
         tokens = np.array(example.tokens, np.int32)
-        prompts.append(Prompt(str(place), tokens, np.array([seed(0) for seed in some], np.uint64)))
+        prompts.append(Prompt(str(place), tokens, np.array([s(0) for s in seeds_of_example], np.uint64)))
     scoring = rewarder.scoring([n] * len(prompts))
     samples: dict[int, Sample] = {}
-    count = count_of(wanted, n, is_eval=is_eval)
+    count = count_of(planned, n, is_eval=is_eval)
 
     def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
-        sample = _sample(session, wanted.examples[prompt], index, chunks)
+        sample = _sample(session, planned.examples[prompt], index, chunks)
         samples[prompt * n + index] = sample
         count.add(ended=1)
         scored = sample.for_reward(session.tokenizer, raw=rewarder.wants_raw)
         scoring.add(prompt * n + index, scored)
 
-    made = generate(pool, version, prompts, how, ended, count)
+    generated = generate(pool, version, prompts, how, ended, count)
     places = range(0, n * len(prompts), n)
-    return [with_prompts([samples[place + i] for i in range(n)]) for place in places], made, scoring
-
-
-def _play(
-    session: Session,
-    hosts: Hosts | ProgramHosts,
-    pool: Connection,
-    wanted: Plan,
-    n: int,
-    how: Sampling,
-    *,
-    seed: int,
-    is_eval: bool,
-) -> tuple[list[list[Sample]], Generated]:
-    if isinstance(hosts, ProgramHosts):
-        return play_programs(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
-    if session.plays_freely:
-        return play_freely(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
-    return play(session, hosts, partial(generate, pool), wanted, n, how, seed=seed, is_eval=is_eval)
+    return [with_prompts([samples[place + i] for i in range(n)]) for place in places], generated, scoring
 
 
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:

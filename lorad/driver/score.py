@@ -10,7 +10,9 @@ from lorad.spec.model import Spec
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
-    """One score for each sample: waits for those that are being made since the samples ended."""
+    """Return one score for each sample. They are computed since the samples ended; this waits for the
+    rest.
+    """
     with session.timed("score"):
         scores = rollout.scoring.scores()
     for note in session.rewarder.notes():
@@ -23,8 +25,9 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     does not.
     """
     failed = [s for s in scores if s.value is None]
-    spec, run = session.spec, session.params.run
-    if len(failed) <= spec.max_failures * len(scores) or not session.spec.algorithm.reads_reward:
+    spec = session.spec
+    run = session.params.run
+    if len(failed) <= spec.max_failures * len(scores) or not spec.algorithm.reads_reward:
         return None
     names = " or ".join(reward.name for reward in spec.rewards)
     return LoradError(
@@ -36,7 +39,7 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
 
 
 def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [N], bool [S]): what each sample with a reward is worth, and which samples these are."""
+    """Return what each sample with a reward is worth, float32 [N], and which samples have one, bool [S]."""
     scored = np.array([s.value is not None for s in scores], np.bool_)
     rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
     cut = np.array([s.finish == "length" for s in samples], np.bool_)
@@ -49,7 +52,7 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     deviation of their group, nor in the loss. Groups whose rewards are all equal may be left out; with a
     baseline, those with fewer than two rewards always are.
     """
-    algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
+    algorithm = session.spec.algorithm
     samples = rollout.samples
     earned, scored = worth(session.spec, samples, scores)
     ends = np.cumsum([len(group) for group in rollout.groups])
@@ -59,7 +62,7 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     alive |= not algorithm.reads_reward
     masked = np.array([s.finish == "length" and algorithm.truncated == "mask" for s in samples], np.bool_)
     counted = (scored if algorithm.reads_reward else np.ones_like(scored)) & ~masked
-    if parts.surrogate == "nll":
+    if algorithm.parts.surrogate == "nll":
         counted[scored] &= best_of(earned, sizes, algorithm.best, algorithm.least)
     return Scored(
         scores=scores,

@@ -55,11 +55,11 @@ class State(Struct):
     failed_rewards, skipped_updates: so many in the run until now.
     idle_steps: so many steps of the run until now changed no weight.
     skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
-    baseline: of algorithm.baseline `moving`; None before the first step.
-    kl_coef: adapted to algorithm.kl.target; None where it is the spec's.
-    reference_sha256: of the tensors that algorithm.kl.reset_every put in the reference's place; "" before.
-    critic_steps: in which the critic learned; it begins with algorithm.critic.warmup_steps in a fork that
-        takes a critic along.
+    baseline: the moving mean of rewards where algorithm.baseline is `moving`; None before the first step.
+    kl_coef: the coefficient adapted to algorithm.kl.target; None where it is the spec's.
+    reference_sha256: digest of what algorithm.kl.reset_every put in the reference's place; "" before.
+    critic_steps: steps in which the critic learned; a fork that takes a critic along begins with
+        algorithm.critic.warmup_steps.
     stream: where to read on in data that are streamed.
     """
 
@@ -127,12 +127,12 @@ class Session:
     plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
     records_routes: whether samples have routes, which the trainer replays.
     problems: the sets that are evaluated, the one of data.eval first.
-    metrics: those of the last step; empty before one.
+    metrics: what the last step measured; empty before one.
     evals: step and figures of the evaluations that count.
     standstill: why the run ends before its last step; "" while it does not.
     patient_from: the step at which it ended so before, from which eval.stop counts.
     tokens_per_microbatch: as the pool has it.
-    current_sha256: of the current version's tensors.
+    current_sha256: digest of the current version's tensors.
     moved: how far the version that the step published is from others, see `movement`.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     """
@@ -170,7 +170,7 @@ class Session:
     @property
     def held_out(self) -> list[Example]:
         """Return the problems of data.eval; their completions are those of the data, where it has any."""
-        return next((one.examples for one in self.problems if one.name == MAIN), [])
+        return next((problems.examples for problems in self.problems if problems.name == MAIN), [])
 
     @property
     def steps_left(self) -> bool:
@@ -206,8 +206,11 @@ class Session:
 
 
 class Episode(Struct, frozen=True):
-    """What became of an episode. metrics: the last of each name that the environment gave. error: why it
-    failed. has_tools: whether the model could call any.
+    """What became of an episode.
+
+    metrics: the last value of each name that the environment gave.
+    error: why it failed.
+    has_tools: whether the model could call any.
     """
 
     task: Task
@@ -231,11 +234,13 @@ class Episode(Struct, frozen=True):
 class Sample(Struct, frozen=True, eq=False):
     """One completion, or one episode.
 
-    tokens: int32 [t], all behind the prompt. logprobs: float32 [m], the engine's, of those that it sampled.
-    sampled: bool [t], which these are; None: all.
-    episode: None of a completion. forks: where further rows of it begin, in order.
-    routes: of the tokens, and prompt_routes: of the prompt of each row; None and none where they are not
-        known.
+    tokens: int32 [t], all behind the prompt.
+    logprobs: float32 [m], the engine's, of the tokens that it sampled.
+    sampled: bool [t], which tokens it sampled; None where it sampled all.
+    episode: None where the sample is a completion.
+    forks: where its further rows begin, in order.
+    routes: routes of the tokens; None where they are not known.
+    prompt_routes: routes of the prompt of each row; empty where they are not known.
     """
 
     example: Example
@@ -267,8 +272,9 @@ class Sample(Struct, frozen=True, eq=False):
 class Plan:
     """Samples that are to be made, for the step after `step` steps.
 
-    position: prompts consumed before `examples`. version: the number of the one that is to make them; it is
-    what `trained` steps made of the adapter.
+    position: prompts consumed before `examples`.
+    version: number of the version that is to make them.
+    trained: steps that this version has behind it.
     """
 
     step: int
@@ -285,13 +291,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The samples of one step, group by group; those of a group are of one prompt.
+    """The samples of one step, group by group; a group has one prompt.
 
-    places: of the prompts among those that were looked at, `plan.examples` first.
+    places: where the prompts stand among all that were sampled, `plan.examples` first.
     consumed: prompts that the next step does not look at again.
-    sampled: prompts that were sampled; tokens: of all of their samples.
-    seconds: that they took; waited: those of them without a turn in the pool.
-    scoring: the scores, which may still be in the making.
+    sampled: how many prompts were sampled.
+    tokens: how many tokens all of their samples have.
+    seconds: wall time of sampling.
+    waited: the part of it spent waiting for a turn in the pool.
+    scoring: the scores, some of which may still be computed.
     """
 
     plan: Plan
@@ -313,10 +321,12 @@ class Rollout:
 class Scored:
     """Which samples take part in a step.
 
-    bool [samples]: `scored` have a reward; `counted` of them count in the normaliser; `trained` of those
-        reach the trainer.
-    rewards: float32, of those that are scored. worth: the same with the costs of length.
-    sizes: int32 [groups], samples of each that are scored.
+    scored: bool [samples], which have a reward.
+    counted: bool [samples], which count in the normaliser.
+    trained: bool [samples], which reach the trainer.
+    rewards: float32, by sample that is scored.
+    worth: float32, the rewards with the costs of length.
+    sizes: int32 [groups], how many samples of each are scored.
     flat: bool [groups], the worth of all samples is equal, or there are fewer than two.
     """
 
@@ -331,15 +341,17 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Known:
-    """The samples that are trained on, group by group, and their log-probabilities; all float32 [T], of the
-    tokens that the policy sampled.
+class TrainBatch:
+    """The samples that are trained on, group by group, and the log-probabilities of their tokens.
+
+    `sampler`, `old`, `reference` and `values` are float32 [T], by token that the policy sampled.
 
     rows: int [S], their places among the samples of the rollout.
     groups: int [G], the places of their groups.
-    lengths: int [S], sampled tokens of each. sizes: int [G], samples of each group.
-    offsets: int [G + 1], where the groups begin among those of the batch, see `sampling/rows.py`.
-    old: the trainer's before the first update; None where those of the update's own pass serve.
+    lengths: int [S], sampled tokens of each sample.
+    sizes: int [G], samples of each group.
+    offsets: int [G + 1], where each group begins among the batch's groups, see `sampling/rows.py`.
+    old: the trainer's before the first update; None where the update's own forward pass serves.
     reference: None without a KL term.
     values: the critic's; None without one.
     """
@@ -379,7 +391,7 @@ class Weighed:
     critic: what the critic gets; None without one.
     """
 
-    known: Known
+    training: TrainBatch
     targets: PolicyTargets
     advantages: np.ndarray
     importance: np.ndarray | None = None

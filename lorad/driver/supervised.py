@@ -70,25 +70,28 @@ class Likelihood:
     """The objective of sft: mean negative log-likelihood of the trained tokens of a step."""
 
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
-        batch = _trained_batch_of(examples)
+        trained = trained_of(examples).astype(np.bool_)
+        batch = replace(batch_of(examples), sampled=None if trained.all() else trained)
         size = batch.targets.size
-        wanted = ForwardBackward(batch, PolicyTargets(np.ones(size, np.float32)), LINEAR, float(size))
-        done = update(session, wanted, rate)
+        work = ForwardBackward(batch, PolicyTargets(np.ones(size, np.float32)), LINEAR, float(size))
+        done = update(session, work, rate)
         if done.stats is None:
             return done, {}
         right = None if done.stats.correct is None else done.stats.correct / size
         return done, _likelihood("", _Likely(done.stats.loss, right))
 
     def held_out(self, session: Session) -> Metrics:
-        found = held_out_likelihood(session)
-        return {} if found is None else _likelihood("held_out_", found) | {"held_out_nll": found.nll}
+        likely = held_out_likelihood(session)
+        return {} if likely is None else _likelihood("held_out_", likely) | {"held_out_nll": likely.nll}
 
 
 def step(session: Session, objective: Objective) -> None:
     """Train on the next rows, and record and evaluate that."""
     started = time.perf_counter()
-    session.seconds, session.moved = {}, {}
-    state, rate = session.state, current_rate(session)
+    session.seconds = {}
+    session.moved = {}
+    state = session.state
+    rate = current_rate(session)
     examples = session.train_data.take(state.position, session.spec.data.prompts_per_step)
     now = Plan(state.step, examples, state.position, state.version, state.step)
     with session.timed("train"):
@@ -116,18 +119,18 @@ def held_out_likelihood(session: Session) -> _Likely | None:
     return likelihood_of(session, examples, predictions(session, "slot", batch_of(examples)))
 
 
-def likelihood_of(session: Session, examples: Sequence[Example], found: LogprobsResult) -> _Likely | None:
-    """Return how likely the completions are, of preferences those that are wanted; None without any.
+def likelihood_of(session: Session, examples: Sequence[Example], predicted: LogprobsResult) -> _Likely | None:
+    """Return how likely the completions are, of preferences those that should be; None without any.
 
-    found: of all tokens of `batch_of`.
+    predicted: what the pool says of all tokens of `batch_of`.
     """
-    wanted = [is_wanted(session, e, index) for e in examples for index in range(len(e.targets))]
+    is_target = [is_wanted(session, e, index) for e in examples for index in range(len(e.targets))]
     lengths = [target.tokens.size for e in examples for target in e.targets]
-    counted = (trained_of(examples) * np.repeat(wanted, lengths)).astype(np.bool_)
+    counted = (trained_of(examples) * np.repeat(is_target, lengths)).astype(np.bool_)
     if not counted.any():
         return None
-    correct = None if found.correct is None else float(found.correct[counted].mean())
-    return _Likely(float(-found.logprobs[counted].mean(dtype=np.float64)), correct)
+    correct = None if predicted.correct is None else float(predicted.correct[counted].mean())
+    return _Likely(float(-predicted.logprobs[counted].mean(dtype=np.float64)), correct)
 
 
 def is_wanted(session: Session, example: Example, index: int) -> bool:
@@ -143,12 +146,6 @@ def is_wanted(session: Session, example: Example, index: int) -> bool:
 def batch_of(examples: Sequence[Example]) -> Batch:
     """Return the completions of the examples, each example a group."""
     return Batch.of([(np.array(e.tokens, np.int32), [t.tokens for t in e.targets]) for e in examples])
-
-
-def _trained_batch_of(examples: Sequence[Example]) -> Batch:
-    """Return `batch_of`, of which the trained tokens alone are targets."""
-    trained = trained_of(examples).astype(np.bool_)
-    return replace(batch_of(examples), sampled=None if trained.all() else trained)
 
 
 def trained_of(examples: Sequence[Example]) -> np.ndarray:
@@ -173,9 +170,9 @@ def _record(
         metrics=_metrics(session, now.examples, done, rate) | measured,
     )
     finish(session, fact, int(not done.is_finite), 1)
-    told = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
+    shown = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
     print(
-        f"step {session.state.step}/{session.params.steps}  {'  '.join(told)}  lr {rate:.3g}  "
+        f"step {session.state.step}/{session.params.steps}  {'  '.join(shown)}  lr {rate:.3g}  "
         f"version {session.state.version}  {fact.metrics['tokens_per_second']:.0f} tok/s  "
         f"{session.seconds['total']:.2f} s",
         flush=True,
@@ -185,10 +182,12 @@ def _record(
 def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: float) -> Metrics:
     """Collect what every objective measures; seconds are wall time.
 
-    entropy: mean over the targets of the batch. tokens: prompts included. trained_tokens: those that
-    have a loss.
+    entropy: mean over the targets of the batch.
+    tokens: all tokens, prompts included.
+    trained_tokens: tokens that have a loss.
     """
-    seconds, state = session.seconds, session.state
+    seconds = session.seconds
+    state = session.state
     tokens = sum(len(e.tokens) + sum(t.tokens.size for t in e.targets) for e in examples)
     values = {
         "lr": rate,
@@ -209,10 +208,10 @@ def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: 
     return values | session.moved | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
-def _likelihood(prefix: str, found: _Likely) -> Metrics:
-    values = {"loss": found.nll, "perplexity": math.exp(min(found.nll, 99.0))}
-    if found.token_accuracy is not None:
-        values["token_accuracy"] = found.token_accuracy
+def _likelihood(prefix: str, likely: _Likely) -> Metrics:
+    values = {"loss": likely.nll, "perplexity": math.exp(min(likely.nll, 99.0))}
+    if likely.token_accuracy is not None:
+        values["token_accuracy"] = likely.token_accuracy
     return {f"{prefix}{name}": value for name, value in values.items()}
 
 

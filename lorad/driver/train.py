@@ -21,8 +21,8 @@ from lorad.spec.model import Spec
 
 @dataclass(frozen=True)
 class _Mismatch:
-    """|trainer - engine| log-probability of the same tokens under the same weights, nats: its mean and its
-    maximum.
+    """Mean and maximum of |trainer - engine| of the log-probabilities of the same tokens under the same
+    weights, in nats.
     """
 
     mean: float
@@ -64,7 +64,8 @@ class _MiniBatch:
     """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost
     only.
 
-    lengths: int [S], sampled tokens of each sample. sizes: int [G], samples of each group.
+    lengths: int [S], sampled tokens of each sample.
+    sizes: int [G], samples of each group.
     has_gradient: False where it is zero for certain: all advantages are 0, and nothing else acts.
     critic: what the critic gets; None without one.
     """
@@ -79,16 +80,21 @@ class _MiniBatch:
 
 
 def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) -> Trained:
-    """epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy and
-    of its critic; the policy is left out while the critic warms up.
+    """Make epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy
+    and of its critic; the policy is left out while the critic warms up.
     """
-    algorithm, rate = session.spec.algorithm, current_rate(session)
+    rate = current_rate(session)
+    # else a difference of log-probabilities is staleness
+    is_current = rollout.plan.trained >= session.state.changed
+    # log-probabilities of the update's forward pass are compared with the engine's, and have dropout
+    is_noisy = session.spec.lora.dropout > 0 and not needs_old(session.spec)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, scored, weighed)
-        measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
+        updates_say_it = any(minibatches) and not is_noisy and not critic.is_warming(session)
+        measured = _measured(session, rollout) if is_current and not updates_say_it else None
         updates: list[Update] = []
         criticised: list[CriticUpdate] = []
-        for place, minibatch in enumerate(passes := minibatches * algorithm.epochs, 1):
+        for place, minibatch in enumerate(passes := minibatches * session.spec.algorithm.epochs, 1):
             if len(passes) > 1:
                 HEART.tell(f"training {place} of {len(passes)}")
             if not critic.is_warming(session):
@@ -98,44 +104,25 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
                 criticised.append(critic.update(session, minibatch.batch, minibatch.critic))
     early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
     first = sum(early, LossStats())
-    if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
+    if measured is None and first.tokens and is_current and not is_noisy:
         measured = _Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
     return Trained(rate, updates, first, measured, criticised)
 
 
 def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
     """Move the coefficient of the KL penalty towards algorithm.kl.target (Ziegler et al., 2019)."""
-    wanted, first = session.spec.algorithm.kl, trained.first
+    kl = session.spec.algorithm.kl
+    first = trained.first
     seen = weighed.kl if weighed.kl is not None or not first.tokens else first.kl / first.tokens
-    if wanted.target is None or seen is None:
+    if kl.target is None or seen is None:
         return
-    error = min(max(seen / wanted.target - 1, -0.2), 0.2)
-    session.state.kl_coef = session.kl_coef * (1 + error * weighed.known.rows.size / wanted.horizon)
+    error = min(max(seen / kl.target - 1, -0.2), 0.2)
+    session.state.kl_coef = session.kl_coef * (1 + error * weighed.training.rows.size / kl.horizon)
 
 
 def untrained(session: Session) -> Trained:
     """Return the result of a step in which nothing is trained."""
     return Trained(current_rate(session), [], LossStats(), None)
-
-
-def _is_current(session: Session, rollout: Rollout) -> bool:
-    """Return whether the weights are those that sampled:
-    else a difference of log-probabilities is staleness.
-    """
-    return rollout.plan.trained >= session.state.changed
-
-
-def _is_noisy(spec: Spec) -> bool:
-    """Return whether the log-probabilities of the update's forward pass are compared with the engine's and
-    have dropout.
-    """
-    return spec.lora.dropout > 0 and not needs_old(spec)
-
-
-def _must_measure(session: Session, rollout: Rollout, minibatches: list[_MiniBatch | None]) -> bool:
-    """Return whether the mismatch can be known, and the updates do not say it."""
-    says_nothing = _is_noisy(session.spec) or critic.is_warming(session) or not any(minibatches)
-    return _is_current(session, rollout) and says_nothing
 
 
 def _measured(session: Session, rollout: Rollout) -> _Mismatch | None:
@@ -160,11 +147,11 @@ def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bo
     loss = policy_loss(session.spec, session.kl_coef)
     if loss.ratio != "token" and m.batch.completion_lengths.size > m.lengths.size:
         m = _with_ratios(session, m, loss, is_first=is_first)
-    wanted = ForwardBackward(m.batch, m.targets, loss, m.normaliser)
-    found = update(session, wanted, rate, has_gradient=m.has_gradient)
-    if shown is None or found.stats is None:
-        return found
-    return replace(found, stats=structs.replace(found.stats, loss=shown + found.stats.loss))
+    work = ForwardBackward(m.batch, m.targets, loss, m.normaliser)
+    done = update(session, work, rate, has_gradient=m.has_gradient)
+    if shown is None or done.stats is None:
+        return done
+    return replace(done, stats=structs.replace(done.stats, loss=shown + done.stats.loss))
 
 
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
@@ -200,33 +187,34 @@ def _with_ratios(session: Session, m: _MiniBatch, loss: PolicyLoss, *, is_first:
     """Add the ratio of each whole sample, of which a trainer may see but one row at a time."""
     targets = m.targets
     if is_first and loss.anchor == "old":  # the policies that are compared are one
-        given = np.zeros_like(targets.advantages)
+        log_ratios = np.zeros_like(targets.advantages)
     else:
         now = targets.old_logprobs if is_first else None
         now = logprobs(session, "slot", m.batch) if now is None else now
         anchor = targets.sampler_logprobs if loss.anchor == "sampler" else targets.old_logprobs
-        given = sequence_log_ratios(now, now if anchor is None else anchor, targets, loss, m.lengths)
-    return replace(m, targets=structs.replace(targets, sequence_log_ratios=given))
+        log_ratios = sequence_log_ratios(now, now if anchor is None else anchor, targets, loss, m.lengths)
+    return replace(m, targets=structs.replace(targets, sequence_log_ratios=log_ratios))
 
 
 def sequence_log_ratios(
     now: np.ndarray, anchor: np.ndarray, targets: PolicyTargets, loss: PolicyLoss, lengths: np.ndarray
 ) -> np.ndarray:
-    """float32 [M], what `sequence_ratios` of lorad/rl/loss.py computes where each row is a sample.
+    """Return what `sequence_ratios` of lorad/rl/loss.py computes where each row is a sample; float32 [M].
 
-    now, anchor: float32 [M], log-probabilities. lengths: int [S], sampled tokens of each sample, sum to M.
+    now, anchor: float32 [M], log-probabilities.
+    lengths: int [S], sampled tokens of each sample, which sum to M.
     """
     log_ratio = now.astype(np.float64) - anchor
     if loss.ratio == "geometric":
         sign = np.sign(targets.advantages)
-        held = log_ratio.clip(-loss.clip_low, loss.clip_high)
-        log_ratio = sign * np.minimum(sign * log_ratio, sign * held)
+        clipped = log_ratio.clip(-loss.clip_low, loss.clip_high)
+        log_ratio = sign * np.minimum(sign * log_ratio, sign * clipped)
     owner = np.repeat(np.arange(lengths.size), lengths)
     trained = np.ones(now.size) if targets.weights is None else (targets.weights > 0).astype(np.float64)
     counts = np.bincount(owner, trained, minlength=lengths.size).clip(min=1)
     sums = np.bincount(owner, log_ratio * trained, minlength=lengths.size)
-    found: np.ndarray = (sums / counts)[owner].astype(np.float32)
-    return found
+    means: np.ndarray = (sums / counts)[owner].astype(np.float32)
+    return means
 
 
 def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:
@@ -236,11 +224,13 @@ def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[
     where the user's loss has no value.
     """
     targets = m.targets
-    own, weights = session.own.loss, targets.weights
-    sampler, old = targets.sampler_logprobs, targets.old_logprobs
+    own = session.own.loss
+    weights = targets.weights
+    sampler = targets.sampler_logprobs
+    old = targets.old_logprobs
     assert own is not None and weights is not None and sampler is not None and old is not None
     now = old if is_first else logprobs(session, "slot", m.batch)
-    given = LossInput(
+    values = LossInput(
         logprobs=now,
         sampler=sampler,
         old=old,
@@ -250,7 +240,7 @@ def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[
         lengths=m.lengths,
         groups=m.sizes,
     )
-    value, derivative = own.derivatives(given, session.spec.seed)
+    value, derivative = own.derivatives(values, session.spec.seed)
     derivative = np.where(weights > 0, derivative, 0.0)
     scaled = np.divide(-derivative * m.normaliser, weights, where=weights > 0, out=np.zeros(now.size))
     return replace(
@@ -269,7 +259,7 @@ def _has_terms(spec: Spec) -> bool:
 def _minibatches(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed
 ) -> list[_MiniBatch | None]:
-    """Contiguous runs of groups; None where no group of it is trained on."""
+    """Cut the groups into contiguous mini-batches; None in place of one without a group that is trained."""
     ranges = minibatch_ranges(session.spec, rollout)
     return [_minibatch(session, rollout, scored, weighed, first, end) for first, end in ranges]
 
@@ -277,12 +267,12 @@ def _minibatches(
 def _minibatch(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed, first: int, end: int
 ) -> _MiniBatch | None:
-    """The groups of the rollout from `first` to before `end`."""
-    algorithm, known = session.spec.algorithm, weighed.known
-    inside = within(known.groups, first, end)
+    """Return the mini-batch of the rollout's groups from `first` to before `end`."""
+    training = weighed.training
+    inside = within(training.groups, first, end)
     if inside.start == inside.stop:
         return None
-    tokens = known.tokens(inside)
+    tokens = training.tokens(inside)
     targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
     mine = slice(sum(sizes[:first]), sum(sizes[:end]))
@@ -291,16 +281,16 @@ def _minibatch(
     owner = np.repeat(np.arange(end - first), sizes[first:end])
     total = normaliser(
         lengths,
-        algorithm.parts.level,
+        session.spec.algorithm.parts.level,
         np.bincount(owner[counted], minlength=end - first),
         length=session.spec.rollout.max_new_tokens,
     )
     return _MiniBatch(
-        known.part(inside),
+        training.part(inside),
         targets,
         total,
-        known.lengths[known.samples(inside)],
-        known.sizes[inside],
+        training.lengths[training.samples(inside)],
+        training.sizes[inside],
         has_gradient=_has_terms(session.spec) or bool(targets.advantages.any()),
         critic=None if weighed.critic is None else weighed.critic.part(tokens),
     )

@@ -1,8 +1,7 @@
-"""`python -m lorad.driver.trial ATTEMPT_DIR N`: sample and score N prompts, or play N episodes, and train
-nothing.
+"""Sample and score N prompts, or play N episodes, and train nothing.
 
-Prints TrialEvents, one JSON line each; the exit code is 0. The directory of the attempt is as that of a run.
-What is printed otherwise goes to stderr.
+`python -m lorad.driver.trial ATTEMPT_DIR N` prints TrialEvents, one JSON line each; the exit code is 0. The
+directory of the attempt is like that of a run. What is printed otherwise goes to stderr.
 """
 
 import contextlib
@@ -73,12 +72,12 @@ def _try_out(directory: Path, n: int, say: _Say) -> None:
 def _sampled(session: Session, n: int, say: _Say) -> float:
     """Say each sample with its score; returns the seconds that the pool took."""
     version = session.state.version
-    wanted = Plan(0, session.train_data.take(0, n), 0, version, 0)
-    groups, made, scoring = complete(session, session.pool, wanted, 1, sampling(session))
+    planned = Plan(0, session.train_data.take(0, n), 0, version, 0)
+    groups, generated, scoring = complete(session, session.pool, planned, 1, sampling(session))
     samples = [sample for group in groups for sample in group]
     for sample, score in zip(samples, scoring.scores(), strict=True):
         say(TrialEvent("sample", sample=_shape(sample, score)))
-    return made.seconds
+    return generated.seconds
 
 
 def _shape(sample: Sample, score: Score) -> SampleShape:

@@ -12,9 +12,12 @@ from lorad.rl.schedule import learning_rate
 
 @dataclass(frozen=True)
 class Update:
-    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the
-    optimizer's step, None where it made none. is_finite: False where loss or gradient was not, so that the
-    update was skipped."""
+    """What became of one update.
+
+    stats: None where nothing was computed, or it was not finite.
+    step: what the pool said of the optimizer's step; None where it made none.
+    is_finite: False where loss or gradient was not, so that the update was skipped.
+    """
 
     stats: Gradients | None = None
     step: Stepped | None = None
@@ -23,7 +26,7 @@ class Update:
 
 def update(
     session: Session,
-    wanted: ForwardBackward | None,
+    work: ForwardBackward | None,
     rate: float,
     *,
     has_gradient: bool | Callable[[Gradients], bool] = True,
@@ -33,13 +36,13 @@ def update(
     Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing
     either.
 
-    wanted: None where there is nothing to compute. has_gradient: False where it is zero for certain, or what
-    says so of a loss that is finite.
+    work: None where there is nothing to compute.
+    has_gradient: False where it is zero for certain; or a function that tells from a finite loss.
     """
     skips = session.spec.algorithm.skip_empty_updates
-    if wanted is None:
+    if work is None:
         return Update(step=None if skips else _step(session, rate))
-    stats: Gradients = session.pool.call("forward_backward", wanted)
+    stats: Gradients = session.pool.call("forward_backward", work)
     if stats.halved_to:
         session.tokens_per_microbatch = stats.halved_to
         session.warn(

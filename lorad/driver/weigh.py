@@ -8,7 +8,7 @@ from msgspec import structs
 
 from lorad.driver import critic
 from lorad.driver.sampling.rows import batch_of, offsets_of
-from lorad.driver.session import Known, Rollout, Scored, Session, Weighed
+from lorad.driver.session import Rollout, Scored, Session, TrainBatch, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf, LogprobsResult
 from lorad.rl.advantage import advantages, returns_to_go, whiten
@@ -22,8 +22,8 @@ _MOVING = 0.9  # weight of the steps before in the baseline `moving`
 
 
 def importance_cap(spec: Spec) -> float | None:
-    """algorithm.importance_cap; without one, _ASYNC_CAP where samples may be of older versions than the
-    trained one, or of a program that computes otherwise.
+    """Return algorithm.importance_cap; without one, _ASYNC_CAP where samples may be of older versions than
+    the trained one, or of a program that computes otherwise.
 
     The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler),
     truncated, weighs what an older version sampled (Hilton et al., 2022, arXiv 2110.00641; AReaL, Fu et al.,
@@ -57,7 +57,7 @@ def needs_old(spec: Spec) -> bool:
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
 
-def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
+def look(session: Session, rollout: Rollout, scored: Scored) -> TrainBatch:
     """Gather the samples that are trained on and their log-probabilities, before the first update."""
     sizes = [len(group) for group in rollout.groups]
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -65,7 +65,7 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
     groups = np.unique(owner[rows])
     samples = rollout.samples
     members = [[samples[row] for row in rows[owner[rows] == group]] for group in groups]
-    known = Known(
+    training = TrainBatch(
         batch=batch_of(members),
         rows=rows,
         groups=groups,
@@ -75,9 +75,17 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
         offsets=offsets_of(members),
     )
     if not rows.size:
-        return known
-    algorithm, ranges = session.spec.algorithm, minibatch_ranges(session.spec, rollout)
-    parts = [known.part(within(groups, *each)) for each in ranges]
+        return training
+
+    def reference(part: Batch) -> np.ndarray:
+        if session.spec.algorithm.teacher is not None:
+            return logprobs(session, "teacher", structs.replace(part, routes=None))  # another model
+        has_own = session.params.reference or session.state.reference_sha256
+        return logprobs(session, "reference" if has_own else "base", part)
+
+    algorithm = session.spec.algorithm
+    ranges = minibatch_ranges(session.spec, rollout)
+    parts = [training.part(within(groups, *each)) for each in ranges]
 
     def each(ask: Callable[[Batch], np.ndarray]) -> np.ndarray:
         """Ask for each mini-batch by itself: groups of others change no bit of it."""
@@ -85,9 +93,9 @@ def look(session: Session, rollout: Rollout, scored: Scored) -> Known:
 
     with session.timed("train"):
         return replace(
-            known,
+            training,
             old=each(lambda part: logprobs(session, "slot", part)) if needs_old(session.spec) else None,
-            reference=each(lambda part: _reference(session, part)) if algorithm.has_reference else None,
+            reference=each(reference) if algorithm.has_reference else None,
             values=each(lambda part: critic.values(session, part)) if algorithm.has_critic else None,
         )
 
@@ -103,88 +111,89 @@ def within(groups: np.ndarray, first: int, end: int) -> slice:
     return slice(*np.searchsorted(groups, [first, end]).tolist())
 
 
-def weigh(session: Session, rollout: Rollout, scored: Scored, known: Known) -> Weighed:
-    """Advantages, weights and corrections of each token."""
+def weigh(session: Session, rollout: Rollout, scored: Scored, training: TrainBatch) -> Weighed:
+    """Compute the advantage, the weight and the correction of each token."""
     algorithm = session.spec.algorithm
-    lengths = known.lengths
+    lengths = training.lengths
     with session.timed("weigh"):
-        penalty, kl = _penalty(session, known)
+        penalty, kl = _penalty(session, training)
         values = None
         if algorithm.has_critic:
-            found, values = critic.estimate(session, known, _worth(scored, known), penalty)
+            worth = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[training.rows]]
+            by_token, values = critic.estimate(session, training, worth, penalty)
         else:
-            found = _token_advantages(session, rollout, scored, known, penalty)
+            by_token = _token_advantages(session, rollout, scored, training, penalty)
         mean = np.full(len(scored.scores), np.nan, np.float32)
         mean[scored.scored] = 0
-        mean[known.rows] = _sums(found, lengths) / lengths
+        mean[training.rows] = _sums(by_token, lengths) / lengths
         importance = None
-        if (wanted := algorithm.correction) is not None and known.old is not None:
-            importance = correction(known.old, known.sampler, lengths, wanted.kind, wanted.low, wanted.high)
-            found = (found * importance).astype(np.float32)
+        if (settings := algorithm.correction) is not None and training.old is not None:
+            importance = correction(
+                training.old, training.sampler, lengths, settings.kind, settings.low, settings.high
+            )
+            by_token = (by_token * importance).astype(np.float32)
         targets = PolicyTargets(
-            advantages=found,
-            sampler_logprobs=known.sampler,
-            old_logprobs=known.old,
-            reference_logprobs=known.reference if algorithm.kl_place == "loss" or algorithm.loss else None,
-            weights=level_weights(lengths, algorithm.parts.level, known.sizes),
+            advantages=by_token,
+            sampler_logprobs=training.sampler,
+            old_logprobs=training.old,
+            reference_logprobs=training.reference if algorithm.kl_place == "loss" or algorithm.loss else None,
+            weights=level_weights(lengths, algorithm.parts.level, training.sizes),
         )
-    return Weighed(known, targets, mean, importance, kl, values)
+    return Weighed(training, targets, mean, importance, kl, values)
 
 
 def _token_advantages(
-    session: Session, rollout: Rollout, scored: Scored, known: Known, penalty: np.ndarray | None
+    session: Session, rollout: Rollout, scored: Scored, training: TrainBatch, penalty: np.ndarray | None
 ) -> np.ndarray:
-    """float32 [T]. penalty: [T], taken from the reward of each token; None: nothing is.
+    """Return the advantages, float32 [T]. penalty: [T], taken from the reward of each token; None where
+    nothing is taken.
 
     With a baseline the penalty of the whole sample is taken from its reward; without one each token bears
     that of itself and of those after it (REINFORCE++, Hu et al., 2025, arXiv 2501.03262). In distill it bears
     its own alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
     """
-    algorithm, parts = session.spec.algorithm, session.spec.algorithm.parts
-    lengths = known.lengths
+    algorithm = session.spec.algorithm
+    parts = algorithm.parts
+    lengths = training.lengths
     if parts.surrogate == "nll":
         return np.ones(int(lengths.sum()), np.float32)
     if not algorithm.reads_reward and penalty is not None:
         return (-penalty).astype(np.float32)
     worth = scored.worth.astype(np.float64)
-    mine = (np.cumsum(scored.scored) - 1)[known.rows]  # places among the scored
+    mine = (np.cumsum(scored.scored) - 1)[training.rows]  # places among the scored
     if penalty is not None and not algorithm.has_baseline and not algorithm.advantage:
         worth = worth - _baseline(session, worth)
-        found = returns_to_go(worth[mine], penalty, lengths)
-        return (whiten(found) if parts.scale == "whiten" else found).astype(np.float32)
+        result = returns_to_go(worth[mine], penalty, lengths)
+        return (whiten(result) if parts.scale == "whiten" else result).astype(np.float32)
     if penalty is not None and algorithm.name != "distill":
         worth[mine] -= _sums(penalty, lengths)
     if algorithm.advantage:
-        return _own_advantages(session, rollout, scored, known, worth)
+        return _own_advantages(session, rollout, scored, training, worth)
     if parts.baseline == "moving":
         worth = worth - _baseline(session, worth)
     sizes = np.array([s.size for s in rollout.samples])[scored.scored]
     baseline = "zero" if parts.baseline == "moving" else parts.baseline
     each = advantages(worth, scored.sizes, baseline, parts.scale, sizes)
-    found = np.repeat(each[mine], lengths)
+    result = np.repeat(each[mine], lengths)
     if algorithm.name == "distill" and penalty is not None:
-        found = ((algorithm.reward_coef or 0.0) * found - penalty).astype(np.float32)
-    return found
-
-
-def _worth(scored: Scored, known: Known) -> np.ndarray:
-    """float64 [S]: what each sample that is trained on is worth."""
-    worth: np.ndarray = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[known.rows]]
-    return worth
+        result = ((algorithm.reward_coef or 0.0) * result - penalty).astype(np.float32)
+    return result
 
 
 def _own_advantages(
-    session: Session, rollout: Rollout, scored: Scored, known: Known, worth: np.ndarray
+    session: Session, rollout: Rollout, scored: Scored, training: TrainBatch, worth: np.ndarray
 ) -> np.ndarray:
-    """float32 [T], by the user's function, which sees all samples with a reward. Raises SpecError."""
-    if not known.rows.size:
+    """Return what the user's function says, float32 [T]; it sees all samples with a reward. Raises
+    SpecError.
+    """
+    if not training.rows.size:
         return np.zeros(0, np.float32)
     samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]
     lengths = np.array([s.size for s in samples], np.int64)
     rows = np.flatnonzero(scored.scored)
-    is_known = np.repeat(np.isin(rows, known.rows), lengths)
+    is_known = np.repeat(np.isin(rows, training.rows), lengths)
     assert session.own.advantage is not None
-    found = session.own.advantage.advantages(
+    array = session.own.advantage.advantages(
         AdvantageInput(
             rewards=worth,
             group_sizes=scored.sizes[scored.sizes > 0],
@@ -192,11 +201,11 @@ def _own_advantages(
             step=session.state.step + 1,
             truncated=np.array([s.finish == "length" for s in samples], np.bool_),
             sampler=np.concatenate([np.zeros(0, np.float32), *(s.logprobs for s in samples)]),
-            old=_spread(known.old, is_known),
-            ref=_spread(known.reference, is_known),
+            old=_spread(training.old, is_known),
+            ref=_spread(training.reference, is_known),
         )
     )
-    each = found if found.size == is_known.size else np.repeat(found, lengths)
+    each = array if array.size == is_known.size else np.repeat(array, lengths)
     return each[is_known].astype(np.float32)
 
 
@@ -204,9 +213,9 @@ def _spread(values: np.ndarray | None, where: np.ndarray) -> np.ndarray | None:
     """Put values to where they belong, NaN elsewhere."""
     if values is None:
         return None
-    found = np.full(where.size, np.nan, np.float32)
-    found[where] = values
-    return found
+    spread = np.full(where.size, np.nan, np.float32)
+    spread[where] = values
+    return spread
 
 
 def _baseline(session: Session, worth: np.ndarray) -> float:
@@ -219,13 +228,13 @@ def _baseline(session: Session, worth: np.ndarray) -> float:
     return before
 
 
-def _penalty(session: Session, known: Known) -> tuple[np.ndarray | None, float | None]:
-    """(coefficient times k1 [T], its mean without the coefficient) where the penalty is in the reward."""
+def _penalty(session: Session, training: TrainBatch) -> tuple[np.ndarray | None, float | None]:
+    """Return the coefficient times k1 [T], and the mean of k1, where the penalty is in the reward."""
     algorithm = session.spec.algorithm
-    student = known.sampler if algorithm.name == "distill" else known.old
-    if algorithm.kl_place == "loss" or student is None or known.reference is None or not student.size:
+    student = training.sampler if algorithm.name == "distill" else training.old
+    if algorithm.kl_place == "loss" or student is None or training.reference is None or not student.size:
         return None, None
-    k1 = student.astype(np.float64) - known.reference
+    k1 = student.astype(np.float64) - training.reference
     return session.kl_coef * k1, float(k1.mean())
 
 
@@ -235,16 +244,8 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.bincount(owner, values, minlength=lengths.size)
 
 
-def _reference(session: Session, batch: Batch) -> np.ndarray:
-    if session.spec.algorithm.teacher is not None:
-        return logprobs(session, "teacher", structs.replace(batch, routes=None))  # another model
-    return logprobs(
-        session, "reference" if session.params.reference or session.state.reference_sha256 else "base", batch
-    )
-
-
 def logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
-    """float32 [M], at the temperature of the sampling."""
+    """Return log-probabilities, float32 [M], at the temperature of the sampling."""
     return predictions(session, of, batch).logprobs
 
 

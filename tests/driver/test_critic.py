@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.driver.critic import estimate
-from lorad.driver.session import Known
+from lorad.driver.session import TrainBatch
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import CRITIC
 from lorad.spec.text import load_spec
@@ -59,7 +59,7 @@ def test_each_token_bears_its_own_penalty() -> None:
     batch = Batch.of([(np.ones(2, np.int32), [np.zeros(2, np.int32), np.zeros(1, np.int32)])])
     values = np.array([0.5, 0.25, 0.0], np.float32)
     sizes = (batch.target_lengths, batch.group_sizes, np.array([0, 1]))
-    known = Known(batch, np.arange(2), np.zeros(1, np.int64), values, *sizes, values=values)
+    known = TrainBatch(batch, np.arange(2), np.zeros(1, np.int64), values, *sizes, values=values)
     session: Any = SimpleNamespace(spec=spec)
     found, targets = estimate(session, known, np.array([1.0, -1.0]), np.array([0.1, 0.2, 0.3]))
     np.testing.assert_allclose(targets.returns, [0.7, 0.8, -1.3], atol=1e-6)

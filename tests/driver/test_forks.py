@@ -14,7 +14,7 @@ from lorad.driver.attempt.main import StopFlag
 from lorad.driver.rewards import Score
 from lorad.driver.sampling.rows import batch_of
 from lorad.driver.score import choose
-from lorad.driver.session import Known, Sample, Session, State
+from lorad.driver.session import Sample, Session, State, TrainBatch
 from lorad.driver.train import _minibatches, sequence_log_ratios
 from lorad.driver.weigh import look, weigh
 from lorad.models.compute import Compute
@@ -66,7 +66,7 @@ def episode(seed: int, forks: tuple[int, ...] = ()) -> Sample:
     return Sample(Example("one", "", "", [1, 2], {}), 0, *columns, forks=tuple(found))
 
 
-def step(level: str, forks: tuple[int, ...]) -> tuple[Known, PolicyTargets, list[Any]]:
+def step(level: str, forks: tuple[int, ...]) -> tuple[TrainBatch, PolicyTargets, list[Any]]:
     """Two groups of two episodes; one of the first group forks."""
     how = ["data.prompts_per_step=2", "algorithm={group_size: 2, minibatches: 2}", f"algorithm.level={level}"]
     spec = load_spec("data: {train: sort}", overrides=how)

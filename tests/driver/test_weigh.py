@@ -169,7 +169,7 @@ def test_teacher_alone_weighs_tokens() -> None:
 
 def test_masked_samples_count_in_the_baseline_alone() -> None:
     found = step("algorithm={scale: one, truncated: mask}", rewards=(1.0, 0.0), finishes=("stop", "length"))
-    assert found.weighed.known.rows.tolist() == [0] and found.scored.counted.tolist() == [True, False]
+    assert found.weighed.training.rows.tolist() == [0] and found.scored.counted.tolist() == [True, False]
     assert found.weighed.targets.advantages.tolist() == [0.5] * 3
 
 
@@ -194,7 +194,7 @@ def test_truncated_and_long_samples_cost_reward() -> None:
 )
 def test_rft_imitates_the_best_samples(override: str, rows: list[int]) -> None:
     found = step(override, rewards=(1.0, 1.0, 0.0, 1.0, 1.0, 1.0), size=3)
-    assert found.weighed.known.rows.tolist() == rows
+    assert found.weighed.training.rows.tolist() == rows
     assert set(found.weighed.targets.advantages.tolist()) == {1.0}
     assert np.flatnonzero(found.scored.counted).tolist() == rows
 

@@ -19,13 +19,13 @@ def chosen_checkpoint(run_dir: RunDir, params: DriverParams, facts: Sequence[Rec
     facts: the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the
     checkpoint before.
     """
-    wanted = params.resume_step
+    resume_step = params.resume_step
     present = [f for f in facts if f.kind == "checkpoint" and (run_dir.root / f.data["path"]).exists()]
-    chosen = [f for f in present if wanted is None or f.step == wanted]
+    chosen = [f for f in present if resume_step is None or f.step == resume_step]
     if not chosen:
-        if wanted is not None:
+        if resume_step is not None:
             steps = ", ".join(str(f.step) for f in present) or "none"
-            raise NotFound(f"no checkpoint at step {wanted}", hint=f"There are checkpoints at: {steps}.")
+            raise NotFound(f"no checkpoint at step {resume_step}", hint=f"There are checkpoints at: {steps}.")
         return None
     path: Path = run_dir.root / chosen[-1].data["path"]
     try:

@@ -26,7 +26,7 @@ from lorad.spec.trainer import Trainer
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
-    """A connection to the pool, which may still be loading its base; None when a stop came first.
+    """Connect to the pool, which may still be loading its base; return None when a stop came first.
 
     Raises PoolLost after `params.pool_timeout` seconds.
     """
@@ -44,8 +44,11 @@ def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
 
 def open_of(spec: Spec, model: ModelFacts, cwd: Path) -> Open:
     """Return what a fresh run asks of its slot."""
-    adapter, source, trainer = adapter_config(spec, model), spec.lora.adapter_path, spec.trainer
-    tokens, checkpointing = trainer.tokens_per_microbatch, trainer.activation_checkpointing
+    adapter = adapter_config(spec, model)
+    source = spec.lora.adapter_path
+    trainer = spec.trainer
+    tokens = trainer.tokens_per_microbatch
+    checkpointing = trainer.activation_checkpointing
     return Open(
         modules=adapter.modules,
         rank=adapter.rank,
@@ -78,13 +81,13 @@ def is_same_base(
     attempts: newest first. Returns None when nothing can be compared.
     """
     if info.model_sha256:
-        for told in (attempt.get("model_sha256") for attempt in attempts):
-            if told:
-                return bool(told == info.model_sha256)
+        for digest in (attempt.get("model_sha256") for attempt in attempts):
+            if digest:
+                return bool(digest == info.model_sha256)
     for attempt in attempts:
-        told = attempt.get("base_checksum")
-        if told and (attempt.get("trainer"), attempt.get("sizes")) == (info.trainer, sizes):
-            return bool(told == info.base_checksum)
+        checksum = attempt.get("base_checksum")
+        if checksum and (attempt.get("trainer"), attempt.get("sizes")) == (info.trainer, sizes):
+            return bool(checksum == info.base_checksum)
     return None
 
 

@@ -25,8 +25,11 @@ _Tools = Sequence[Mapping[str, Any]]
 
 
 class _Chat(Struct):
-    """A chat that ends with an answer. context: all of its tokens; said: those of the answer, at its end.
-    row: whose end it is, if it still is.
+    """A chat that ends with an answer.
+
+    context: all of its tokens.
+    said: how many of them, at the end, the answer has.
+    row: number of the row that it was the end of when it was said.
     """
 
     messages: list[Message]
@@ -38,7 +41,11 @@ class _Chat(Struct):
 
 
 class _ChainRow(Struct):
-    """parts: (tokens, whether they were sampled). last: the chat at its end. busy: it is being continued.
+    """A row of tokens that grows with each answer.
+
+    parts: tokens, and whether they were sampled.
+    last: the chat at its end.
+    busy: it is being continued.
     routes: see `Live`.
     """
 
@@ -68,8 +75,10 @@ class _AnswerPlace(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All that was said. prompt: text and tokens of the first row; None: nothing was said. routes: see
-    `Sample`.
+    """All that was said.
+
+    prompt: text and tokens that the first row begins with; None where nothing was said.
+    routes: see `Sample`.
     """
 
     prompt: tuple[str, list[int]] | None
@@ -96,15 +105,15 @@ class Chains:
 
         Raises SpecError where the chat template refuses the messages.
         """
-        given = [_plain(message) for message in messages]
+        plain = [_plain(message) for message in messages]
         with self._lock:
-            known = [
+            begun_with = [
                 chat
                 for chat in self._chats
-                if chat.is_open and chat.tools == tools and given[: len(chat.messages)] == chat.messages
+                if chat.is_open and chat.tools == tools and plain[: len(chat.messages)] == chat.messages
             ]
-        for chat in sorted(known, key=lambda chat: len(chat.messages), reverse=True):
-            if len(chat.messages) == len(given):
+        for chat in sorted(begun_with, key=lambda chat: len(chat.messages), reverse=True):
+            if len(chat.messages) == len(plain):
                 continue
             news = messages[len(chat.messages) :]
             try:
@@ -112,24 +121,24 @@ class Chains:
                 following = self._format.following(news, tools, before)
             except SpecError:  # the template does not say what follows: all of it is written anew
                 break
-            return self._at(chat, chat.context + following, given, tools, shown(news))
+            return self._at(chat, chat.context + following, plain, tools, shown(news))
         text, context = self._format.first(messages, tools)
         with self._lock:
             ends = [row.last for row in self._rows if context[: len(row.last.context)] == row.last.context]
         if ends:
             longest = max(ends, key=lambda chat: len(chat.context))
-            return self._at(longest, context, given, tools, text)
-        return _AnswerPlace(context, None, 0, given, tools, text)
+            return self._at(longest, context, plain, tools, text)
+        return _AnswerPlace(context, None, 0, plain, tools, text)
 
     def _at(
-        self, chat: _Chat, context: list[int], given: list[Message], tools: _Tools, text: str
+        self, chat: _Chat, context: list[int], plain: list[Message], tools: _Tools, text: str
     ) -> _AnswerPlace:
         with self._lock:
             row = self._rows[chat.row]
             if row.last is not chat or row.busy:
-                return _AnswerPlace(context, None, 0, given, tools, text)
+                return _AnswerPlace(context, None, 0, plain, tools, text)
             row.busy = True
-            return _AnswerPlace(context, chat.row, len(chat.context), given, tools, text)
+            return _AnswerPlace(context, chat.row, len(chat.context), plain, tools, text)
 
     def leave(self, place: _AnswerPlace) -> None:
         """Give a place up: nothing was said."""
@@ -162,7 +171,8 @@ class Chains:
             row.routes = said(row.routes, chunks, len(place.context), tokens.size)
             row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
             row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))
-            row.last, row.busy = chat, False
+            row.last = chat
+            row.busy = False
 
     def rows(self) -> Rows:
         """Return what was said until now."""
@@ -198,19 +208,17 @@ def _plain(message: Message) -> Message:
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content)
-    found = {"role": message.get("role"), "content": content}
+    plain: dict[str, Any] = {"role": message.get("role"), "content": content}
     if message.get("tool_call_id"):
-        found["tool_call_id"] = message["tool_call_id"]
+        plain["tool_call_id"] = message["tool_call_id"]
     if message.get("name"):
-        found["name"] = message["name"]
+        plain["name"] = message["name"]
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_plain_call(call) for call in calls]
-    return found
-
-
-def _plain_call(call: Mapping[str, Any]) -> list[Any]:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = msgspec.json.encode(arguments, enc_hook=str).decode()
-    return [call.get("id"), function.get("name"), arguments]
+        plain["tool_calls"] = []
+    for call in calls or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments, enc_hook=str).decode()
+        plain["tool_calls"].append([call.get("id"), function.get("name"), arguments])
+    return plain

@@ -61,13 +61,15 @@ class Chat(Struct, frozen=True):
 
 
 def read_chat(body: bytes, how: Sampling) -> Chat:
-    """how: the sampling of the episode; a request cannot change it, but for fewer tokens. Raises Refusal."""
+    """Read a request, which cannot change how the episode is sampled, but for fewer tokens. Raises
+    Refusal.
+    """
     try:
-        given = msgspec.json.decode(body, type=dict[str, Any])
+        request = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(f"The body is no JSON object: {error}") from None
     fixed = {"temperature": how.temperature, "top_p": how.top_p}
-    for key, value in given.items():
+    for key, value in request.items():
         if key in _HARMLESS or value is None:
             continue
         if key in fixed and value != fixed[key]:
@@ -80,27 +82,27 @@ def read_chat(body: bytes, how: Sampling) -> Chat:
             raise Refusal(f"{key}: {value!r} is not supported by the door of an episode.", key)
         if key not in {*fixed, *_NEUTRAL, *_OWN}:
             raise Refusal(f"{key} is not supported by the door of an episode.", key)
-    messages = given.get("messages")
+    messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(_is_message(one) for one in messages):
         raise Refusal("messages: give a list of messages, each with a role and text.", "messages")
-    wanted = given.get("max_completion_tokens") or given.get("max_tokens") or how.max_new_tokens
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+    most = request.get("max_completion_tokens") or request.get("max_tokens") or how.max_new_tokens
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
         raise Refusal("max_tokens: give a whole number of at least 1.", "max_tokens")
     try:
-        tools = wrapped_all(given.get("tools") or [])
+        tools = wrapped_all(request.get("tools") or [])
     except (SpecError, TypeError) as error:
         raise Refusal(f"tools: {error}", "tools") from None
-    usage = (given.get("stream_options") or {}).get("include_usage", False)
-    return Chat(messages, tools, min(wanted, how.max_new_tokens), bool(given.get("stream")), bool(usage))
+    usage = (request.get("stream_options") or {}).get("include_usage", False)
+    return Chat(messages, tools, min(most, how.max_new_tokens), bool(request.get("stream")), bool(usage))
 
 
 _OWN = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens", "stream"})
 
 
-def _is_message(given: Any) -> bool:
-    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
-    content = given.get("content")
+    content = message.get("content")
     if isinstance(content, list):
         return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
     return content is None or isinstance(content, str)
@@ -108,14 +110,14 @@ def _is_message(given: Any) -> bool:
 
 def as_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as chat templates take them: content as one string, no empty keys."""
-    found = []
+    plain = []
     for message in messages:
         content = message.get("content") or ""
         if isinstance(content, list):
             content = "\n".join(part["text"] for part in content)
         kept = {key: value for key, value in message.items() if value is not None}
-        found.append({**kept, "content": content})
-    return found
+        plain.append({**kept, "content": content})
+    return plain
 
 
 def message_of(text: str, form: CallForm | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -141,7 +143,9 @@ def message_of(text: str, form: CallForm | None, tools: Sequence[Mapping[str, An
     }
 
 
-def answer_of(version: str, message: Mapping[str, Any], finish: str, read: int, made: int) -> dict[str, Any]:
+def answer_of(
+    version: str, message: Mapping[str, Any], finish: str, read: int, written: int
+) -> dict[str, Any]:
     """Return a whole answer."""
     reason = "tool_calls" if message.get("tool_calls") and finish == "stop" else finish
     return {
@@ -157,7 +161,7 @@ def answer_of(version: str, message: Mapping[str, Any], finish: str, read: int, 
                 "finish_reason": reason,
             }
         ],
-        "usage": {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made},
+        "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
     }
 
 

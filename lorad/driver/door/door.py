@@ -30,7 +30,7 @@ class Visit:
     """An episode whose program may speak with the model.
 
     speak: samples a turn behind a context, as (context, number of the turn, most tokens).
-    text_of: of a turn's tokens, with the calls in it.
+    text_of: decodes a turn's tokens, with the calls in it.
     refused: the last limit that the program ran into, "turns" or "tokens".
     """
 
@@ -92,7 +92,7 @@ class Door:
     """Answers the programs of the episodes that are let in. It has a thread of its own, until `close`."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
-        """threads: where the model speaks."""
+        """Start the thread that answers. The model speaks in `threads`."""
         self._threads = threads
         self._visits: dict[str, Visit] = {}
         self._begun: Future[int] = Future()

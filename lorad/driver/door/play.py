@@ -27,7 +27,7 @@ def play_programs(
     session: Session,
     hosts: ProgramHosts,
     pool: Connection,
-    wanted: Plan,
+    planned: Plan,
     n: int,
     how: Sampling,
     *,
@@ -39,11 +39,11 @@ def play_programs(
     One whose program fails is played again, `env.retry` times at most.
     """
     speakers = _Speakers(
-        session, pool, session.name_of(wanted.version), how, count_of(wanted, n, is_eval=is_eval)
+        session, pool, session.name_of(planned.version), how, count_of(planned, n, is_eval=is_eval)
     )
     programs = hosts.evals if is_eval else hosts.training
-    seeds = seeds_of(seed, wanted, n)
-    count = min(session.spec.env.workers, n * len(wanted.examples))
+    seeds = seeds_of(seed, planned, n)
+    count = min(session.spec.env.workers, n * len(planned.examples))
     with ThreadPoolExecutor(count, "episode") as players:
         try:
             with HEART.waits():
@@ -60,7 +60,7 @@ def play_programs(
                         )
                         for index, mine in enumerate(some)
                     ]
-                    for example, some in zip(wanted.examples, seeds, strict=True)
+                    for example, some in zip(planned.examples, seeds, strict=True)
                 ]
                 first_failure([future for group in futures for future in group])
             return [[future.result() for future in group] for group in futures], speakers.made
@@ -130,18 +130,18 @@ class _Speakers:
     def _speak(self, seed: Seed, context: list[int], turn: int, most: int) -> list[Chunk]:
         if not hasattr(self._of_thread, "pool"):
             self._of_thread.pool = self._pool.another()
-        found: list[Chunk] = []
-        made = generate(
+        answer: list[Chunk] = []
+        generated = generate(
             self._of_thread.pool,
             self._version,
             [Prompt("0", np.array(context, np.int32), np.array([seed(turn)], np.uint64))],
             changed(self._how, max_new_tokens=most),
-            lambda _place, _index, chunks: found.extend(chunks),
+            lambda _place, _index, chunks: answer.extend(chunks),
             self._count,
         )
         with self._lock:
-            self.made = self.made.beside(made)
-        return found
+            self.made = self.made.beside(generated)
+        return answer
 
     def _text_of(self, tokens: list[int]) -> str:
         text = self._session.tokenizer.with_calls(tokens)
@@ -153,7 +153,14 @@ def _sample(
     example: Example, index: int, version: str, task: Task, rows: Rows, played: Played, refused: str
 ) -> Sample:
     """A program's reward counts as that of its last turn."""
-    turns, end = rows.turns, _end(rows, played, refused)
+    turns = rows.turns
+    end: EpisodeEnd = "done"
+    if played.error:
+        end = "failed"
+    elif refused:
+        end = "turns" if refused == "turns" else "tokens"
+    elif turns[-1].finish == "length":
+        end = "length"
     if turns:
         turns[-1] = changed(turns[-1], reward=played.reward or 0.0, seconds=played.seconds)
     if rows.prompt is not None:
@@ -174,11 +181,3 @@ def _sample(
         routes=rows.routes.tokens,
         prompt_routes=rows.routes.prompts,
     )
-
-
-def _end(rows: Rows, played: Played, refused: str) -> EpisodeEnd:
-    if played.error:
-        return "failed"
-    if refused:
-        return "turns" if refused == "turns" else "tokens"
-    return "length" if rows.turns[-1].finish == "length" else "done"

@@ -19,8 +19,12 @@ from lorad.text import number
 
 
 def evaluation_due(session: Session, step: int | None = None) -> bool:
-    """Before training, every `every` steps and after the last step. step: None is the present one."""
-    every, step = session.spec.eval.every, session.state.step if step is None else step
+    """Return whether an evaluation is due: before training, every `every` steps and after the last step.
+
+    step: None is the present one.
+    """
+    every = session.spec.eval.every
+    step = session.state.step if step is None else step
     return bool(session.problems) and every > 0 and (step % every == 0 or step >= session.params.steps)
 
 
@@ -37,10 +41,13 @@ def evaluate(
     """
     HEART.work("evaluate")
     state = session.state
-    scores, lines = dict[str, SetScore](), list[dict[str, Any]]()
-    for problems in [one for one in session.problems if _is_due(session, one)]:
-        scores[problems.name], more = _evaluated(session, problems)
-        lines += more
+    scores: dict[str, SetScore] = {}
+    lines: list[dict[str, Any]] = []
+    for problems in session.problems:
+        every = problems.settings.every or session.spec.eval.every
+        if state.step % every == 0 or state.step >= session.params.steps:
+            scores[problems.name], more = _evaluated(session, problems)
+            lines += more
     HEART.tell("")
     main = scores.pop(MAIN, SetScore(None, 0, 0))
     path, digest = write_samples(session, state.step, lines, session.run_dir.evals) if lines else ("", "")
@@ -58,41 +65,37 @@ def evaluate(
     )
 
 
-def _is_due(session: Session, problems: Problems) -> bool:
-    """Return whether a set is evaluated now: before training, at its own multiples, and last."""
-    every, step = problems.settings.every or session.spec.eval.every, session.state.step
-    return step % every == 0 or step >= session.params.steps
-
-
 def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dict[str, Any]]]:
     """Sample and score the completions of one set; returns what they come to, and their lines."""
-    one, examples = problems.settings, problems.examples
+    settings = problems.settings
+    examples = problems.examples
     if not problems.is_scored:
         return SetScore(None, len(examples), 0), []
     # the same seeds at each step and in each run: what differs are the versions
-    wanted = Plan(0, examples, 0, session.state.version, 0)
-    how = sampling(session.spec.rollout, one, tuple(session.tokenizer.eos_ids))
+    planned = Plan(0, examples, 0, session.state.version, 0)
+    how = sampling(session.spec.rollout, settings, tuple(session.tokenizer.eos_ids))
     rewarder = problems.rewarder or session.rewarder
     how = structs.replace(how, as_they_end=rewarder.runs_user_code)
-    groups, _, scoring = complete(session, session.pool, wanted, one.n, how, rewarder, seed=EVAL_SEED)
+    groups, _, scoring = complete(session, session.pool, planned, settings.n, how, rewarder, seed=EVAL_SEED)
     scores = scoring.scores()
-    by_problem = [scores[start : start + one.n] for start in range(0, len(scores), one.n)]
+    by_problem = [scores[start : start + settings.n] for start in range(0, len(scores), settings.n)]
     lines = [
         _line(session, problems.name, place, sample, score)
         for place, (group, some) in enumerate(zip(groups, by_problem, strict=True), 1)
         for sample, score in zip(group, some, strict=True)
     ]
-    return summary(one.n, one.pass_at, [[s.value for s in some] for some in by_problem]), lines
+    return summary(settings.n, settings.pass_at, [[s.value for s in some] for some in by_problem]), lines
 
 
 def summary(n: int, passes: float, rewards: list[list[float | None]]) -> SetScore:
-    """Return what a set came to. rewards: of the completions of each problem; None where one failed.
+    """Return what a set came to.
 
     passes: the reward from which a completion has passed.
+    rewards: by problem, the reward of each completion; None where it failed.
     """
-    known = [[value for value in some if value is not None] for some in rewards]
-    values = [value for some in known for value in some]
-    counts = [(len(some), sum(value >= passes for value in some)) for some in known]
+    scored = [[value for value in some if value is not None] for some in rewards]
+    values = [value for some in scored for value in some]
+    counts = [(len(some), sum(value >= passes for value in some)) for some in scored]
     passed = {f"pass@{k}": share for k in ks(n) if (share := pass_at(k, counts)) is not None}
     score = sum(values) / len(values) if values else None
     return SetScore(score, len(rewards), sum(map(len, rewards)) - len(values), n, passed)

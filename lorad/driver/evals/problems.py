@@ -26,25 +26,29 @@ def load_problems(
     """
     if not spec.eval.every:
         return []
-    found = []
+    sets = []
     if examples := load_held_out(spec, tokenizer, cwd):
         # rl has checked that its data have what the reward needs
         is_scored = spec.algorithm.kind == "rl" or not rewarder.lacking(
             examples[0].row, has_answers=bool(examples[0].answer)
         )
-        found.append(Problems(MAIN, EvalSet(data=""), examples, None, is_scored))
-    for name, one in spec.eval.sets.items():
-        own = stack.enter_context(Rewarder(rewards_of(one.reward), cwd)) if one.reward is not None else None
-        found.append(Problems(name, one, load_set(spec, name, tokenizer, cwd), own))
-    return found
+        sets.append(Problems(MAIN, EvalSet(data=""), examples, None, is_scored))
+    for name, settings in spec.eval.sets.items():
+        own = (
+            stack.enter_context(Rewarder(rewards_of(settings.reward), cwd))
+            if settings.reward is not None
+            else None
+        )
+        sets.append(Problems(name, settings, load_set(spec, name, tokenizer, cwd), own))
+    return sets
 
 
-def sampling(rollout: Rollout, one: EvalSet, stop_token_ids: tuple[int, ...]) -> Sampling:
+def sampling(rollout: Rollout, settings: EvalSet, stop_token_ids: tuple[int, ...]) -> Sampling:
     """Return how the completions of a set are sampled."""
     return structs.replace(
         sampling_of(rollout, stop_token_ids, greedy=True),
-        max_new_tokens=one.max_new_tokens or rollout.max_new_tokens,
-        temperature=one.temperature,
-        top_p=one.top_p if one.temperature else 1.0,
-        top_k=one.top_k if one.temperature else 0,
+        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p if settings.temperature else 1.0,
+        top_k=settings.top_k if settings.temperature else 0,
     )

@@ -39,20 +39,20 @@ def is_among_best(session: Session) -> bool:
     keep = session.spec.checkpoint.keep_best
     if not keep or not session.evals or session.evals[-1][0] != session.state.step:
         return False
-    known = [one for _, one in session.evals]
-    metric = chosen(session.spec.checkpoint.best_by, known)
-    return metric is not None and len(known) - 1 in best_first(metric, known)[:keep]
+    evaluations = [one for _, one in session.evals]
+    metric = chosen(session.spec.checkpoint.best_by, evaluations)
+    return metric is not None and len(evaluations) - 1 in best_first(metric, evaluations)[:keep]
 
 
 def _standstill(session: Session) -> str:
     """Say that the evaluations have no new best any more, by eval.stop; "" while they have."""
     stop: EvalStop | None = session.spec.eval.stop
-    metric = chosen(session.spec.checkpoint.best_by, [one for _, one in session.evals])
+    metric = chosen(session.spec.checkpoint.best_by, [measured for _, measured in session.evals])
     if stop is None or metric is None:
         return ""
     best, best_step, since = None, 0, 0
-    for step, one in session.evals:
-        if (value := one.get(metric)) is None:
+    for step, measured in session.evals:
+        if (value := measured.get(metric)) is None:
             continue
         if best is None or is_better(metric, value, best, stop.min_delta):
             best, best_step, since = value, step, 0

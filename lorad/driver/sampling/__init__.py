@@ -1,1 +1,1 @@
-"""Asking the pool for tokens: of completions, and of episodes turn by turn."""
+"""Asking the pool for tokens: for completions, and for episodes turn by turn."""

@@ -41,10 +41,13 @@ class _Setting(Protocol):
 
 @dataclass
 class Live:
-    """An episode, as it grows. context: what the model reads next. end: None while it is under way.
+    """An episode, as it grows.
 
-    parts: (tokens, whether the policy sampled them). routes: of each row as far as it was computed.
-    tools: that the model may call, in OpenAI's form.
+    context: what the model reads next.
+    parts: tokens, and whether the policy sampled them.
+    routes: by row, its routes as far as they were computed.
+    end: None while it is under way.
+    tools: the functions that the model may call, in OpenAI's form.
     scores_at_limit: whether the environment says what it earns where a limit ends it.
     """
 
@@ -65,7 +68,8 @@ class Live:
     scores_at_limit: bool = False
 
     def fail(self, error: str) -> None:
-        self.end, self.error = "failed", error
+        self.end = "failed"
+        self.error = error
 
     def say(self, chunks: list[Chunk], format: Format) -> None:
         """Add a turn of the model."""
@@ -99,7 +103,7 @@ def play(
     session: _Setting,
     hosts: Hosts,
     speak: _Speak,
-    wanted: Plan,
+    planned: Plan,
     n: int,
     how: Sampling,
     *,
@@ -112,24 +116,25 @@ def play(
     speak: has the model speak. seed: where seeds of tasks and samples begin.
     """
     host = hosts.evals if is_eval else hosts.training
-    version = session.name_of(wanted.version)
-    tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in wanted.examples for _ in range(n)]
+    version = session.name_of(planned.version)
+    tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in planned.examples for _ in range(n)]
     resets = host.begin(tasks)
     answers = [answer for _, answer in resets]
-    seeds = [one for some in seeds_of(seed, wanted, n) for one in some]
+    seeds = [own for group in seeds_of(seed, planned, n) for own in group]
     episodes = [
-        Live(i // n, i % n, one, heard) for i, (one, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
+        Live(i // n, i % n, own, heard) for i, (own, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
-    mine = [slice(place * n, place * n + n) for place in range(len(wanted.examples))]
+    mine = [slice(place * n, place * n + n) for place in range(len(planned.examples))]
     examples = [
         begun(session, hosts.format, example, episodes[part], answers[part], how)
-        for example, part in zip(wanted.examples, mine, strict=True)
+        for example, part in zip(planned.examples, mine, strict=True)
     ]
-    made = Generated(0, 0, 0.0)
-    turn, count = 0, count_of(wanted, n, is_eval=is_eval)
+    generated = Generated(0, 0, 0.0)
+    turn = 0
+    count = count_of(planned, n, is_eval=is_eval)
     count.add(ended=sum(episode.end is not None for episode in episodes))
     while live := [episode for episode in episodes if episode.end is None]:
-        made = _speak(hosts.format, partial(speak, version), live, turn, how, count, made)
+        generated = _speak(hosts.format, partial(speak, version), live, turn, how, count, generated)
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
             hear(session, hosts.format, episode, answer, how)
         limited = [episode for episode in live if episode.heard.at_limit]
@@ -139,7 +144,7 @@ def play(
         turn += 1
     host.forget([episode.heard for episode in episodes])
     samples = [sample_of(examples[e.place], version, e) for e in episodes]
-    return [with_prompts(samples[part]) for part in mine], made
+    return [with_prompts(samples[part]) for part in mine], generated
 
 
 def begun(
@@ -179,7 +184,7 @@ def _speak(
     turn: int,
     how: Sampling,
     count: Count,
-    made: Generated,
+    generated: Generated,
 ) -> Generated:
     """Have the model speak in each episode; returns what it made until now, these turns included."""
     shared: dict[int, list[Live]] = {}
@@ -196,16 +201,17 @@ def _speak(
     ]
     more = speak(prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format), count)
     return Generated(
-        made.samples + more.samples,
-        made.tokens + more.tokens,
-        made.seconds + more.seconds,
-        made.waited + more.waited,
+        generated.samples + more.samples,
+        generated.tokens + more.tokens,
+        generated.seconds + more.seconds,
+        generated.waited + more.waited,
     )
 
 
 def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
-    spec, said = session.spec, answer.messages
+    spec = session.spec
+    said = answer.messages
     limit = spec.env.max_tokens
     assert limit is not None  # fitted to the model
     turn = episode.turns[-1]
@@ -233,11 +239,11 @@ def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: 
         except SpecError as error:
             episode.fail(str(error))
             return
-        known = len(episode.context)
+        size_before = len(episode.context)
         if len(context) + how.max_new_tokens > limit:
             episode.end = "tokens"
-        elif context[:known] == episode.context:
-            episode.observe(shown(said), context[known:])
+        elif context[:size_before] == episode.context:
+            episode.observe(shown(said), context[size_before:])
         else:
             episode.fork(shown(said), context)
     episode.heard.at_limit = episode.scores_at_limit and episode.end in LIMITS

@@ -27,7 +27,7 @@ def play_freely(
     session: Session,
     hosts: Hosts,
     pool: Connection,
-    wanted: Plan,
+    planned: Plan,
     n: int,
     how: Sampling,
     *,
@@ -39,7 +39,7 @@ def play_freely(
 
     The episodes of an example begin when the environments of all of them have, since they begin alike.
     """
-    players = _Players(session, hosts, pool, wanted, n, how, seed=seed, is_eval=is_eval)
+    players = _Players(session, hosts, pool, planned, n, how, seed=seed, is_eval=is_eval)
     try:
         with HEART.waits():  # for environments and the pool
             groups = players.play()
@@ -56,24 +56,28 @@ class _Players:
         session: Session,
         hosts: Hosts,
         pool: Connection,
-        wanted: Plan,
+        planned: Plan,
         n: int,
         how: Sampling,
         *,
         seed: int,
         is_eval: bool,
     ) -> None:
-        self._session, self._format, self._pool, self._how, self._n = session, hosts.format, pool, how, n
+        self._session = session
+        self._format = hosts.format
+        self._pool = pool
+        self._how = how
+        self._n = n
         self._host: Host = hosts.evals if is_eval else hosts.training
-        self._count = count_of(wanted, n, is_eval=is_eval)
-        self._version = session.name_of(wanted.version)
-        self._examples = [*wanted.examples]
+        self._count = count_of(planned, n, is_eval=is_eval)
+        self._version = session.name_of(planned.version)
+        self._examples = [*planned.examples]
         self._episodes = [
             [
                 Live(place, index, mine, self._host.new(Task(e.row, seed_of(seed, 0, e.id, 0))))
                 for index, mine in enumerate(some)
             ]
-            for place, (e, some) in enumerate(zip(wanted.examples, seeds_of(seed, wanted, n), strict=True))
+            for place, (e, some) in enumerate(zip(planned.examples, seeds_of(seed, planned, n), strict=True))
         ]
         self._resets: list[dict[int, Answer]] = [{} for _ in self._examples]
         self._threads = ThreadPoolExecutor(min(_MOST, n * len(self._examples)), "episode")
@@ -87,8 +91,8 @@ class _Players:
         resets = [self._threads.submit(self._reset, e) for group in self._episodes for e in group]
         first_failure(resets)
         first_failure(self._futures)
-        found = zip(self._examples, self._episodes, strict=True)
-        return [[sample_of(example, self._version, one) for one in group] for example, group in found]
+        played = zip(self._examples, self._episodes, strict=True)
+        return [[sample_of(example, self._version, e) for e in group] for example, group in played]
 
     def close(self) -> None:
         """Break off what is under way, if anything is."""
@@ -127,7 +131,7 @@ class _Players:
         if not hasattr(self._of_thread, "pool"):
             self._of_thread.pool = self._pool.another()
         context, seed = np.array(episode.context, np.int32), np.array([episode.seed(turn)], np.uint64)
-        made = generate(
+        generated = generate(
             self._of_thread.pool,
             self._version,
             [Prompt("0", context, seed)],
@@ -136,7 +140,7 @@ class _Players:
             self._count,
         )
         with self._lock:
-            self.made = self.made.beside(made)
+            self.made = self.made.beside(generated)
 
 
 def first_failure(futures: Sequence[Future[Any]]) -> None:

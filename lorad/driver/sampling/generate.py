@@ -31,10 +31,11 @@ def generate(
     another version, and where a sample has no end.
     """
     parts: dict[tuple[int, int], list[Chunk]] = {}
-    made, left = Generated(0, 0, 0.0), sum(prompt.seeds.size for prompt in prompts)
+    generated = Generated(0, 0, 0.0)
+    left = sum(prompt.seeds.size for prompt in prompts)
     for item in pool.stream("generate", Generate(version, prompts, how)):
         if isinstance(item, Generated):
-            made = item
+            generated = item
             continue
         if item.version != version:
             raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
@@ -48,33 +49,33 @@ def generate(
                 left -= 1
     if left:
         raise LoradError(f"{left} samples of {version} have no end; the engine's log says more")
-    return made
+    return generated
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def count_of(wanted: Plan, n: int, *, is_eval: bool) -> Count:
+def count_of(planned: Plan, n: int, *, is_eval: bool) -> Count:
     """Begin to count the samples of a plan, `n` of each example."""
-    return Count("evaluating" if is_eval else "sampling", n * len(wanted.examples))
+    return Count("evaluating" if is_eval else "sampling", n * len(planned.examples))
 
 
-def seeds_of(run_seed: int, wanted: Plan, n: int) -> list[list[Seed]]:
+def seeds_of(run_seed: int, planned: Plan, n: int) -> list[list[Seed]]:
     """Return the seeds of `n` samples of each example of a plan.
 
     A prompt that comes twice in a step gets other samples.
     """
     seen: Counter[str] = Counter()
-    found: list[list[Seed]] = []
-    for example in wanted.examples:
+    seeds: list[list[Seed]] = []
+    for example in planned.examples:
         first = seen[example.id] * n
         seen[example.id] += 1
-        found.append([partial(seed_of, run_seed, wanted.step, example.id, first + i) for i in range(n)])
-    return found
+        seeds.append([partial(seed_of, run_seed, planned.step, example.id, first + i) for i in range(n)])
+    return seeds
 
 
 def seed_of(run_seed: int, step: int, prompt: str, index: int, turn: int = 0) -> int:
-    """Return the seed of one turn of one sample: of nothing that a resume changes."""
+    """Return the seed of one turn of one sample, which depends on nothing that a resume changes."""
     text = f"{run_seed}|{step}|{prompt}|{index}" + f"|{turn}" * (turn > 0)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -12,7 +12,7 @@ from lorad.routes import Routes, continued, unknown_like
 
 
 class SampleRoutes(NamedTuple):
-    """As in `Sample`."""
+    """The routes of a sample, see `Sample`."""
 
     tokens: np.ndarray | None
     prompts: tuple[np.ndarray, ...]
@@ -24,7 +24,7 @@ _NONE = SampleRoutes(None, ())
 def said(before: np.ndarray | None, chunks: Sequence[Chunk], context: int, tokens: int) -> np.ndarray | None:
     """Return the routes of a row that the model has added `tokens` to, having read `context` of them.
 
-    before: those until then. None where the engine says none.
+    before: its routes until then. Returns `before` where the engine says none.
     """
     now = chunks[-1].routes
     if now is None:
@@ -35,16 +35,19 @@ def said(before: np.ndarray | None, chunks: Sequence[Chunk], context: int, token
 
 
 def routes_of(rows: Sequence[np.ndarray | None], sizes: Sequence[tuple[int, int]]) -> SampleRoutes:
-    """rows: of the rows of a sample, as far as they are known. sizes: tokens of (prompt, what is behind it)
-    of each.
+    """Put the routes of a sample together.
+
+    rows: the routes of each row as far as they are known; None where nothing is.
+    sizes: by row, the tokens of its prompt and those behind it.
     """
-    known = next((row for row in rows if row is not None), None)
-    if known is None:
+    like = next((row for row in rows if row is not None), None)
+    if like is None:
         return _NONE
-    prompts, behind = list[np.ndarray](), [unknown_like(known, 0)]
+    prompts = list[np.ndarray]()
+    behind = [unknown_like(like, 0)]
     for row, (prompt, size) in zip(rows, sizes, strict=True):
-        there = unknown_like(known, 0) if row is None else row
-        whole = np.concatenate([there, unknown_like(known, prompt + size - len(there))])
+        computed = unknown_like(like, 0) if row is None else row
+        whole = np.concatenate([computed, unknown_like(like, prompt + size - len(computed))])
         prompts.append(whole[:prompt])
         behind.append(whole[prompt:])
     return SampleRoutes(np.concatenate(behind), tuple(prompts))
@@ -62,19 +65,20 @@ def with_prompts(group: list[Sample]) -> list[Sample]:
 def routes_in(groups: Sequence[Sequence[Sample]]) -> Routes | None:
     """Return the routes of the batch of these samples (see `batch_of`); None where none are known."""
     samples = [sample for group in groups for sample in group]
-    known = next((sample.routes for sample in samples if sample.routes is not None), None)
-    if known is None:
+    like = next((sample.routes for sample in samples if sample.routes is not None), None)
+    if like is None:
         return None
-    prompts, behind = list[np.ndarray](), list[np.ndarray]()
+    prompts = list[np.ndarray]()
+    behind = list[np.ndarray]()
     for group in groups:
         last: list[int] | None = None
         for sample in group:
             tokens = sample.tokens.size
-            behind.append(unknown_like(known, tokens) if sample.routes is None else sample.routes)
-            given = [sample.example.tokens, *(fork.prompt for fork in sample.forks)]
-            for number, prompt in enumerate(given):
+            behind.append(unknown_like(like, tokens) if sample.routes is None else sample.routes)
+            prompts_of_rows = [sample.example.tokens, *(fork.prompt for fork in sample.forks)]
+            for number, prompt in enumerate(prompts_of_rows):
                 if prompt != last:
                     mine = sample.prompt_routes[number] if sample.prompt_routes else None
-                    prompts.append(unknown_like(known, len(prompt)) if mine is None else mine)
+                    prompts.append(unknown_like(like, len(prompt)) if mine is None else mine)
                 last = prompt
     return Routes(np.concatenate(prompts), np.concatenate(behind))

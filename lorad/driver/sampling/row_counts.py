@@ -20,23 +20,17 @@ def row_counts(session: Session) -> RowCounts:
         for position in range(0, count, _AT_ONCE)
         for example in data.take(position, min(_AT_ONCE, count - position))
     }
+    is_text = session.spec.data.chat_template == "never" or single(session.spec.data.train) in TASKS
+    template = "unused" if is_text else "applied"
     return RowCounts(
         rows=count,
         distinct=len(keys),
         held_out=len(held_out),
         seen=sum(key in keys for key in held_out),
-        template=_template(session),
+        template=template if session.tokenizer.has_chat_template else "none",
     )
 
 
 def _known_by(example: Example) -> int:
     """Return a number for the prompt, and for the completions where those are trained on."""
     return hash((example.prompt, *(target.tokens.tobytes() for target in example.targets)))
-
-
-def _template(session: Session) -> str:
-    """Say whether prompts are written by the model's chat template."""
-    is_text = session.spec.data.chat_template == "never" or single(session.spec.data.train) in TASKS
-    if not session.tokenizer.has_chat_template:
-        return "none"
-    return "unused" if is_text else "applied"

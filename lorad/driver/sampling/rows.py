@@ -22,21 +22,23 @@ def batch_of(groups: Sequence[Sequence[Sample]]) -> Batch:
 
 
 def offsets_of(groups: Sequence[Sequence[Sample]]) -> np.ndarray:
-    """int [G + 1]: where each group begins among the groups of its batch, which has more where rows fork."""
+    """Return where each group begins among the groups of its batch, which has more where rows fork; int
+    [G + 1].
+    """
     return np.cumsum([0, *(len(_parts(group)) for group in groups)])
 
 
 def _parts(group: Sequence[Sample]) -> list[tuple[np.ndarray, list[np.ndarray]]]:
     """Return (prompt, rows) for each run of rows with one prompt."""
-    found: list[tuple[np.ndarray, list[np.ndarray]]] = []
+    parts: list[tuple[np.ndarray, list[np.ndarray]]] = []
     last: list[int] | None = None
     for sample in group:
         prompts = [sample.example.tokens, *(fork.prompt for fork in sample.forks)]
         rows = np.split(sample.tokens, [fork.at for fork in sample.forks])
         for prompt, row in zip(prompts, rows, strict=True):
             if prompt == last:
-                found[-1][1].append(row)
+                parts[-1][1].append(row)
             else:
-                found.append((np.array(prompt, np.int32), [row]))
+                parts.append((np.array(prompt, np.int32), [row]))
             last = prompt
-    return found
+    return parts

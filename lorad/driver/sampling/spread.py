@@ -9,7 +9,8 @@ import numpy as np
 from lorad.driver.session import Rollout, Sample, Scored
 from lorad.protocol.calls import Published
 
-_GRAM, _LEAST = 4, 8  # tokens that are compared at a time, and those of the shortest sample that is looked at
+_GRAM = 4  # tokens that are compared at a time
+_LEAST = 8  # tokens of the shortest sample that is looked at
 
 
 def spread_metrics(rollout: Rollout, scored: Scored, special_ids: Sequence[int]) -> dict[str, float]:

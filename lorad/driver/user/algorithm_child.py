@@ -38,8 +38,9 @@ class Setup(Code):
 
 
 class Question(Struct):
-    """One of the two. checks: the seed of a check of the derivative, which comes before the answer; None
-    for no check."""
+    """What an advantage or a loss is asked. checks: the seed of a check of the derivative, which comes before
+    the answer; None for no check.
+    """
 
     advantage: AdvantageInput | None = None
     loss: LossInput | None = None
@@ -92,23 +93,23 @@ def array_of(kind: type, plain: Any) -> Any:
 
 
 def _refuse_others(setup: Setup, keywords: Keywords) -> None:
-    """Raises LoradError for a function that needs an argument that there is not."""
-    there = list(sample_of(setup.kind, with_reference=False).arguments())
-    if missing := [name for name in keywords.required if name not in there]:
+    """Raise LoradError for a function that needs an argument that no such function is given."""
+    offered = list(sample_of(setup.kind, with_reference=False).arguments())
+    if missing := [name for name in keywords.required if name not in offered]:
         raise LoradError(
             f"{setup.function} of {setup.file} needs {', '.join(missing)}, which no {setup.kind} is given",
-            hint=f"It may name {', '.join(there)}, and only what it uses of them.",
+            hint=f"It may name {', '.join(offered)}, and only what it uses of them.",
         )
 
 
 def _answer(function: Callable[..., Any], keywords: Keywords, question: Question, setup: Setup) -> Answer:
-    def called(**given: Any) -> Any:
-        return function(**keywords.chosen(given))
+    def called(**arguments: Any) -> Any:
+        return function(**keywords.chosen(arguments))
 
     try:
-        if (given := question.advantage) is not None:
-            found = as_advantages(called(**given.arguments()), given.rewards.size, given.sampler.size)
-            return Answer(array=found)
+        if (samples := question.advantage) is not None:
+            array = as_advantages(called(**samples.arguments()), samples.rewards.size, samples.sampler.size)
+            return Answer(array=array)
         assert question.loss is not None
         if question.checks is not None:
             check_derivative(called, question.loss, question.checks)

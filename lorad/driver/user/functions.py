@@ -23,16 +23,19 @@ class UserFunction:
     """
 
     def __init__(self, kind: Kind, algorithm: Algorithm, cwd: Path, run: str = "") -> None:
-        """cwd: where a relative path starts. run: that calls it; "" in a check. Raises SpecError without such
-        a file.
+        """Read the file; a relative path starts at `cwd`. Raises SpecError without such a file.
+
+        run: the name of the run that calls it; "" in a check.
         """
         self._run = run
         self.key = f"algorithm.{kind}"
         limits = algorithm.user_code
         code = code_of(str(getattr(algorithm, kind)), cwd, self.key, limits.memory_bytes)
         self._setup = Setup(**asdict(code) | {"kind": kind, "memory_key": "algorithm.user_code.memory"})
-        self.file, self.source = Path(code.file), code.source  # what runs, whatever becomes of the file
-        self._timeout, self._environment = limits.timeout, environment(os.environ, limits.env)
+        self.file = Path(code.file)
+        self.source = code.source  # what runs, whatever becomes of the file
+        self._timeout = limits.timeout
+        self._environment = environment(os.environ, limits.env)
         self._child: UserProcess | None = None
         self._is_checked = False
 
@@ -44,32 +47,32 @@ class UserFunction:
         with HEART.waits():
             self._child.load(self._setup, self.key, Ready)
 
-    def advantages(self, given: AdvantageInput) -> np.ndarray:
-        """float64 [S] or [T]. Raises SpecError."""
-        found = self._ask(Question(advantage=given)).array
-        if found is None or found.size not in (given.rewards.size, given.sampler.size):
+    def advantages(self, samples: AdvantageInput) -> np.ndarray:
+        """Return the function's advantages, float64 [S] or [T]. Raises SpecError."""
+        array = self._ask(Question(advantage=samples)).array
+        if array is None or array.size not in (samples.rewards.size, samples.sampler.size):
             raise self._error("its process answered with an array of another size")
-        return found
+        return array
 
-    def derivatives(self, given: LossInput, seed: int) -> tuple[float | None, np.ndarray]:
-        """(value, derivative by each log-probability, float64 [T]). Raises SpecError.
+    def derivatives(self, samples: LossInput, seed: int) -> tuple[float | None, np.ndarray]:
+        """Return the loss and its derivative by each log-probability, float64 [T]. Raises SpecError.
 
-        The value is None where the function gives none. The first derivative is checked; seed: see
-        `check_derivative`.
+        The loss is None where the function gives none. The first derivative is checked, see
+        `check_derivative` for `seed`.
         """
-        answer = self._ask(Question(loss=given, checks=None if self._is_checked else seed))
-        if answer.array is None or answer.array.size != given.logprobs.size:
+        answer = self._ask(Question(loss=samples, checks=None if self._is_checked else seed))
+        if answer.array is None or answer.array.size != samples.logprobs.size:
             raise self._error("its process answered with an array of another size")
         self._is_checked = True
         return answer.value, answer.array
 
     def try_out(self, *, with_reference: bool) -> None:
         """Call it with a few made-up samples. Raises SpecError."""
-        given = sample_of(self._setup.kind, with_reference=with_reference)
-        if isinstance(given, LossInput):
-            self.derivatives(given, seed=0)
+        samples = sample_of(self._setup.kind, with_reference=with_reference)
+        if isinstance(samples, LossInput):
+            self.derivatives(samples, seed=0)
         else:
-            self.advantages(given)
+            self.advantages(samples)
 
     def close(self) -> None:
         if self._child is not None:

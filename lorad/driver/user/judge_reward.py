@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from lorad.box.private import read_key
 
 _TRIES = 6
-_BACK_OFF_SECONDS, _LONGEST_BACK_OFF = 0.5, 30.0
+_BACK_OFF_SECONDS = 0.5
+_LONGEST_BACK_OFF = 30.0
 _MARGIN_SECONDS = 0.2  # before the time of the call is over, so that its cost is counted
 _MOST_BYTES = 4 << 20
 _ABANDONED_SECONDS = 3600.0  # after which a half-written file is somebody's who is gone
@@ -48,7 +49,11 @@ class _Judged(NamedTuple):
 
 
 class _JudgeSettings(NamedTuple):
-    """Keys of the spec, with absolute paths. bounds: lowest and highest score. price: of a million tokens."""
+    """Keys of the spec, with absolute paths.
+
+    bounds: lowest and highest score.
+    price: what a million tokens cost.
+    """
 
     url: str
     model: str
@@ -80,16 +85,16 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def judge(**settings: Any) -> Callable[..., Awaitable[_Judged]]:
     """Return the function that scores. settings: `_JudgeSettings`. Raises SpecError for a wrong key file."""
-    made = _Judge(_JudgeSettings(**settings))
-    if "{answer}" not in made.template:
+    asked = _Judge(_JudgeSettings(**settings))
+    if "{answer}" not in asked.template:
 
         async def score(prompt: str, completion: str) -> _Judged:
-            return await made.judged({"prompt": prompt, "completion": completion})
+            return await asked.judged({"prompt": prompt, "completion": completion})
 
         return score
 
     async def compared(prompt: str, completion: str, answer: str) -> _Judged:
-        return await made.judged({"prompt": prompt, "completion": completion, "answer": answer})
+        return await asked.judged({"prompt": prompt, "completion": completion, "answer": answer})
 
     return compared
 
@@ -99,9 +104,11 @@ class _Judge:
 
     def __init__(self, settings: _JudgeSettings) -> None:
         """Raises SpecError for a wrong key file."""
-        self._settings, self.template = settings, settings.template
+        self._settings = settings
+        self.template = settings.template
         self._url = settings.url.rstrip("/") + "/chat/completions"
-        self._pattern, (self._low, self._high) = re.compile(settings.pattern), settings.bounds
+        self._pattern = re.compile(settings.pattern)
+        self._low, self._high = settings.bounds
         self._timeout = settings.timeout
         self._key = read_key(settings.key_file) if settings.key_file else ""
         self._cache = _Cache(Path(settings.cache)) if settings.cache else None
@@ -110,8 +117,11 @@ class _Judge:
         self._asked: dict[str, tuple[asyncio.Lock, list[None]]] = {}
 
     async def judged(self, columns: dict[str, str]) -> _Judged:
-        costs, failures = dict.fromkeys(_COUNTED, 0.0), list[str]()
-        text = _COLUMN.sub(lambda found: columns.get(found[1], ""), self.template)
+        value = None
+        error = ""
+        costs = dict.fromkeys(_COUNTED, 0.0)
+        failures = list[str]()
+        text = _COLUMN.sub(lambda name: columns.get(name[1], ""), self.template)
         body = {
             "model": self._settings.model,
             "messages": [{"role": "user", "content": text}],
@@ -122,12 +132,12 @@ class _Judge:
         deadline = time.monotonic() + self._timeout - min(_MARGIN_SECONDS, self._timeout / 4)
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)), self._alone(name):
-                value, error = await self._scored(name, body, costs, failures), ""
+                value = await self._scored(name, body, costs, failures)
         except TimeoutError:
             last = f": {failures[-1]}" if failures else f" from the judge at {self._settings.url}"
-            value, error = None, f"no score within {self._timeout:g} s{last}"
+            error = f"no score within {self._timeout:g} s{last}"
         except _Failed as failed:
-            value, error = None, str(failed)
+            error = str(failed)
         if (price := self._settings.price) is not None:
             paid = costs["prompt_tokens"] * price[0] + costs["completion_tokens"] * price[1]
             costs["price"] = paid / 1e6
@@ -182,10 +192,10 @@ class _Judge:
         loop = asyncio.get_running_loop()
         reply = await loop.run_in_executor(self._threads, self._post, json.dumps(body).encode())
         try:
-            found = json.loads(reply)
+            completion = json.loads(reply)
             for key in ("prompt_tokens", "completion_tokens"):
-                costs[key] += int((found.get("usage") or {}).get(key) or 0)
-            text = found["choices"][0]["message"]["content"]
+                costs[key] += int((completion.get("usage") or {}).get(key) or 0)
+            text = completion["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise _Failed("the judge's server answered no completion") from None
         if not isinstance(text, str):
@@ -223,8 +233,8 @@ class _Judge:
         """Return the last number that the pattern finds, from 0 at the low end of the range to 1 at its high
         end. Raises _Failed."""
         said = None
-        for found in self._pattern.finditer(text):
-            said = found[1]
+        for match in self._pattern.finditer(text):
+            said = match[1]
         try:
             number = float(said or "")
         except ValueError:
@@ -248,9 +258,9 @@ class _Cache:
 
     def get(self, name: str) -> str | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads((self._root / name[:2] / name).read_bytes())
-            if found["sha256"] == hashlib.sha256(found["text"].encode()).hexdigest():
-                return str(found["text"])
+            kept = json.loads((self._root / name[:2] / name).read_bytes())
+            if kept["sha256"] == hashlib.sha256(kept["text"].encode()).hexdigest():
+                return str(kept["text"])
         return None
 
     def put(self, name: str, text: str) -> None:

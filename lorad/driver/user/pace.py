@@ -23,7 +23,8 @@ class FirstCalls:
     """
 
     def __init__(self, name: str, timeout: float, *, may_load: bool = True) -> None:
-        self._name, self._timeout = name, timeout
+        self._name = name
+        self._timeout = timeout
         self._slowest: float | None = None if may_load else 0.0
         self._lost = 0
         self.note = ""  # what the run should say, once
@@ -67,8 +68,9 @@ class Growth:
     """
 
     def __init__(self, cores: int, available: Callable[[], int] = available_memory) -> None:
-        """cores: how many cores the processes may keep busy."""
-        self._cores, self._available = cores, available
+        """Begin without measurements. The processes may keep `cores` busy."""
+        self._cores = cores
+        self._available = available
         self._seconds = self._computed = 0.0
         self._memory = 1
 

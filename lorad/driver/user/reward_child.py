@@ -66,7 +66,12 @@ def main(lifeline: int) -> None:
             answer = function.answer(request, function.call(request))
         except BaseException as error:
             answer = function.failure(request, error)
-        send_json(replies, answer | _used(before))
+        most = max(
+            resource.getrusage(of).ru_maxrss for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        # a call that holds an accelerator counts as computing: more processes would hold it, too
+        computed = 1e9 if _holds_accelerator() else _computed() - before
+        send_json(replies, answer | {"computed": computed, "memory": most << 10})
 
 
 def _computed() -> float:
@@ -81,14 +86,6 @@ def _computed() -> float:
     except (OSError, ValueError):
         return computed
     return max(computed, on_core / 1e9) + for_core / 1e9
-
-
-def _used(before: float) -> dict[str, Any]:
-    """Return what a call took that began at `before`. One that holds an accelerator counts as computing: more
-    processes would hold it, too.
-    """
-    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return {"computed": 1e9 if _holds_accelerator() else _computed() - before, "memory": most << 10}
 
 
 def _holds_accelerator() -> bool:

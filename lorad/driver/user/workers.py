@@ -30,11 +30,12 @@ _CLOSED = "the rewarder is closed"
 
 
 class Setup(Code):
-    """A builtin (`name`, `pattern`), or without a name the function of a file. timeout: seconds of a call.
+    """A builtin (`name`, `pattern`), or without a name the function of a file.
 
+    timeout: seconds of a call.
     settings: where there are some, the function of the file makes with them the one that scores.
-    is_packaged: the function is lorad's own, which reads answers as text. raw: a builtin reads the text with
-    special tokens and the stop string.
+    is_packaged: the function is lorad's own, which reads answers as text.
+    raw: a builtin reads the text with special tokens and the stop string.
     """
 
     name: str = ""
@@ -50,8 +51,9 @@ class Loaded(Ready):
 
     is_batch: it takes lists, all samples of a call at once.
     is_async: many calls may be under way in one process.
-    wants_ids: it asks for the tokens of completions. wants_raw: it asks for their text as it was sampled.
-    names: of its parameters.
+    wants_ids: it asks for the tokens of completions.
+    wants_raw: it asks for their text as it was sampled.
+    names: the names of its parameters.
     """
 
     is_batch: bool = False
@@ -85,10 +87,11 @@ class _Request(Struct):
 
 
 class _WorkerAnswer(Struct):
-    """is_last: the process is of no further use.
+    """What a process answers to a call.
 
-    computed: seconds in which the call computed, or waited for a core; memory: bytes of its process. Both are
-    0 of a coroutine.
+    is_last: the process is of no further use.
+    computed: seconds in which the call computed, or waited for a core; 0 for a coroutine.
+    memory: bytes of the process; 0 for a coroutine.
     """
 
     id: int
@@ -147,10 +150,16 @@ class Workers:
         *,
         grows: bool = False,
     ) -> None:
-        """concurrency: calls under way in each process of a coroutine function. python: another interpreter
-        to run it. within: see `sandboxed`.
+        """Start nothing yet.
+
+        concurrency: calls under way in each process of a coroutine function.
+        python: another interpreter to run it.
+        within: see `sandboxed`.
         """
-        self._setup, self._environment, self._python, self._within = setup, environment, python, within
+        self._setup = setup
+        self._environment = environment
+        self._python = python
+        self._within = within
         self._concurrency = concurrency
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
@@ -220,7 +229,10 @@ class Workers:
             for call in calls:
                 call.at = now
             if not self.closed and not self._broken:
-                self._calls.extendleft(reversed(calls)) if first else self._calls.extend(calls)
+                if first:
+                    self._calls.extendleft(reversed(calls))
+                else:
+                    self._calls.extend(calls)
                 self._have(self._count)
                 self._changed.notify_all()
                 for worker in self._workers:
@@ -282,7 +294,9 @@ class Workers:
                     patience = 0.0 if worker.is_there else self._patience(worker)
                     if patience <= 0:
                         if not worker.is_there:
-                            worker.is_there, worker.process, self._spare = True, self._spare, None
+                            worker.is_there = True
+                            worker.process = self._spare
+                            self._spare = None
                         return self._calls.popleft()
                 else:
                     patience = None
@@ -355,7 +369,8 @@ class _Worker:
     """
 
     def __init__(self, workers: Workers, *, is_extra: bool) -> None:
-        self._workers, self.is_extra = workers, is_extra
+        self._workers = workers
+        self.is_extra = is_extra
         self.process: UserProcess | None = None
         self._under_way: dict[int, _UnderWay] = {}
         self._count = 0
@@ -398,17 +413,21 @@ class _Worker:
                 self._workers.open(self._keep)
             self.is_ready = True
         except SpecError as error:
-            self.process, self.is_there = None, False
+            self.process = None
+            self.is_there = False
             self._workers.cannot_start(call, _CLOSED if self._workers.closed else str(error))
             return
         assert self.process is not None
         self._count += 1
-        now, seconds = time.monotonic(), self._workers.timeout
+        now = time.monotonic()
+        seconds = self._workers.timeout
         if self._is_new:
-            seconds, self.first_began = self._workers.first_seconds, self.first_began or now
+            seconds = self._workers.first_seconds
+            self.first_began = self.first_began or now
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
         self._under_way[self._count] = _UnderWay(call, now, seconds, now + seconds + grace)
-        loaded, samples = self._workers.start(), call.samples
+        loaded = self._workers.start()
+        samples = call.samples
         if not loaded.wants_ids:
             samples = [replace(sample, completion_ids=[]) for sample in samples]
         if not loaded.wants_raw:
@@ -436,8 +455,10 @@ class _Worker:
                     why = self._workers.lost_first() if self._is_new else ""
                     raise Lost(why or f"no result within {next_to_end.seconds:g} s{first}")
                 return
-            answer = _decoded(line)
-            ended = self._under_way.get(answer.id)
+            ended = None
+            with contextlib.suppress(msgspec.MsgspecError):
+                answer = msgspec.json.decode(line, type=_WorkerAnswer)
+                ended = self._under_way.get(answer.id)
             if ended is None or len(answer.replies) != len(ended.call.samples):
                 raise Lost("the reward process answered out of turn")
             del self._under_way[answer.id]
@@ -451,7 +472,8 @@ class _Worker:
         now = time.monotonic()
         self._workers.ended(answer, now - ended.began, is_first=self._is_new)
         if self._is_new:
-            self._is_new, self.first_began = False, 0.0
+            self._is_new = False
+            self.first_began = 0.0
             for each in self._under_way.values():
                 each.seconds = self._workers.timeout
                 each.end = min(each.end, now + each.seconds + _GRACE_SECONDS)
@@ -477,12 +499,7 @@ class _Worker:
     def _stop(self) -> None:
         if self.process is not None:
             self.process.kill()
-        self.process, self.is_there, self.is_ready = None, False, False
-        self._is_new, self.first_began = True, 0.0
-
-
-def _decoded(line: bytes) -> _WorkerAnswer:
-    try:
-        return msgspec.json.decode(line, type=_WorkerAnswer)
-    except msgspec.MsgspecError:
-        raise Lost("the reward process answered out of turn") from None
+        self.process = None
+        self.is_there = self.is_ready = False
+        self._is_new = True
+        self.first_began = 0.0
