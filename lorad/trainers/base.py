@@ -51,7 +51,7 @@ class TrainerCapabilities(Struct, frozen=True):
 
     losses: the terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, `LABELS`, and `VALUE_LOSS` where it
         has critics.
-    routes: of the base, where the trainer replays them.
+    routes: shape of the base's routes, where the trainer replays them.
     """
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
@@ -189,7 +189,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def modules(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of every linear module that an adapter may target, by logical name."""
+        """Return (out, in) of every linear module that an adapter may target, by logical name."""
 
     @abstractmethod
     def slots(self) -> tuple[str, ...]:
@@ -233,8 +233,9 @@ class Trainer(ABC):
     ) -> StepResult:
         """Clip (0: do not), step and clear the gradients.
 
-        optimizer: the settings of this step; None: those of the slot. Not finite: nothing is applied,
-        gradients are cleared.
+        Gradients that are not finite are cleared, and nothing is applied.
+
+        optimizer: the settings of this step; None for the slot's.
         """
         return await self.do(OptimStep(lr, max_grad_norm, optimizer=optimizer, slot=slot))
 
@@ -242,7 +243,7 @@ class Trainer(ABC):
         await self.do(DiscardGrads(slot))
 
     async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        """Log-probability of each target of the batch, and whether it is the likeliest token; dropout off.
+        """Return log-probability of each target, and whether it is the likeliest token; dropout off.
 
         Raises NotFound and ValueError (see `check_batch`) before anything is computed.
         """

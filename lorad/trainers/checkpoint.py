@@ -37,7 +37,7 @@ _NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from a
 
 
 def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a critic's head, by logical name: those of torch's Linear(hidden, 1)."""
+    """Return the shapes of a critic's head by logical name; it is a Linear(hidden, 1) of torch."""
     return {f"{_HEAD_PREFIX}weight": (1, hidden), f"{_HEAD_PREFIX}bias": (1,)}
 
 
@@ -64,9 +64,10 @@ def write(
     rng: _Arrays,
     base: str,
 ) -> list[str]:
-    """Into an existing directory; the names of the files.
+    """Write a slot into an existing directory; return the names of the files.
 
-    head: of a critic, by logical name; empty of a policy. moments: of MOMENTS, each by logical name.
+    head: a critic's tensors by logical name; empty for a policy.
+    moments: for each of MOMENTS, its tensors by logical name.
     """
     write_peft(adapter, directory, base)
     named = {
@@ -84,22 +85,22 @@ def write(
 
 
 def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
-    """Raises IntegrityError unless every tensor is there with its shape and no other is, and they are of an
-    adapter like `config` (dropout may differ).
+    """Read a slot. Raises IntegrityError unless every tensor is there with its shape and no other is, and
+    they are of an adapter like `config` (dropout may differ).
     """
     weights = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
     head = [name for name in weights if name.startswith(_HEAD_PREFIX)]
-    found = _read_as(
+    arrays = _read_as(
         directory / WEIGHTS, {PEFT_PREFIX + name: name for name in weights.keys() - head}, weights
     )
     if head:
         plain = {name.removeprefix(_HEAD_PREFIX): name for name in head}
-        found |= _read_as(directory / _VALUE_HEAD, plain, weights)
-    moments = {f"{moment}.{name}": wanted for moment in MOMENTS for name, wanted in weights.items()}
+        arrays |= _read_as(directory / _VALUE_HEAD, plain, weights)
+    moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
     optimizer = _read(directory / _OPTIMIZER, {**moments, "step": ((1,), "int64")})
     _check_config(directory, config)
     return Saved(
-        weights={name: found[name] for name in weights},
+        weights={name: arrays[name] for name in weights},
         exp_avg={name: optimizer[f"exp_avg.{name}"] for name in weights},
         exp_avg_sq={name: optimizer[f"exp_avg_sq.{name}"] for name in weights},
         step=int(optimizer["step"][0]),
@@ -108,14 +109,15 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
 
 
 def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Adapter:
-    """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's.
+    """Read a PEFT directory to start a slot of `config` from. Raises AdapterRefused.
 
-    Raises AdapterRefused.
+    linears: (out, in) of the base's linears.
     """
     source = read_peft(directory, None)
-    if told := _difference(source.config, config, ("dora", "modules", "rank", "rank_of_experts", "scale")):
+    fields = ("dora", "modules", "rank", "rank_of_experts", "scale")
+    if difference := _difference(source.config, config, fields):
         raise AdapterRefused(
-            f"{directory}: {told}",
+            f"{directory}: {difference}",
             hint="give lora.rank, lora.experts.rank, lora.alpha, lora.rslora, lora.dora and "
             "lora.target_modules the values of that adapter",
         )
@@ -123,9 +125,9 @@ def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Ad
     return source
 
 
-def _difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str]) -> str:
+def _difference(file: AdapterConfig, slot: AdapterConfig, fields: Sequence[str]) -> str:
     """Describe all of some fields that differ; empty when all are equal."""
-    pairs = {field.replace("_", " "): (getattr(found, field), getattr(wanted, field)) for field in fields}
+    pairs = {field.replace("_", " "): (getattr(file, field), getattr(slot, field)) for field in fields}
     return "; ".join(
         f"its {name} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
         for name, (theirs, ours) in pairs.items()
@@ -141,60 +143,63 @@ def later_seed(seed: int, step: int) -> int:
 
 
 def _check_config(directory: Path, config: AdapterConfig) -> None:
-    """The same tensors mean another adapter with another alpha."""
+    """Raise IntegrityError where the settings differ: with another alpha the same tensors are another
+    adapter.
+    """
     hint = "resume with the settings that the checkpoint was made with, or from another one"
     try:
         saved = read_peft(directory).config
     except AdapterRefused as error:
         raise IntegrityError(str(error), hint=hint) from error
-    if told := _difference(saved, config, ("dora", "modules", "rank", "rank_of_experts", "alpha", "rslora")):
-        raise IntegrityError(f"{directory / CONFIG}: {told}", hint=hint)
+    fields = ("dora", "modules", "rank", "rank_of_experts", "alpha", "rslora")
+    if difference := _difference(saved, config, fields):
+        raise IntegrityError(f"{directory / CONFIG}: {difference}", hint=hint)
 
 
 def _rng(path: Path) -> _Arrays:
-    found = _arrays(path)
-    if found.keys() == {"draws"}:
-        _check(path, found, {"draws": ((2,), "int64")})
+    arrays = _arrays(path)
+    if arrays.keys() == {"draws"}:
+        _check(path, arrays, {"draws": ((2,), "int64")})
     else:
-        shape = found["dropout"].shape if "dropout" in found else ()
-        _check(path, found, {"dropout": (shape, "uint8")})
-    return found
+        shape = arrays["dropout"].shape if "dropout" in arrays else ()
+        _check(path, arrays, {"dropout": (shape, "uint8")})
+    return arrays
 
 
-def _read_as(path: Path, names: Mapping[str, str], wanted: _Wanted) -> _Arrays:
-    """Return the arrays of one file by logical name. names: in the file -> logical."""
-    found = _read(path, {key: wanted[name] for key, name in names.items()})
-    return {name: found[key] for key, name in names.items()}
+def _read_as(path: Path, names: Mapping[str, str], expected: _Wanted) -> _Arrays:
+    """Return the arrays of one file by logical name. names: from a name in the file to the logical one."""
+    arrays = _read(path, {key: expected[name] for key, name in names.items()})
+    return {name: arrays[key] for key, name in names.items()}
 
 
-def _read(path: Path, wanted: _Wanted) -> _Arrays:
-    """Return the arrays of one file, which must be exactly `wanted`."""
-    found = _arrays(path)
-    _check(path, found, wanted)
-    return found
+def _read(path: Path, expected: _Wanted) -> _Arrays:
+    """Return the arrays of one file, which must be exactly as expected."""
+    arrays = _arrays(path)
+    _check(path, arrays, expected)
+    return arrays
 
 
 def _arrays(path: Path) -> _Arrays:
     try:
-        found: _Arrays = load_file(path)
+        arrays: _Arrays = load_file(path)
     except (OSError, SafetensorError) as error:
         raise IntegrityError(f"{path}: not readable: {error}", hint=_NOT_WHOLE) from error
-    return found
+    return arrays
 
 
-def _check(path: Path, found: _Arrays, wanted: _Wanted) -> None:
+def _check(path: Path, arrays: _Arrays, expected: _Wanted) -> None:
     wrong = {
-        "missing": wanted.keys() - found.keys(),
-        "unexpected": found.keys() - wanted.keys(),
+        "missing": expected.keys() - arrays.keys(),
+        "unexpected": arrays.keys() - expected.keys(),
         "of the wrong shape or dtype": {
             key
-            for key in wanted.keys() & found.keys()
-            if (found[key].shape, found[key].dtype.name) != wanted[key]
+            for key in expected.keys() & arrays.keys()
+            if (arrays[key].shape, arrays[key].dtype.name) != expected[key]
         },
     }
-    told = [f"{len(keys)} {what}: {_few(sorted(keys))}" for what, keys in wrong.items() if keys]
-    if told:
-        raise IntegrityError(f"{path}: {'; '.join(told)}", hint=_NOT_WHOLE)
+    problems = [f"{len(keys)} {what}: {_few(sorted(keys))}" for what, keys in wrong.items() if keys]
+    if problems:
+        raise IntegrityError(f"{path}: {'; '.join(problems)}", hint=_NOT_WHOLE)
 
 
 def _few(keys: list[str]) -> str:

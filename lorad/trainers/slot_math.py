@@ -21,7 +21,7 @@ Spans = Sequence[tuple[slice, bool]]
 
 
 def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """A of shape [rank, in], fp32 on the CPU, drawn from `generator`.
+    """Draw A of shape [rank, in], fp32 on the CPU, from `generator`.
 
     kaiming: kaiming_uniform(a=sqrt(5)), that is U(-b, b) with b = 1 / sqrt(in), PEFT's default. xavier,
     normal (std 0.2) and zero are those of Megatron-Bridge's LoRA: xavier is N(0, 2 / (in + rank)). Raises
@@ -42,16 +42,16 @@ def spans_of(sizes: Iterable[tuple[int, bool]], begin: int, end: int) -> Spans:
 
     sizes: how many numbers each parameter of the vector has, in order, and whether it is a B.
     """
-    found: list[tuple[slice, bool]] = []
+    spans: list[tuple[slice, bool]] = []
     start = -begin
     for size, is_b in sizes:
         first, last = max(start, 0), min(start + size, end - begin)
         start += size
         if last > first:
-            if found and found[-1][1] == is_b:
-                first = found.pop()[0].start
-            found.append((slice(first, last), is_b))
-    return found
+            if spans and spans[-1][1] == is_b:
+                first = spans.pop()[0].start
+            spans.append((slice(first, last), is_b))
+    return spans
 
 
 @torch.no_grad()
@@ -65,8 +65,8 @@ def adamw(
     optimizer: Optimizer,
     spans: Spans,
 ) -> None:
-    """Step number `step` (from 1), in place; the arithmetic and its order are those of torch.optim.AdamW, and
-    with a ratio of rates those of its two parameter groups.
+    """Make step number `step` (from 1) in place. The arithmetic and its order are torch.optim.AdamW's, with a
+    ratio of rates as with two parameter groups there.
     """
     beta1, beta2 = optimizer.betas
     for span, is_b in [(slice(None), False)] if optimizer.loraplus_lr_ratio == 1 else spans:

@@ -205,7 +205,7 @@ def test_kl_coefficient_moves_towards_its_target() -> None:
         state=State(),
         kl_coef=0.1,
     )
-    weighed: Any = SimpleNamespace(kl=None, known=SimpleNamespace(rows=np.arange(10)))
+    weighed: Any = SimpleNamespace(kl=None, training=SimpleNamespace(rows=np.arange(10)))
     trained: Any = SimpleNamespace(first=LossStats(tokens=10, kl=10.0))
     adapt_kl(session, trained, weighed)
     assert session.state.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 10 / 100))

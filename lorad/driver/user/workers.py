@@ -150,11 +150,8 @@ class Workers:
         *,
         grows: bool = False,
     ) -> None:
-        """Start nothing yet.
-
-        concurrency: calls under way in each process of a coroutine function.
-        python: another interpreter to run it.
-        within: see `sandboxed`.
+        """Start nothing yet. A coroutine function has `concurrency` calls under way in each process; `python`
+        is another interpreter to run it, and `within` the sandbox, see `sandboxed`.
         """
         self._setup = setup
         self._environment = environment
@@ -321,12 +318,11 @@ class Workers:
     def cannot_start(self, call: Call, why: str) -> None:
         """Where there is no other process, this call and all others fail."""
         with self._changed:
-            if any(worker.is_ready for worker in self._workers):
-                self._calls.appendleft(call)
-                self._changed.notify_all()
-                return
             self._calls.appendleft(call)
-            self._break(why)
+            if any(worker.is_ready for worker in self._workers):
+                self._changed.notify_all()
+            else:
+                self._break(why)
 
     def _break(self, why: str) -> None:
         """Have all calls that wait fail, and those that come before `forgive`."""
@@ -369,8 +365,7 @@ class _Worker:
     """
 
     def __init__(self, workers: Workers, *, is_extra: bool) -> None:
-        self._workers = workers
-        self.is_extra = is_extra
+        self._workers, self.is_extra = workers, is_extra
         self.process: UserProcess | None = None
         self._under_way: dict[int, _UnderWay] = {}
         self._count = 0
@@ -426,8 +421,7 @@ class _Worker:
             self.first_began = self.first_began or now
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
         self._under_way[self._count] = _UnderWay(call, now, seconds, now + seconds + grace)
-        loaded = self._workers.start()
-        samples = call.samples
+        loaded, samples = self._workers.start(), call.samples
         if not loaded.wants_ids:
             samples = [replace(sample, completion_ids=[]) for sample in samples]
         if not loaded.wants_raw:

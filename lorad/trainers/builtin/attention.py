@@ -27,8 +27,10 @@ class PackedAttention:
 
 
 class _Products(NamedTuple):
-    """What the backward of two batched products needs: q [S * kv, heads / kv * Q, dim], k, v [S * kv, K,
-    dim].
+    """What the backward of two batched products needs.
+
+    q: [S * kv, heads / kv * Q, dim].
+    k, v: [S * kv, K, dim].
     """
 
     q: Tensor
@@ -100,8 +102,8 @@ class _Attend(Function):
         for block in layout.blocks:
             kind = _Fused if block.fused else _Products
             with torch.set_grad_enabled(keep and block.fused):
-                those = _gathered(block, layout, *flat)
-                out, kept = kind.forward(block, layout.dim**-0.5, *those, beside)
+                inputs = _gathered(block, layout, *flat)
+                out, kept = kind.forward(block, layout.dim**-0.5, *inputs, beside)
             outs.append(out.view(-1, layout.dim))
             ctx.blocks.append(kept if keep else None)
         return torch.cat(outs).index_select(0, layout.out).view(q.shape)
@@ -110,16 +112,16 @@ class _Attend(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         layout: Layout = ctx.layout
         grad = grad.reshape(-1, layout.dim)
-        found = []
+        gradients = []
         for block, kept in zip(layout.blocks, ctx.blocks, strict=True):
             to_out = grad.index_select(0, block.queries).view(
                 block.shape[0], layout.kv, -1, block.shape[2], layout.dim
             )
             if block.live is not None:
                 to_out.mul_(block.live)
-            found.append(kept.backward(layout.dim**-0.5, to_out.view(kept.q.shape)))
+            gradients.append(kept.backward(layout.dim**-0.5, to_out.view(kept.q.shape)))
         ctx.blocks.clear()
-        q, k, v = (list(parts) for parts in zip(*found, strict=True))
+        q, k, v = (list(parts) for parts in zip(*gradients, strict=True))
         for parts in (k, v):
             _add_shares(layout, parts)
         rows = (1, -1, layout.heads, layout.dim), (1, -1, layout.kv, layout.dim)
@@ -142,8 +144,8 @@ def _gathered(block: Block, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> 
 
 
 def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
-    """Adds to the gradients of the keys that are shared what all the sequences that share them have, from the
-    last level up: what a completion has of the stem comes to the stem with what its prompt has of it.
+    """Add to the gradients of shared keys what all the sequences that share them have, from the last level
+    up: what a completion has of the stem comes to the stem with what its prompt has of it.
     """
     total: Tensor | None = None
     for level in range(len(layout.levels) - 1, -1, -1):
@@ -161,18 +163,15 @@ def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
                 cells.add_(total[done : done + count, :, :keys])
             done += count
             if above is not None and block.sharers is not None:
-                _add_at(above[:, :, :prefix], block.sharers, cells[:, :, :prefix].to(above.dtype))
+                shares = cells[:, :, :prefix].to(above.dtype)
+                prompts = above[:, :, :prefix]
+                if prompts.is_cuda:  # both kernels add one after another, without atomics
+                    prompts.index_put_((block.sharers,), shares, accumulate=True)
+                else:
+                    prompts.index_add_(0, block.sharers, shares)
         total = above
 
 
-def _add_at(total: Tensor, index: Tensor, parts: Tensor) -> None:
-    """total[index] += parts, one after another: neither kernel adds with atomics."""
-    if total.is_cuda:
-        total.index_put_((index,), parts, accumulate=True)
-    else:
-        total.index_add_(0, index, parts)
-
-
 def _home(parts: list[Tensor], index: Tensor) -> Tensor:
-    """Out of the cells of all blocks, those of each row."""
+    """Pick each row's cells out of those of all blocks."""
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]).index_select(0, index)

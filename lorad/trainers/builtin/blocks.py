@@ -50,33 +50,38 @@ class Sequences:
         ends = self.prefixes[runs]
         cells = np.broadcast_to(np.arange(ends.max(initial=0)), (len(runs), ends.max(initial=0)))
         cells = np.minimum(cells, ends[:, None] - 1)
-        found: Ints = np.zeros_like(cells)
+        rows: Ints = np.zeros_like(cells)
         for above, lengths in self._above:
             starts = ends - lengths[runs]
             inside = (cells >= starts[:, None]) & (cells < ends[:, None])
-            found = np.where(inside, self.starts[above[runs]][:, None] + cells - starts[:, None], found)
+            rows = np.where(inside, self.starts[above[runs]][:, None] + cells - starts[:, None], rows)
             ends = starts
-        return found
+        return rows
 
     @cached_property
     def _above(self) -> list[tuple[Ints, Ints]]:
-        """(The run above each, its length), -1 and 0 for none: the nearest first, as far as there is any."""
-        above, found = self.owner, []
+        """Return the run above each run and its length, -1 and 0 for none; the nearest first, then the one
+        above that, until none has any.
+        """
+        above = self.owner
+        pairs = []
         while (above >= 0).any():
-            found.append((above, np.where(above < 0, 0, self.lengths[above])))
+            pairs.append((above, np.where(above < 0, 0, self.lengths[above])))
             above = np.where(above < 0, -1, self.owner[above])
-        return found
+        return pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """S sequences with Q queries and K = P + Q keys, the first P of them those of what they share.
 
-    queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys:
-    int64 [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when
-    none is. level: how many runs come before each. is_shared: whether others share any of them. sharers:
-    int64 [S], the run that each sequence shares, counted in the order of the blocks of its level; None on the
-    first level.
+    queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim].
+    keys: int64 [S * kv * K], rows of k and v likewise.
+    live: [S, 1, 1, Q, 1], zero where a query is padding; None when none is.
+    level: how many runs come before each.
+    is_shared: whether others share any of them.
+    sharers: int64 [S], the run that each sequence shares, counted in the order of the blocks of its level;
+        None on the first level.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
@@ -100,8 +105,8 @@ class Block:
 class Layout:
     """The blocks of one micro-batch, what is shared first.
 
-    out: int64 [rows * heads], where the output of each query head is among the outputs of all blocks; home:
-    int64 [rows * kv], where each key head is among the keys of all blocks.
+    out: int64 [rows * heads], where the output of each query head is among the outputs of all blocks.
+    home: int64 [rows * kv], where each key head is among the keys of all blocks.
     """
 
     def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
@@ -111,31 +116,39 @@ class Layout:
             config.num_key_value_heads,
             config.head_dim,
         )
-        self._base, self._sequences = base, sequences
+        self._base = base
+        self._sequences = sequences
         self.window = max(config.windows, default=0)
         groups = list(similar(sequences))
-        levels, ends = sequences.levels, sequences.prefixes + sequences.lengths
+        levels = sequences.levels
+        ends = sequences.prefixes + sequences.lengths
         self._rank = np.zeros_like(ends)  # of each run on its level, in the order of the blocks
         self.levels: list[tuple[int, int]] = []
-        """Of each level: how many runs it has, and the most keys that one of them has."""
+        """By level, how many runs it has, and the most keys that one of them has."""
         for level in range(max(int(levels[g[0]]) for g in groups) + 1):
-            there = np.concatenate([g for g in groups if levels[g[0]] == level])
-            self._rank[there] = np.arange(len(there))
-            self.levels.append((len(there), int(ends[there].max())))
-        out, home = np.zeros(rows * self.heads, np.int64), np.zeros(rows * self.kv, np.int64)
-        self.blocks, outputs, keys = [], 0, 0
+            runs = np.concatenate([g for g in groups if levels[g[0]] == level])
+            self._rank[runs] = np.arange(len(runs))
+            self.levels.append((len(runs), int(ends[runs].max())))
+        out = np.zeros(rows * self.heads, np.int64)
+        home = np.zeros(rows * self.kv, np.int64)
+        self.blocks = []
+        outputs = keys = 0
         for group in groups:
             block = self._block(group, out, home, outputs, keys)
             self.blocks.append(block)
-            outputs, keys = outputs + block.queries.numel(), keys + block.keys.numel()
-        self.out, self.home = self._tensor(out), self._tensor(home)
+            outputs += block.queries.numel()
+            keys += block.keys.numel()
+        self.out = self._tensor(out)
+        self.home = self._tensor(home)
 
     def _block(self, group: Ints, out: Ints, home: Ints, outputs: int, keys: int) -> Block:
-        """One block; writes where its cells are into `out` and `home`."""
+        """Make one block; write where its cells are into `out` and `home`."""
         runs, rep = self._sequences, self.heads // self.kv
         lengths, owner, prefixes = runs.lengths[group], runs.owner[group], runs.prefixes[group]
         wide, long = int(prefixes.max()), int(lengths.max())
-        own = _cells(runs.starts[group], lengths, long)
+        # a run's last row is repeated for padding
+        cells = np.minimum(np.arange(long), np.maximum(lengths, 1)[:, None] - 1)
+        own = runs.starts[group][:, None] + cells
         seen = np.concatenate([runs.before(group), own], 1)
         query_heads = own[:, None, None] * self.heads + np.arange(self.heads).reshape(1, self.kv, rep, 1)
         key_heads = seen[:, None] * self.kv + np.arange(self.kv)[:, None]
@@ -157,14 +170,22 @@ class Layout:
         )
 
     def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool, window: int = 0) -> Tensor | None:
-        """Make the attention mask: zero where visible, else minus infinity; for the fused kernel true and
-        false.
+        """Make the attention mask, [S or 1, 1, Q, K]: zero where visible, else minus infinity; for the fused
+        kernel true and false.
+
+        window: how many of the last keys a query sees; 0 for all.
         """
         if fused and not wide and not self._base.config.has_sinks:
             return None
-        visible = self._visible(prefixes, wide, long)
+        keys = torch.arange(wide + long, device=self._base.device)  # masks are made there: they may be large
+        visible = (keys <= keys[wide:, None])[None, None]
+        is_even = (prefixes == wide).all()
+        if not is_even:
+            visible = visible & ((keys < self._tensor(prefixes)[:, None, None, None]) | (keys >= wide))
         if window:
-            visible = visible & self._near(prefixes, wide, long, window)
+            before = self._tensor(prefixes[:1] if is_even else prefixes)[:, None]
+            places = torch.where(keys < wide, keys, keys - wide + before)  # of keys, in their sequence
+            visible = visible & (places[:, None] > places[:, wide:, None] - window)[:, None]
         if fused:
             return visible
         bias = torch.zeros(visible.shape, dtype=self._base.dtype, device=visible.device)
@@ -173,28 +194,13 @@ class Layout:
         full = bias[:, :, None].expand(-1, kv, self.heads // self.kv, -1, -1)
         return full.reshape(len(visible) * kv, -1, wide + long)
 
-    def _visible(self, prefixes: Ints, wide: int, long: int) -> Tensor:
-        """bool [S or 1, 1, Q, K]: which keys a query may attend to. Made on the device: it may be large."""
-        keys = torch.arange(wide + long, device=self._base.device)
-        visible = (keys <= keys[wide:, None])[None, None]
-        if (prefixes == wide).all():
-            return visible
-        return visible & ((keys < self._tensor(prefixes)[:, None, None, None]) | (keys >= wide))
-
-    def _near(self, prefixes: Ints, wide: int, long: int, window: int) -> Tensor:
-        """bool [S, 1, Q, K]: which keys are among the `window` last that a query could see."""
-        cells = torch.arange(wide + long, device=self._base.device)
-        before = self._tensor(prefixes[:1] if (prefixes == wide).all() else prefixes)[:, None]
-        places = torch.where(cells < wide, cells, cells - wide + before)  # of keys, in their sequence
-        return (places[:, None] > places[:, wide:, None] - window)[:, None]
-
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._base.device)
 
 
 def similar(sequences: Sequences) -> Iterator[Ints]:
-    """Indices of the sequences of each block, level by level, no empty ones; longest first, ties in the given
-    order.
+    """Yield the indices of each block's sequences, level by level, no empty ones; longest first, ties in the
+    given order.
 
     In a block the longest is at most a quarter and 8 tokens longer than the shortest. All have as much before
     them where the fused kernel works, so that one mask does for all, and where others share them, so that
@@ -204,13 +210,13 @@ def similar(sequences: Sequences) -> Iterator[Ints]:
     shared = np.isin(np.arange(len(lengths)), sequences.owner)
     apart = np.where((prefixes + lengths > LONG) | shared, prefixes, 0)
     for level in range(int(levels.max(initial=0)) + 1):
-        some = np.flatnonzero((levels == level) & (lengths > 0))
-        order = some[np.lexsort((-lengths[some], apart[some]))]
+        present = np.flatnonzero((levels == level) & (lengths > 0))
+        order = present[np.lexsort((-lengths[present], apart[present]))]
         yield from _cut(order, lengths, prefixes, apart)
 
 
 def _cut(order: Ints, lengths: Ints, prefixes: Ints, apart: Ints) -> Iterator[Ints]:
-    """Sorted sequences as blocks; padding, too, takes keys, so short sequences may make up a long block."""
+    """Cut sorted sequences into blocks; padding, too, takes keys, so short ones may make up a long block."""
     taken: list[int] = []
     widest = 0
     for index in order.tolist():
@@ -225,13 +231,7 @@ def _cut(order: Ints, lengths: Ints, prefixes: Ints, apart: Ints) -> Iterator[In
         yield np.array(taken)
 
 
-def _cells(starts: Ints, lengths: Ints, width: int) -> Ints:
-    """[S, width]: the rows of each run, the last one repeated for padding."""
-    cells: Ints = starts[:, None] + np.minimum(np.arange(width), np.maximum(lengths, 1)[:, None] - 1)
-    return cells
-
-
 def _write(target: Ints, places: Ints, start: int, live: np.ndarray) -> None:
-    """target[places] = start, start + 1, … for the live cells."""
+    """Number the live cells: target[places] becomes their number among all cells, counted from `start`."""
     mask = np.broadcast_to(live, places.shape)
     target[places[mask]] = start + np.flatnonzero(mask)

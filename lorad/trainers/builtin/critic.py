@@ -17,11 +17,11 @@ from lorad.trainers.builtin.slot import Slot
 
 @torch.no_grad()
 def values(base: Base, slot: Slot, piece: Piece) -> np.ndarray:
-    """float32 [M]: the value at the position that predicts each target of the piece."""
+    """Return the value at the position that predicts each target of the piece, float32 [M]."""
     rows = pack(base, [piece])
     lora = SlotLora([slot], rows.rows, train=False)
-    found: np.ndarray = _values(predicting_states(base, rows, lora, at_once), *_head(slot)).cpu().numpy()
-    return found
+    estimates: np.ndarray = _values(predicting_states(base, rows, lora, at_once), *_head(slot)).cpu().numpy()
+    return estimates
 
 
 def backward(base: Base, slot: Slot, piece: Piece, work: ValueBackward) -> LossStats:
@@ -30,8 +30,8 @@ def backward(base: Base, slot: Slot, piece: Piece, work: ValueBackward) -> LossS
     lora = SlotLora([slot], rows.rows, train=True)
     run = recomputing(lora) if slot.recomputes(rows.ids.numel()) else at_once
     head = [weights.detach().requires_grad_() for weights in _head(slot)]
-    found = _values(predicting_states(base, rows, lora, run), *head)
-    losses, clipped = value_losses(found, work.targets, piece.targets, work.loss)
+    estimates = _values(predicting_states(base, rows, lora, run), *head)
+    losses, clipped = value_losses(estimates, work.targets, piece.targets, work.loss)
     torch.autograd.backward(losses.sum() / work.normaliser)
     grads = slot.views(slot.grads)
     for name, part in zip(slot.head, head, strict=True):
@@ -47,5 +47,5 @@ def _head(slot: Slot) -> list[Tensor]:
 
 
 def _values(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[M], in fp32."""
+    """Return the values of states [M, hidden], fp32 [M]."""
     return torch.nn.functional.linear(states.float(), weight, bias)[:, 0]

@@ -111,13 +111,13 @@ class SlotLora:
 
     def parts(self, where: Iterable[tuple[Slot, tuple[int, str], slice]]) -> list[_SlotDelta]:
         """Return what each slot has at a place (layer, group) for some rows."""
-        found = []
+        deltas = []
         for slot, place, rows in where:
             site = slot.sites.get(place)
             if site is not None and rows.stop > rows.start:
                 dropout = slot.spec.adapter.dropout if self.train else 0.0
-                found.append(_SlotDelta(site, rows, self.amplify * site.scale, dropout, slot.dropout))
-        return found
+                deltas.append(_SlotDelta(site, rows, self.amplify * site.scale, dropout, slot.dropout))
+        return deltas
 
 
 class _RoutedSlots:
@@ -130,7 +130,9 @@ class _RoutedSlots:
     def __init__(
         self, lora: SlotLora, layer: int, where: Sequence[tuple[Slot, slice | Tensor, Tensor]]
     ) -> None:
-        self._lora, self._layer, self._where = lora, layer, where
+        self._lora = lora
+        self._layer = layer
+        self._where = where
 
     def product(self, linear: str, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
         lora, parts = self._lora, list[_SlotDelta]()
@@ -217,20 +219,15 @@ class _SlotDelta:
             half.b_grad.add_((low[:, half.ranks].t() @ y_grad[:, half.rows]).t(), alpha=self.scale)
         into = None if x_grad is None else x_grad[self.rows]
         if masks:
-            self._dropped_backward(x, low_grad, masks, into)
+            a = self.site.a.to(x.dtype)
+            for half, mask in self._each(masks):
+                _accumulate(self.site.a_grad[half.ranks], low_grad[:, half.ranks], self._dropped(x, mask))
+                if into is not None:
+                    into.add_(self._dropped(low_grad[:, half.ranks] @ a[half.ranks], mask))
             return
         _accumulate(self.site.a_grad, low_grad, x)
         if into is not None:
             into.addmm_(low_grad, self.site.a.to(x.dtype))
-
-    def _dropped_backward(
-        self, x: Tensor, low_grad: Tensor, masks: list[Tensor], into: Tensor | None
-    ) -> None:
-        a = self.site.a.to(x.dtype)
-        for half, mask in self._each(masks):
-            _accumulate(self.site.a_grad[half.ranks], low_grad[:, half.ranks], self._dropped(x, mask))
-            if into is not None:
-                into.add_(self._dropped(low_grad[:, half.ranks] @ a[half.ranks], mask))
 
     def _each(self, masks: list[Tensor]) -> zip[tuple[Half, Tensor]]:
         return zip(self.site.halves, masks, strict=True)
@@ -322,7 +319,7 @@ def _rows_of(experts: range, rows: slice | Tensor, ends: Tensor) -> tuple[slice 
 
 
 def _accumulate(grad: Tensor, left: Tensor, right: Tensor) -> None:
-    """grad += left^T right; the product is of the dtype of its factors, the sum fp32."""
+    """Add left^T right to `grad`; the product has the dtype of its factors, the sum is fp32."""
     if left.dtype == grad.dtype:
         grad.addmm_(left.t(), right)
     else:
@@ -389,7 +386,9 @@ class _Routed(Function):
 
 
 class _TakeGradients(Function):
-    """y as it is; the backward takes the gradients of A and B, and x gets its own from the merged product."""
+    """Pass y on as it is; the backward takes the gradients of A and B, and x gets its own from the merged
+    product.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_SlotDelta]) -> Tensor:

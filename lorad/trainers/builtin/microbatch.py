@@ -28,7 +28,8 @@ from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
 class Piece:
     """Some samples of a batch that follow one another, of one slot.
 
-    same: int64 [S of the batch], see `_twins`. stems: of its prompts.
+    same: int64 [S of the batch], see `_twins`.
+    stems: what its prompts begin with alike.
     """
 
     batch: Batch
@@ -62,7 +63,8 @@ class Piece:
     @property
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
-        computed, prompts = np.unique(self.same[self.samples]), self.batch.prompt_lengths[self.groups]
+        computed = np.unique(self.same[self.samples])
+        prompts = self.batch.prompt_lengths[self.groups]
         rows = int(prompts.sum() + (self.batch.completion_lengths[computed] - 1).sum())
         return rows - self.stems.left_out
 
@@ -109,23 +111,20 @@ class Microbatch:
 
 
 def _twins(batch: Batch) -> Ints:
-    """int64 [S]: for each sample the first one of its group with the same tokens and routes, itself if there
-    is none before it.
+    """Return for each sample the first one of its group with the same tokens and routes, itself if there is
+    none before it; int64 [S].
     """
     first: dict[tuple[int, bytes], int] = {}
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     ends = np.cumsum(batch.completion_lengths)
     bounds = zip(owner, (ends - batch.completion_lengths).tolist(), ends.tolist(), strict=True)
-    keys = ((group, _bytes(batch, start, end)) for group, start, end in bounds)
-    return np.array([first.setdefault(key, sample) for sample, key in enumerate(keys)], np.int64)
-
-
-def _bytes(batch: Batch, start: int, end: int) -> bytes:
-    """Return all that decides what is computed of a completion's inputs."""
-    found = batch.completions[start:end].tobytes()
-    if batch.routes is not None:
-        found += batch.routes.completions[start : end - 1].tobytes()
-    return found
+    same = []
+    for sample, (group, start, end) in enumerate(bounds):
+        content = batch.completions[start:end].tobytes()
+        if batch.routes is not None:
+            content += batch.routes.completions[start : end - 1].tobytes()
+        same.append(first.setdefault((group, content), sample))
+    return np.array(same, np.int64)
 
 
 def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[Piece]:
@@ -142,40 +141,40 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
     same = _twins(batch) if share else np.arange(len(lengths))
     twins = same.tolist()
 
-    def fresh(samples: range, there: set[int]) -> int:
-        """Count the rows of samples that are not there; those of their prompt are not among them."""
-        return sum(lengths[twin] - 1 for twin in {twins[sample] for sample in samples} - there)
+    def fresh(samples: range, computed: set[int]) -> int:
+        """Count the rows of samples that are not computed yet, without those of their prompt."""
+        return sum(lengths[twin] - 1 for twin in {twins[sample] for sample in samples} - computed)
 
     first = rows = 0
-    there: set[int] = set()
+    computed: set[int] = set()
     ends = np.cumsum(batch.group_sizes).tolist() if whole else range(1, len(lengths) + 1)
     for unit in itertools.starmap(range, itertools.pairwise([0, *ends])):
-        prompt, more = prompts[owner[unit.start]], fresh(unit, there)
+        prompt, more = prompts[owner[unit.start]], fresh(unit, computed)
         if unit.start == first or owner[unit.start] != owner[unit.start - 1]:
             more += prompt
         if unit.start > first and rows + more > budget:
             yield _piece(batch, slice(first, unit.start), same, share)
-            first, rows, there = unit.start, 0, set()
-            more = prompt + fresh(unit, there)
+            first, rows, computed = unit.start, 0, set()
+            more = prompt + fresh(unit, computed)
         rows += more
-        there.update(twins[sample] for sample in unit)
+        computed.update(twins[sample] for sample in unit)
     if lengths:
         yield _piece(batch, slice(first, len(lengths)), same, share)
 
 
 def _without_empty_groups(batch: Batch) -> Batch:
-    there = batch.group_sizes > 0
-    if there.all():
+    filled = batch.group_sizes > 0
+    if filled.all():
         return batch
-    tokens, routes = np.repeat(there, batch.prompt_lengths), batch.routes
+    tokens, routes = np.repeat(filled, batch.prompt_lengths), batch.routes
     if routes is not None:
         routes = routes.part(tokens, slice(None))
-    sizes = {"prompt_lengths": batch.prompt_lengths[there], "group_sizes": batch.group_sizes[there]}
+    sizes = {"prompt_lengths": batch.prompt_lengths[filled], "group_sizes": batch.group_sizes[filled]}
     return msgspec.structs.replace(batch, prompts=batch.prompts[tokens], routes=routes, **sizes)
 
 
 def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
-    """Micro-batches of the next piece of several plans: index of the plan -> its piece, at most `budget` rows
+    """Yield micro-batches of the next pieces of several plans, by the plan's index, at most `budget` rows
     together.
 
     Pieces are never cut again and those of one plan stay in order, so that each plan fares as it would alone.
@@ -204,7 +203,8 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
     row = run = 0
     for piece in pieces:
         parts.append(_part(piece, row, run))
-        row, run = row + parts[-1].ids.size, run + parts[-1].starts.size
+        row += parts[-1].ids.size
+        run += parts[-1].starts.size
 
     def joined(field: str) -> Ints:
         return np.concatenate([getattr(part, field) for part in parts])
@@ -216,6 +216,10 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
     leaving, places = np.unique(joined("predictors"), return_inverse=True)
     words, which = np.unique(joined("ids"), return_inverse=True)
     few = len(words) * 4 <= row
+    replay = None
+    if (like := next((part.routes for part in parts if part.routes is not None), None)) is not None:
+        routes = [unknown_like(like, p.ids.size) if p.routes is None else p.routes for p in parts]
+        replay = replayed(np.concatenate(routes), base.device)
     kept = np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist()
     return Microbatch(
         ids=tensor("ids").unsqueeze(0),
@@ -229,17 +233,8 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
         rows=_ranges_of([part.ids.size for part in parts]),
         parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
         tokens=_ranges_of([part.targets.size for part in parts]),
-        replay=_replay(base, [(part.ids.size, part.routes) for part in parts]),
+        replay=replay,
     )
-
-
-def _replay(base: Base, parts: Sequence[tuple[int, np.ndarray | None]]) -> Replay | None:
-    """parts: (tokens, their routes), of which some may have none."""
-    known = next((routes for _, routes in parts if routes is not None), None)
-    if known is None:
-        return None
-    each = [unknown_like(known, tokens) if routes is None else routes for tokens, routes in parts]
-    return replayed(np.concatenate(each), base.device)
 
 
 def _on(base: Base, array: Ints) -> Tensor:
@@ -307,11 +302,15 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
 
 
 def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Put the only completion of a prompt behind it: (tokens in the order of their runs, the place of each
-    token, the length of each run, for each run the one that it shares, -1 for none).
+    """Put the only completion of a prompt behind it.
 
-    above: for stems and prompts the stem that they share. first: of the prompts among them. owner: of each
-    completion that is computed. sizes: of stems, prompts and completions.
+    Returns the tokens in the order of their runs, the place of each token, the length of each run, and for
+    each run the one that it shares, -1 for none.
+
+    above: the stem that each stem and prompt shares.
+    first: index of the first prompt among these.
+    owner: the prompt of each completion that is computed.
+    sizes: tokens of stems, prompts and completions.
     """
     count = len(above)
     alone = (np.bincount(owner, minlength=count - first) == 1)[owner]
@@ -326,14 +325,16 @@ def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, I
 
 
 def _firsts(same: Ints) -> tuple[Ints, Ints]:
-    """(where each value is first, in that order; for each value of `same` which of these is its own)."""
-    _, found, own = np.unique(same, return_index=True, return_inverse=True)
-    order = np.argsort(found)
-    return found[order], np.argsort(order)[own]
+    """Return where each value is first, in that order, and for each value of `same` which of these is its
+    own.
+    """
+    _, firsts, own = np.unique(same, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    return firsts[order], np.argsort(order)[own]
 
 
 def _steps(lengths: Ints) -> Ints:
-    """0 .. length - 1 for each length, one after another."""
+    """Return 0 .. length - 1 for each length, one after another."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lorad.models.base import Base
 from lorad.models.decoder import Ends, First, Last, LayerForward, at_once, hidden, logits
+from lorad.models.experts import Replay
 from lorad.models.ops import recomputed
 from lorad.protocol.batch import Gradients, PolicyLoss
 from lorad.protocol.calls import ForwardBackward
@@ -41,16 +42,18 @@ _Run = Callable[[LayerForward, Tensor], Tensor]
 def score(
     base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [M], bool [M]): log-probability of each target of the micro-batch, and whether it is the
-    likeliest token.
+    """Return the log-probability of each target of the micro-batch, float32 [M], and whether it is the
+    likeliest token, bool [M].
     """
     if lora is not None:
         base, lora = lora.merged(base)
     states = predicting_states(base, rows, lora, at_once)
     parts = []
     for chunk in _chunks(base, rows):
-        made = logits(base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk)))
-        parts.append(token_logprobs(made, rows.targets[chunk], temperature))
+        chunk_logits = logits(
+            base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk))
+        )
+        parts.append(token_logprobs(chunk_logits, rows.targets[chunk], temperature))
     logprobs, _, correct = (torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True))
     return logprobs, correct
 
@@ -58,54 +61,53 @@ def score(
 def forward_backward(
     base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[ForwardBackward], checkpointing: bool
 ) -> list[Gradients]:
-    """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Returns for each its
-    statistics, and the log-probabilities of its tokens where its loss asks for them.
+    """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Return for each piece
+    its statistics, and the log-probabilities of its tokens where its loss asks for them.
     """
     base, lora = lora.merged(base)
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
-    temperature, chunks = _temperatures(rows, [w.loss for w in work]), list(_chunks(base, rows))
+    temperature = _temperatures(rows, [w.loss for w in work])
+    chunks = list(_chunks(base, rows))
     of_samples = any(w.loss.is_of_samples and w.targets.sequence_log_ratios is None for w in work)
     first_pass = None
     if of_samples and len(chunks) > 1:
         first_pass = _logprobs(base, rows, lora, states.detach(), temperature)
-    wanted = _targets(base, rows, work, first_pass)
-    found: list[list[_TokenFigures]] = [[] for _ in work]
+    targets = _targets(base, rows, work, first_pass)
+    figures: list[list[_TokenFigures]] = [[] for _ in work]
     gradients = torch.empty_like(states)
     for chunk in chunks:
         ranges = _within(rows.tokens, chunk)
         part = states[chunk].detach().requires_grad_(states.requires_grad)
-        made = logits(base, part, lora.at(ranges))
-        some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
-        has_bonus = any(w.loss.entropy_coef for w in work)
-        likely = token_logprobs(made, rows.targets[chunk], some, entropy_gradient=has_bonus)
-        del made
+        chunk_logits = logits(base, part, lora.at(ranges))
+        chunk_temperature = temperature[chunk] if isinstance(temperature, Tensor) else temperature
+        likely = token_logprobs(
+            chunk_logits,
+            rows.targets[chunk],
+            chunk_temperature,
+            entropy_gradient=any(w.loss.entropy_coef for w in work),
+        )
+        del chunk_logits
         if of_samples and first_pass is None:
-            wanted = _targets(base, rows, work, likely.logprobs.detach())
+            targets = _targets(base, rows, work, likely.logprobs.detach())
         totals = []
-        for index, (inside, whole) in enumerate(zip(ranges, rows.tokens, strict=True)):
+        for index, (w, inside, whole) in enumerate(zip(work, ranges, rows.tokens, strict=True)):
             if inside.stop > inside.start:
-                first, w = chunk.start + inside.start - whole.start, work[index]
-                those = wanted[index].tokens.at(slice(first, first + inside.stop - inside.start))
-                here = TokenLogprobs(*(values[inside] for values in likely))
-                losses = token_losses(here.logprobs, those, w.loss, here.entropy)
+                first = chunk.start + inside.start - whole.start
+                own_targets = targets[index].tokens.at(slice(first, first + inside.stop - inside.start))
+                own = TokenLogprobs(*(values[inside] for values in likely))
+                losses = token_losses(own.logprobs, own_targets, w.loss, own.entropy)
                 totals.append(losses.loss.sum() / w.normaliser)
                 kept = losses._replace(loss=losses.loss.detach())
-                found[index].append(_TokenFigures(kept, TokenLogprobs(*(values.detach() for values in here))))
+                figures[index].append(
+                    _TokenFigures(kept, TokenLogprobs(*(values.detach() for values in own)))
+                )
         torch.autograd.backward(totals)
         if part.grad is not None:
             gradients[chunk] = part.grad
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
-    given = (_gradients(parts, w, of) for parts, w, of in zip(found, work, wanted, strict=True))
-    return [_counted(each, rows, w, inside) for each, w, inside in zip(given, work, rows.rows, strict=True)]
-
-
-def _counted(found: Gradients, rows: Microbatch, work: ForwardBackward, inside: slice) -> Gradients:
-    """Add what the replay of routes did with the rows of a piece."""
-    if rows.replay is None or work.batch.routes is None:
-        return found
-    replayed, rerouted, unrouted = rows.replay.counts(inside)
-    return replace(found, replayed=replayed, rerouted=rerouted, unrouted=unrouted)
+    pieces = zip(figures, work, targets, rows.rows, strict=True)
+    return [_gradients(parts, w, of, rows.replay, inside) for parts, w, of, inside in pieces]
 
 
 class _PieceTargets(NamedTuple):
@@ -119,34 +121,36 @@ class _PieceTargets(NamedTuple):
 def _targets(
     base: Base, rows: Microbatch, work: Sequence[ForwardBackward], logprobs: Tensor | None
 ) -> list[_PieceTargets]:
-    """Return the targets of each piece. logprobs: [M], those of the policy; without them what losses of whole
-    samples need is missing.
+    """Return the targets of each piece. logprobs: [M], the policy's; None leaves out what losses of whole
+    samples need.
     """
-    found = []
+    targets = []
     for piece, w, inside in zip(rows.pieces, work, rows.tokens, strict=True):
-        those, loss = token_targets(w.targets, piece.targets, base.device), None
+        tokens = token_targets(w.targets, piece.targets, base.device)
+        loss = None
         lengths = piece.batch.target_lengths[piece.samples].astype(np.int64)
         if logprobs is not None and w.loss.preference is not None:
-            those, loss = preference_targets(logprobs[inside], those, w.loss, lengths)
+            tokens, loss = preference_targets(logprobs[inside], tokens, w.loss, lengths)
         elif logprobs is not None:
             sizes = torch.from_numpy(lengths).to(base.device)
-            those = sequence_ratios(logprobs[inside], those, w.loss, sizes)
-        found.append(_PieceTargets(those, loss))
-    return found
+            tokens = sequence_ratios(logprobs[inside], tokens, w.loss, sizes)
+        targets.append(_PieceTargets(tokens, loss))
+    return targets
 
 
 @torch.no_grad()
 def _logprobs(
     base: Base, rows: Microbatch, lora: SlotLora, states: Tensor, temperature: float | Tensor
 ) -> Tensor:
-    """[M]: those of the policy before the first chunk's gradient. The head is passed once more for them, with
-    the dropout of the pass that follows.
+    """Return the policy's log-probabilities before the first chunk's gradient, [M]. The head is passed once
+    more for them, with the dropout of the pass that follows.
     """
-    parts, drawn = [], [generator.get_state() for generator in lora.generators]
+    parts = []
+    drawn = [generator.get_state() for generator in lora.generators]
     for chunk in _chunks(base, rows):
-        some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
-        made = logits(base, states[chunk], lora.at(_within(rows.tokens, chunk)))
-        parts.append(token_logprobs(made, rows.targets[chunk], some)[0])
+        chunk_temperature = temperature[chunk] if isinstance(temperature, Tensor) else temperature
+        chunk_logits = logits(base, states[chunk], lora.at(_within(rows.tokens, chunk)))
+        parts.append(token_logprobs(chunk_logits, rows.targets[chunk], chunk_temperature)[0])
     for generator, state in zip(lora.generators, drawn, strict=True):
         generator.set_state(state)
     return torch.cat(parts)
@@ -159,7 +163,14 @@ class _TokenFigures(NamedTuple):
     likely: TokenLogprobs
 
 
-def _gradients(parts: Sequence[_TokenFigures], work: ForwardBackward, wanted: _PieceTargets) -> Gradients:
+def _gradients(
+    parts: Sequence[_TokenFigures],
+    work: ForwardBackward,
+    targets: _PieceTargets,
+    replay: Replay | None,
+    inside: slice,
+) -> Gradients:
+    """Return the statistics of a piece, whose rows are `inside`, with what the replay of routes did there."""
     losses = TokenLosses(
         *(torch.cat(columns) for columns in zip(*(part.losses for part in parts), strict=True))
     )
@@ -167,16 +178,21 @@ def _gradients(parts: Sequence[_TokenFigures], work: ForwardBackward, wanted: _P
         *(torch.cat(columns) for columns in zip(*(part.likely for part in parts), strict=True))
     )
     stats = loss_stats(losses, likely.entropy, likely.correct, work.normaliser)
-    if wanted.loss is not None:
-        stats = replace(stats, loss=wanted.loss / work.normaliser)
-    return Gradients.of(stats, likely.logprobs.cpu().numpy() if work.loss.returns_logprobs else None)
+    if targets.loss is not None:
+        stats = replace(stats, loss=targets.loss / work.normaliser)
+    result = Gradients.of(stats, likely.logprobs.cpu().numpy() if work.loss.returns_logprobs else None)
+    if replay is None or work.batch.routes is None:
+        return result
+    replayed, rerouted, unrouted = replay.counts(inside)
+    return replace(result, replayed=replayed, rerouted=rerouted, unrouted=unrouted)
 
 
 def recomputing(lora: SlotLora) -> _Run:
     """Run the layers of one forward so that those from the first trained one on are recomputed in the
     backward pass.
     """
-    layers, first = itertools.count(), lora.first_layer
+    layers = itertools.count()
+    first = lora.first_layer
 
     def run(layer: LayerForward, x: Tensor) -> Tensor:
         if next(layers) < first:
@@ -187,26 +203,20 @@ def recomputing(lora: SlotLora) -> _Run:
 
 
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
-    """[M, hidden]: the last hidden state at the position that predicts each target."""
-    last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
-    ends = Ends(_first(rows, lora), last)
+    """Return the last hidden state at the position that predicts each target, [M, hidden]."""
+    first = None
+    # rows of a token may differ by dropout or the slot
+    if rows.words is not None and (lora is None or not (lora.generators or len(lora.slots) > 1)):
+        ids, of = rows.words
+        first = First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
+    ends = Ends(first, Last(rows.leaving, None if lora is None else lora.at(rows.parts)))
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, ends, rows.replay)
     return states.index_select(0, rows.places)
 
 
-def _first(rows: Microbatch, lora: SlotLora | None) -> First | None:
-    """Return the different tokens of the rows; None where rows of a token may differ, by dropout or the slot,
-    or where few are alike.
-    """
-    if rows.words is None or (lora is not None and (lora.generators or len(lora.slots) > 1)):
-        return None
-    ids, of = rows.words
-    return First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
-
-
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
-    """Each piece is cut where it would be alone, so that dropout on the head draws the same; then cuts that
-    fit are joined.
+    """Cut the targets where each piece would be cut if it ran alone, so that dropout on the head draws the
+    same numbers; then join neighbours that fit.
     """
     size = rows_at_once(base.config.vocab_size, base.device)
     start = end = 0
@@ -229,7 +239,7 @@ def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:
 
 
 def _temperatures(rows: Microbatch, losses: Sequence[PolicyLoss]) -> float | Tensor:
-    """One for all tokens, or fp32 [M]."""
+    """Return one temperature for all tokens, or one for each, fp32 [M]."""
     if len({loss.temperature for loss in losses}) == 1:
         return losses[0].temperature
     sizes = [tokens.stop - tokens.start for tokens in rows.tokens]

@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """The B of one trained module of a fused linear, [out, rank], and where it works: output rows, columns of
-    A x. magnitude: of DoRA, [out].
+    """The B of one trained module of a fused linear, [out, rank], and where it works.
+
+    rows: its rows of the linear's output.
+    ranks: its columns of A x.
+    magnitude: DoRA's, [out].
     """
 
     rows: slice
@@ -47,8 +50,12 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The trained part of one fused linear: views into the slot's vectors. a: [modules * rank, in]. scale: of
-    B A. weight, bias: the base's. Of several experts, all tensors are [experts, …].
+    """The trained part of one fused linear, as views into the slot's vectors. For several experts, all
+    tensors are [experts, …].
+
+    a: [modules * rank, in].
+    scale: factor of B A.
+    weight, bias: the base's.
     """
 
     a: Tensor
@@ -65,7 +72,9 @@ class Site:
 
 
 class Slot:
-    """Raises AdapterRefused unless every module of `spec.adapter` is a linear of the base."""
+    """An adapter in training. Raises AdapterRefused unless all modules of `spec.adapter` are linears of the
+    base.
+    """
 
     def __init__(self, base: Base, spec: SlotSpec) -> None:
         self.spec = spec
@@ -97,7 +106,7 @@ class Slot:
                     half.magnitude.copy_(site.norms(half, 0.0))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """One of the slot's vectors by logical name, in layout order, sharing its memory."""
+        """Cut one of the slot's vectors by logical name, in layout order, sharing its memory."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = flat.split(sizes)
         return {
@@ -110,13 +119,13 @@ class Slot:
         return SlotInfo(slot=name, parameters=size, tensors=len(self.shapes), bytes=vectors * size * 4)
 
     def set_weights(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Overwrites weights; names and shapes are those of `shapes`."""
+        """Overwrite weights; names and shapes are those of `shapes`."""
         views = self.views(self.weights)
         for name, array in tensors.items():
             views[name].copy_(torch.from_numpy(np.array(array, np.float32)))
 
     def snapshot(self) -> Adapter:
-        """A frozen copy of the adapter."""
+        """Return a frozen copy of the adapter."""
         frozen = self.weights.detach().to("cpu", copy=True)
         views = self.views(frozen)
         tensors = {name: view.numpy() for name, view in views.items() if name not in self.head}
@@ -140,8 +149,8 @@ class Slot:
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> tuple[float, bool]:
-        """(norm before clipping, applied). Gradients are zero afterwards either way. optimizer: of this step
-        alone.
+        """Make a step; return the norm before clipping, and whether it was applied. Gradients are zero
+        afterwards either way. optimizer: the settings of this step alone.
         """
         norm = l2_norm(self.grads)
         applied = bool(np.isfinite(norm))
@@ -172,13 +181,16 @@ class Slot:
         return sites
 
     def _sites(self, base: Base) -> dict[tuple[int, str], Site]:
-        """Views over weights and gradients, place by place."""
-        weights, grads = self.views(self.weights), self.views(self.grads)
-        adapter, linears = self.spec.adapter, linear_shapes(base.config)
+        """Return views over weights and gradients, place by place."""
+        weights = self.views(self.weights)
+        grads = self.views(self.grads)
+        adapter = self.spec.adapter
+        linears = linear_shapes(base.config)
         sites = {}
         for place in fused_groups(base):
             names = members(base, *place)
-            rank, row = adapter.rank_of(names[0]), 0
+            rank = adapter.rank_of(names[0])
+            row = 0
             halves: list[Half] = []
             trained: list[str] = []
             for module in names:
@@ -223,8 +235,8 @@ def _together(sites: Sequence[Site]) -> Site:
 
 
 def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes in layout order: group by group the A of all its modules, then their B; a group's A is one
-    block.
+    """Return the shapes in layout order: group by group the A of all its modules, then their B; a group's A
+    is one block.
     """
     shapes = expected_shapes(config, linear_shapes(base.config))
     if not shapes:
@@ -245,17 +257,13 @@ def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
 def _dropout_generator(device: torch.device, seed: int) -> torch.Generator:
     """Make the generator that a new slot with this seed begins with."""
     generator = torch.Generator(device=device)
-    generator.manual_seed(_seed("dropout", seed))
+    digest = hashlib.sha256(f"dropout {seed}".encode()).digest()  # another seed than that of the weights
+    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return generator
 
 
-def _seed(purpose: str, seed: int) -> int:
-    """A seed of its own for each purpose: 63 bits of sha256."""
-    return int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:8], "big") >> 1
-
-
 def new_slot(base: Base, spec: SlotSpec) -> Slot:
-    """A fresh slot, its weights from `spec.source` when there is one.
+    """Make a fresh slot, its weights from `spec.source` when there is one.
 
     Raises AdapterRefused when that does not fit.
     """
@@ -267,7 +275,7 @@ def new_slot(base: Base, spec: SlotSpec) -> Slot:
 
 
 def save_slot(slot: Slot, directory: Path, base_model: str) -> list[str]:
-    """Writes the slot's files into an existing directory and returns their names."""
+    """Write the slot's files into an existing directory, and return their names."""
     moments = {
         moment: {name: view.cpu().numpy() for name, view in slot.views(getattr(slot, moment)).items()}
         for moment in MOMENTS
@@ -302,7 +310,8 @@ def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
     A device takes only states of its own kind. Without dropout nothing is ever drawn, so that a new slot's
     state does.
     """
-    device, seed = slot.dropout.device, slot.spec.seed
+    device = slot.dropout.device
+    seed = slot.spec.seed
     if "dropout" not in saved.rng:
         log.info("%s was written by another trainer: dropout continues with masks of its own", directory)
         return _dropout_generator(device, checkpoint.later_seed(seed, saved.step)).get_state()

@@ -17,11 +17,14 @@ where it needs none otherwise."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stems:
-    """n stems of G prompts; each comes after the one that it shares.
+    """The n stems of G prompts; each comes after the one that it shares.
 
-    lengths, starts, owner, source: int64 [n]: its tokens, how many are before it, the stem that it continues
-    (-1 for none), and the prompt whose tokens it has. of, before: int64 [G]: the stem that each prompt
-    continues (-1 for none), and how many of its tokens are in stems. Both are empty without any stem.
+    lengths: int64 [n], tokens of each stem.
+    starts: int64 [n], how many tokens are before it.
+    owner: int64 [n], the stem that it continues, -1 for none.
+    source: int64 [n], a prompt that begins with it.
+    of: int64 [G], the stem that each prompt continues, -1 for none; empty without any stem.
+    before: int64 [G], how many of its tokens are in stems; empty without any stem.
     """
 
     lengths: Ints
@@ -46,38 +49,41 @@ NO_STEMS = Stems(*(np.zeros(0, np.int64) for _ in range(6)))
 def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
     """Return the stems of prompts. The last token of each prompt stays its own, as it predicts.
 
-    tokens: int32 [t] of each. rows: those that would be computed without stems.
+    tokens: int32 [t] for each prompt.
+    rows: how many rows would be computed without stems.
     """
     prompts: list[list[int]] = [each.tolist() for each in tokens]
-    found: list[tuple[int, int, int, int]] = []
-    of, before = [-1] * len(prompts), [0] * len(prompts)
+    stems: list[tuple[int, int, int, int]] = []
+    of = [-1] * len(prompts)
+    before = [0] * len(prompts)
     alike: list[Sequence[int]] = [range(len(prompts))]
     while alike:
-        branches = [branch for some in alike for branch in _branches(prompts, some, before[some[0]])]
-        lengths = [_common([prompts[index] for index in some], before[some[0]]) for some in branches]
-        saved = sum((len(some) - 1) * length for some, length in zip(branches, lengths, strict=True))
+        branches = [branch for group in alike for branch in _branches(prompts, group, before[group[0]])]
+        lengths = [_common([prompts[index] for index in group], before[group[0]]) for group in branches]
+        saved = sum((len(group) - 1) * length for group, length in zip(branches, lengths, strict=True))
         if saved * WORTH < rows:
             break
         rows -= saved
-        for some, length in zip(branches, lengths, strict=True):
-            first = some[0]
-            found.append((length, before[first], of[first], first))
-            for index in some:
-                of[index], before[index] = len(found) - 1, before[index] + length
+        for group, length in zip(branches, lengths, strict=True):
+            first = group[0]
+            stems.append((length, before[first], of[first], first))
+            for index in group:
+                of[index] = len(stems) - 1
+                before[index] += length
         alike = branches
-    if not found:
+    if not stems:
         return NO_STEMS
-    sizes, starts, owner, source = np.array(found, np.int64).T
+    sizes, starts, owner, source = np.array(stems, np.int64).T
     return Stems(sizes, starts, owner, source, np.array(of, np.int64), np.array(before, np.int64))
 
 
 def _branches(prompts: Sequence[list[int]], alike: Sequence[int], start: int) -> list[Sequence[int]]:
     """Return which of some prompts have the same token at a place, where several have."""
-    found: dict[int, list[int]] = {}
+    by_token: dict[int, list[int]] = {}
     for index in alike:
         if len(prompts[index]) > start + 1:
-            found.setdefault(prompts[index][start], []).append(index)
-    return [some for some in found.values() if len(some) > 1]
+            by_token.setdefault(prompts[index][start], []).append(index)
+    return [indices for indices in by_token.values() if len(indices) > 1]
 
 
 def _common(prompts: Sequence[list[int]], start: int) -> int:

@@ -120,10 +120,10 @@ class BuiltinTrainer(Trainer):
         except torch.OutOfMemoryError as error:
             log.warning("micro-batches are halved: %s", error)
         await self._compute.run(self._begin_again, slots, before)
-        found = await self._passes(slots, work)
+        results = await self._passes(slots, work)
         return [
             replace(each, halved_to=slot.tokens_per_microbatch)
-            for each, slot in zip(found, slots, strict=True)
+            for each, slot in zip(results, slots, strict=True)
         ]
 
     def _begin_again(self, slots: Sequence[Slot], before: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -146,8 +146,8 @@ class BuiltinTrainer(Trainer):
         logprobs = [
             np.empty(w.batch.targets.size, np.float32) if w.loss.returns_logprobs else None for w in work
         ]
-        for found in await self._compute.each(quanta):
-            for index, (piece, more) in found.items():
+        for results in await self._compute.each(quanta):
+            for index, (piece, more) in results.items():
                 stats[index] += more
                 if (whole := logprobs[index]) is not None:
                     whole[piece.targets] = more.logprobs

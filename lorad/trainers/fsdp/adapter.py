@@ -6,6 +6,7 @@ sizes.
 """
 
 import contextlib
+import itertools
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,10 +36,10 @@ def is_adapter(parameter: str) -> bool:
 
 
 class AdapterRoom:
-    """What is put into one model. It holds an adapter from the beginning: see `parameters`.
+    """What is put into one model. It holds an adapter from the beginning, see `parameters`.
 
-    shapes: of the linears that are modules; mixtures: the modules of experts, whose linears have no module of
-    their own. Its own `shapes` are those of both.
+    shapes: at first the shapes of the linears that are modules; the attribute has those of experts, too.
+    mixtures: the modules of experts, whose linears have no module of their own.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class AdapterRoom:
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[None]:
-        """Leaves in `shapes` the linears that are called meanwhile: others give their weights away past any
-        adapter.
+        """Leave in `shapes` only the linears that are called meanwhile: others give their weights away past
+        any adapter.
         """
         called: set[str] = set()
         hooks = [
@@ -115,15 +116,14 @@ class AdapterRoom:
         self._peft.add_adapter(_NAME, _lora(config), low_cpu_mem_usage=True)
         self._holds = True
         self._check_places(config)
-        places = [
-            _ParameterParts([f"{name}.{half}.weight"], self._fill(name, half, dtype, device))
-            for name in config.modules
-            for half in _HALVES
-        ]
-        if config.dora:
-            for name in config.modules:
-                magnitude = _put_dora(self._linears[name], device)
-                places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], magnitude))
+        places = []
+        for name, half in itertools.product(config.modules, _HALVES):
+            linear = getattr(self._linears[name], half)[_NAME]
+            linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
+            places.append(_ParameterParts([f"{name}.{half}.weight"], linear.weight))
+        for name in config.modules if config.dora else ():
+            magnitude = _put_dora(self._linears[name], device)
+            places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], magnitude))
         self._peft.set_adapter(_NAME)
         self._adapted = [self._linears[name] for name in config.modules]
         return places
@@ -149,12 +149,12 @@ class AdapterRoom:
 
     def row_norms(self, modules: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the length of each row of the base's weights, [out] in fp32. Collective."""
-        found = {}
+        norms = {}
         for name in modules:
             weight = self._linears[name].get_base_layer().weight
             whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-            found[name] = row_norms(whole).cpu().numpy()
-        return found
+            norms[name] = row_norms(whole).cpu().numpy()
+        return norms
 
     def _check_places(self, config: AdapterConfig) -> None:
         placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
@@ -166,11 +166,6 @@ class AdapterRoom:
                 f"{', '.join(wrong[:3])}",
                 hint="use another version of peft",
             )
-
-    def _fill(self, name: str, half: str, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-        linear = getattr(self._linears[name], half)[_NAME]
-        linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
-        return linear.weight  # type: ignore[no-any-return]
 
 
 class _Dora:
@@ -184,8 +179,10 @@ class _Dora:
         base, scale = module.get_base_layer(), module.scaling[active_adapter]
         c = module.lora_magnitude_vector[active_adapter].weight / row_norms(base.weight, scale * b, a)
         bias = 0 if base.bias is None else base.bias
-        made: Tensor = result - bias + scale * module.lora_B[active_adapter](module.lora_A[active_adapter](x))
-        long: Tensor = c * made
+        delta: Tensor = (
+            result - bias + scale * module.lora_B[active_adapter](module.lora_A[active_adapter](x))
+        )
+        long: Tensor = c * delta
         return long.to(result.dtype) + bias
 
 
@@ -211,8 +208,8 @@ class _ParameterParts(NamedTuple):
 
 
 class _ReplicatedAdapter(Mounted):
-    """Every rank holds all of it: A then B of each linear, in the order of the configuration, then the
-    magnitudes of DoRA, then A and B of each layer's experts.
+    """An adapter of which every rank holds all: A then B of each linear, in the order of the configuration,
+    then the magnitudes of DoRA, then A and B of each layer's experts.
     """
 
     def __init__(self, places: Sequence[_ParameterParts]) -> None:
@@ -227,11 +224,11 @@ class _ReplicatedAdapter(Mounted):
         return [".lora_B." in place.names[0] for place in self._places]
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for place, part in zip(self._places, local, strict=True):
             whole = part.detach().to("cpu", torch.float32, copy=True)
-            found.update(zip(place.names, whole.view(-1, *place.shape), strict=True))
-        return found
+            tensors.update(zip(place.names, whole.view(-1, *place.shape), strict=True))
+        return tensors
 
     def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:
         names = [name for place in self._places for name in place.names]
@@ -264,7 +261,7 @@ class _Nameless(nn.Module):
 
 
 def _lora(config: AdapterConfig) -> LoraConfig:
-    """One pattern over full names: of a list PEFT also takes what ends in an entry."""
+    """Name the targets by one pattern over full names: with a list PEFT also takes what ends in an entry."""
     names = "|".join(re.escape(name) for name in config.modules)
     return LoraConfig(
         r=config.rank,

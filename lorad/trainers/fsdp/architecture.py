@@ -28,7 +28,7 @@ _APART = {"full_attention", "sliding_attention"}
 """Kinds of layers that keep the sequences of a row apart, wherever in the row these begin."""
 _LENGTH_SCALED = {"dynamic", "longrope"}
 """Kinds of RoPE whose frequencies follow from the longest sequence of a row."""
-_FIRST, _SECOND = 24, 8  # tokens
+_FIRST, _SECOND = 24, 8  # tokens of two sequences in a row
 _SEED = 20260101
 _ROUNDING = 0.05
 """What rounding may do to logits, by their norm: in bfloat16 it does less than a fifth of that."""
@@ -37,7 +37,7 @@ _Scores = Callable[[Tensor, Tensor], Tensor]
 
 
 def read_config(directory: Path) -> Any:
-    """Raises SpecError for what transformers does not know, and for quantized weights."""
+    """Read config.json. Raises SpecError for what transformers does not know, and for quantized weights."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
@@ -61,13 +61,13 @@ def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
     return [*["flash_attention_2"] * flash, "sdpa", "eager"]
 
 
-def empty_model(config: Any, dtype: torch.dtype, wanted: Sequence[str]) -> Any:
-    """Parameters on the meta device, tied as in the end, frozen; buffers are real, since no file holds all of
-    them.
+def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
+    """Make a model with its parameters on the meta device, tied as in the end, frozen; buffers are real,
+    since no file holds all of them.
 
-    wanted: the attentions to try, until the architecture has one.
+    kinds: the attentions to try, until the architecture has one.
     """
-    for kind in wanted:
+    for kind in kinds:
         try:
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(
@@ -75,7 +75,7 @@ def empty_model(config: Any, dtype: torch.dtype, wanted: Sequence[str]) -> Any:
                 )
             break
         except (ValueError, ImportError) as error:
-            if kind == wanted[-1]:
+            if kind == kinds[-1]:
                 hint = (
                     f"it must be a causal language model; backend_args: {{{ATTENTION}: …}} chooses "
                     "another attention"
@@ -103,27 +103,28 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 
 
 def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[int, int]]:
-    """(out, in) by logical name of the linears in the decoder's layers, and of `lm_head` when it is untied.
+    """Return (out, in) of the linears in the decoder's layers by logical name, and of an untied `lm_head`.
 
     Without routers and experts: their inputs depend on which tokens are routed there (see `experts`).
     """
     inside = {id(module) for layer in layers for module in layer.modules()}
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
         inside.add(id(head))
-    found = {
+    shapes = {
         name: (module.out_features, module.in_features)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and id(module) in inside and not _is_routed(name)
     }
-    if not found:
+    if not shapes:
         hint = "use a model whose layers are made of linears (transformers' Conv1D is none)"
         raise SpecError(
             f"{type(model).__name__} has no linear that an adapter could be put on",
             key="model.path",
             hint=hint,
         )
-    return found
+    return shapes
 
 
 def takes(model: nn.Module, argument: str) -> bool:
@@ -168,7 +169,7 @@ def _line(error: BaseException) -> str:
 
 @torch.no_grad()
 def keeps_apart(scores: _Scores, vocab: int, device: torch.device) -> bool:
-    """Compares a sequence behind another with the same alone. Collective where `scores` is.
+    """Compare a sequence behind another with the same alone. Collective where `scores` is.
 
     What rounding does at any token is measured against what seeing the other sequence does where it does
     most: a quarter of that is far above the one and far below the other.
@@ -193,11 +194,11 @@ def probe(vocab: int, tokens: int, device: torch.device) -> Rows:
     )
 
 
-def computes_alike(found: Tensor, expected: Tensor) -> bool:
+def computes_alike(logits: Tensor, expected: Tensor) -> bool:
     """Compare logits [tokens, vocab] but for rounding; a token whose experts are others for that is no
     difference.
     """
-    difference = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    difference = (logits - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return not difference.numel() or float(difference.median()) < _ROUNDING
 
 

@@ -36,8 +36,8 @@ _UNBOUNDED = 1 << 20  # tokens, where a config names no limit
 
 
 def open_body(settings: BodySettings) -> Body:
-    """All ranks of `torch.distributed` are data-parallel ones, `settings.cp` neighbours of which read the
-    same rows. Collective.
+    """Open the body of this rank. All ranks of `torch.distributed` are data-parallel ones, `settings.cp`
+    neighbours of which read the same rows. Collective.
 
     settings.args: `attn_implementation`, by transformers' names; without it FlashAttention where that works,
         else sdpa.
@@ -49,10 +49,9 @@ def open_body(settings: BodySettings) -> Body:
 
 
 class _FsdpBody(Body):
-    """Each decoder layer's weights, and the rest, are gathered when needed and let go; adapters are whole
-    everywhere.
+    """A base whose weights are gathered layer by layer when needed; adapters are whole everywhere.
 
-    The base is always in evaluation mode: of dropout there is the adapter's alone.
+    The base is always in evaluation mode, so that only the adapter has dropout.
     """
 
     lockstep = True
@@ -65,9 +64,9 @@ class _FsdpBody(Body):
         self._world: Any = dist.group.WORLD
         self.dp = DataParallel(dist.get_rank(), dist.get_world_size(), self._world)
         attention = setup.args.get(ATTENTION)
-        wanted = [attention] if attention else architecture.attentions(self.dtype, self.device)
-        wanted = ["sdpa"] if settings.cp > 1 else wanted
-        self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, wanted)
+        kinds = [attention] if attention else architecture.attentions(self.dtype, self.device)
+        kinds = ["sdpa"] if settings.cp > 1 else kinds
+        self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, kinds)
         self._text = self._model.config.get_text_config()
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)
@@ -78,9 +77,12 @@ class _FsdpBody(Body):
         self._ulysses: Ulysses | None = None
         self._has_positions = architecture.takes(self._model, "position_ids")
         with self._room.reached():
-            self.packs = self._keeps_apart() and architecture.may_pack(self._model)
-            if settings.cp > 1:
-                self.cp = self._neighbours(settings.cp)
+            mixes = not keeps_apart(self._logits, self.vocab, self.device)
+            mixes_anywhere = self.dp.most(int(mixes), self.device) > 0
+            self.packs = not mixes_anywhere and architecture.may_pack(self._model)
+            if (size := settings.cp) > 1:
+                groups = [dist.new_group(range(n, n + size)) for n in range(0, self.dp.size, size)]
+                self.cp = DataParallel(self.dp.rank % size, size, groups[self.dp.rank // size])
                 self._cut_sequences()
         log.info(
             "%d linears; sequences %s",
@@ -98,20 +100,11 @@ class _FsdpBody(Body):
         self._router = experts.Router(self._model, self._mixtures if self._routes else {})
         shapes = architecture.linear_shapes(self._model, layers)
         self._room = AdapterRoom(self._model, shapes, self._mixtures)
-        mesh, ignored = DeviceMesh.from_group(self._world, self.device.type), self._room.parameters()
+        mesh = DeviceMesh.from_group(self._world, self.device.type)
+        ignored = self._room.parameters()
         for module in (*layers, self._model):
             fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
         self._room.clear()
-
-    def _keeps_apart(self) -> bool:
-        """Return whether `keeps_apart` holds on every rank. Collective."""
-        mine = keeps_apart(self._logits, self.vocab, self.device)
-        return self.dp.most(int(not mine), self.device) == 0
-
-    def _neighbours(self, size: int) -> DataParallel:
-        """Return the ranks that share rows with this one. Collective."""
-        groups = [dist.new_group(range(n, n + size)) for n in range(0, self.dp.size, size)]
-        return DataParallel(self.dp.rank % size, size, groups[self.dp.rank // size])
 
     def _cut_sequences(self) -> None:
         """Attend over `cp` from now on. Raises SpecError where a model mixes tokens by other means than
@@ -179,22 +172,23 @@ class _FsdpBody(Body):
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
     ) -> Tensor:
-        """What the decoder gives. After the visit its first token alone goes on to the output layer, by which
-        FSDP sees the model's end, and so the backward that is to come.
+        """Return what the decoder gives. After the visit its first token alone goes on to the output layer,
+        by which FSDP sees the model's end, and so the backward that is to come.
         """
-        decoder, found = self._model.get_decoder(), []
+        decoder = self._model.get_decoder()
+        captured = []
         decode = decoder.forward
 
         def through(*args: Any, **kwargs: Any) -> Any:
-            given = decode(*args, **kwargs)
-            states = given.last_hidden_state[0].index_select(0, rows.predictors)
-            first = given.last_hidden_state[:, :1]
+            output = decode(*args, **kwargs)
+            states = output.last_hidden_state[0].index_select(0, rows.predictors)
+            first = output.last_hidden_state[:, :1]
             if visit is not None:
-                visit(states, Head(lambda part: self._scores(decoder, given, part), self.vocab))
+                visit(states, Head(lambda part: self._scores(decoder, output, part), self.vocab))
                 decoder.forward = through
-            found.append(states)
-            given.last_hidden_state = first
-            return given
+            captured.append(states)
+            output.last_hidden_state = first
+            return output
 
         self._recompute.on = recompute
         if rows.cut is not None and self._ulysses is not None:
@@ -207,7 +201,7 @@ class _FsdpBody(Body):
                 seen = self._logits(rows.ids, rows.positions)
         finally:
             del decoder.forward
-        states: Tensor = found[0]
+        states: Tensor = captured[0]
         return states + 0 * seen[0, :1].to(states.dtype) if torch.is_grad_enabled() else states
 
     @property
@@ -225,23 +219,24 @@ class _FsdpBody(Body):
     def met(self, rows: Rows) -> Tensor:
         with experts.watched(self._mixtures) as seen, torch.no_grad():
             self.states(rows, adapter=False, train=False, recompute=False)
-        last, found = set(self._layers[-1].modules()), []
+        last = set(self._layers[-1].modules())
+        flags = []
         row = rows if rows.cut is None else rows.cut.whole
         seeing = rows.tokens * bool(row.targets.numel())
         for path, module in self._mixtures.items():
             (index,) = seen[path]
             # after the last layer no token sees another one's
             mine = index[rows.predictors] if module in last else index[:seeing]
-            found.append(torch.bincount(mine.reshape(-1), minlength=module.num_experts) > 0)
-        return torch.cat(found)
+            flags.append(torch.bincount(mine.reshape(-1), minlength=module.num_experts) > 0)
+        return torch.cat(flags)
 
-    def _scores(self, decoder: Any, given: Any, states: Tensor) -> Tensor:
-        """[m, vocab]: what the model makes of states [m, hidden] as if its decoder had given them, with
-        all that an architecture does beside its output layer. Amid a forward alone: past FSDP's hooks, by the
+    def _scores(self, decoder: Any, output: Any, states: Tensor) -> Tensor:
+        """Return the logits [m, vocab] of states [m, hidden], as if the decoder had given them, with all that
+        an architecture does beside its output layer. It works amid a forward alone: past FSDP's hooks, by the
         weights that are gathered there.
         """
-        given.last_hidden_state = states[None]
-        decoder.forward = lambda *_, **__: given
+        output.last_hidden_state = states[None]
+        decoder.forward = lambda *_, **__: output
         ids = torch.zeros((1, len(states)), dtype=torch.int64, device=states.device)
         scores: Tensor = self._model.forward(input_ids=ids, use_cache=False).logits[0]
         return scores
@@ -263,13 +258,13 @@ class _FsdpBody(Body):
         self._move(lambda tensor: tensor.to(self.device))
 
     def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """[tokens, vocab]."""
+        """Return the model's logits, [tokens, vocab]."""
         more: dict[str, Any] = {"position_ids": positions} if self._has_positions else {}
-        found: Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0]
-        return found
+        logits: Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0]
+        return logits
 
     def _move(self, where: Callable[[Tensor], Tensor]) -> None:
         """Move shards and buffers of the base; adapters stay, since others hold views of their memory."""
         stays = [tensor for parameter in self._room.parameters() for tensor in (parameter, parameter.grad)]
-        known = {id(tensor) for tensor in stays}
-        self._model._apply(lambda tensor: tensor if id(tensor) in known else where(tensor))
+        staying = {id(tensor) for tensor in stays}
+        self._model._apply(lambda tensor: tensor if id(tensor) in staying else where(tensor))

@@ -68,12 +68,12 @@ def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
     if family not in ADAPTS["fsdp"]:
         return {}
     inside = {id(module) for layer in layers for module in layer.modules()}
-    found = {name: module for name, module in model.named_modules() if _is_mixture(module)}
-    if any(id(module) not in inside or not _is_plain(module) for module in found.values()):
+    mixtures = {name: module for name, module in model.named_modules() if _is_mixture(module)}
+    if any(id(module) not in inside or not _is_plain(module) for module in mixtures.values()):
         return {}
     if family == "mixtral":
-        return {name.replace(".mlp.", _MIXTRAL): module for name, module in found.items()}
-    return found
+        return {name.replace(".mlp.", _MIXTRAL): module for name, module in mixtures.items()}
+    return mixtures
 
 
 def _linears_of(path: str) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _linears_of(path: str) -> tuple[str, ...]:
 
 
 def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(out, in) by logical name of each expert's linears, named as in checkpoints."""
+    """Return (out, in) of each expert's linears by logical name, named as in checkpoints."""
     shapes = {}
     for path, module in modules.items():
         count, doubled, hidden = module.gate_up_proj.shape
@@ -96,7 +96,7 @@ def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 def parts_of(modules: Mapping[str, Any]) -> dict[str, Part]:
     """Return where each weight of an expert lies, by its name in checkpoints."""
-    found = {}
+    parts = {}
     for path, module in modules.items():
         inner = module.gate_up_proj.shape[1] // 2
         rows = {"gate_proj": slice(0, inner), "up_proj": slice(inner, 2 * inner), "down_proj": slice(None)}
@@ -104,8 +104,8 @@ def parts_of(modules: Mapping[str, Any]) -> dict[str, Part]:
             for linear, name in zip(_LINEARS, _linears_of(path), strict=True):
                 fused = "down_proj" if linear == "down_proj" else "gate_up_proj"
                 part = Part(f"{path.replace(_MIXTRAL, '.mlp.')}.{fused}", expert, rows[linear])
-                found[f"{path}.{expert}.{name}.weight"] = part
-    return found
+                parts[f"{path}.{expert}.{name}.weight"] = part
+    return parts
 
 
 def names_of(modules: Mapping[str, Any]) -> list[str]:
@@ -125,14 +125,16 @@ def put(
     modules: Mapping[str, Any], config: AdapterConfig, dtype: torch.dtype, device: torch.device
 ) -> dict[tuple[str, str], _Pair]:
     """Give the experts that `config` names pairs of zeros: by (path of the experts, linear)."""
-    wanted: dict[tuple[str, str], list[int]] = {}
+    numbers: dict[tuple[str, str], list[int]] = {}
     for path in modules:
         for name in config.modules:
             if name.startswith(f"{path}."):
                 expert, linear = name.removeprefix(f"{path}.").split(".")
-                wanted.setdefault((path, linear), []).append(int(expert))
-    shapes, pairs, rank = expert_shapes(modules), {}, config.rank_of_experts
-    for (path, linear), experts in wanted.items():
+                numbers.setdefault((path, linear), []).append(int(expert))
+    shapes = expert_shapes(modules)
+    pairs = {}
+    rank = config.rank_of_experts
+    for (path, linear), experts in numbers.items():
         out, into = shapes[f"{path}.{experts[0]}.{linear}"]
         a, b = (
             nn.Parameter(torch.zeros(len(experts), *shape, dtype=dtype, device=device))
@@ -156,7 +158,8 @@ def switch(modules: Mapping[str, Any], *, is_on: bool, is_training: bool) -> Non
     """Set whether the adapters and their dropout act."""
     for module in modules.values():
         if (pairs := module.__dict__.get(_PLACE)) is not None:
-            pairs.is_on, pairs.is_training = is_on, is_training
+            pairs.is_on = is_on
+            pairs.is_training = is_training
 
 
 @contextlib.contextmanager
@@ -185,13 +188,14 @@ class Router:
             gate: Any = model.get_submodule(f"{path.rpartition('.')[0]}.gate")
             gate.register_forward_hook(partial(self._replayed, number))
 
-    def _replayed(self, number: int, gate: Any, _: object, given: _Routed) -> _Routed | None:
-        """Weigh the experts of the replay as the router weighs its own. given: (logits [tokens, experts],
-        weights and experts [tokens, per token]).
+    def _replayed(self, number: int, gate: Any, _: object, output: _Routed) -> _Routed | None:
+        """Weigh the experts of the replay as the router weighs its own.
+
+        output: logits [tokens, experts], weights and experts [tokens, per token].
         """
         if self.replay is None:
             return None
-        logits, _weights, own = given
+        logits, _weights, own = output
         index = self.replay(number, None, own)
         weights = nn.functional.softmax(logits, dtype=torch.float, dim=-1).gather(1, index)
         if gate.norm_topk_prob:
@@ -200,7 +204,7 @@ class Router:
 
 
 def route_shape(model: Any, modules: Mapping[str, Any]) -> RouteShape | None:
-    """None where the model is no mixture, or one whose routes cannot be replayed."""
+    """Return the routes of a model; None where it is no mixture, or its routes cannot be replayed."""
     config = model.config.get_text_config()
     if not modules or config.model_type not in REPLAYS["fsdp"]:
         return None
@@ -222,8 +226,8 @@ def _is_plain(module: Any) -> bool:
 
 
 def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """[tokens, hidden] to the same: the sum of each token's experts (index, int64 [tokens, per token]), each
-    times its weight. A token's experts are added in the order of `index`, whatever else is in the batch.
+    """Return the sum of each token's experts, each times its weight, [tokens, hidden]. They are added in the
+    order of `index`, int64 [tokens, per token], whatever else is in the batch.
     """
     if (seen := self.__dict__.get(_SEEN)) is not None:
         seen.append(index)
@@ -247,7 +251,11 @@ def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tenso
 
 
 def _added(x: Tensor, pairs: _Pairs, linear: str, ends: Tensor, out: int) -> Tensor:
-    """[rows, out]: what the adapters add; x [rows, in] is sorted by expert. ends: int32 [experts]."""
+    """Return what the adapters add, [rows, out].
+
+    x: [rows, in], sorted by expert.
+    ends: int32 [experts], where the rows of each expert end.
+    """
     if linear not in pairs.by_linear:
         return x.new_zeros(len(x), out)
     pair = pairs.by_linear[linear]

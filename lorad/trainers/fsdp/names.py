@@ -1,6 +1,7 @@
-"""python -m lorad.trainers.fsdp.names DIRECTORY: the linears of a checkpoint as the ranks of fsdp call them.
+"""List the linears of a checkpoint as the ranks of fsdp call them.
 
-Writes a line of JSON on stdout: the names, or the error that the ranks would end with.
+`python -m lorad.trainers.fsdp.names DIRECTORY` writes a line of JSON on stdout: the names, or the error that
+the ranks would end with.
 """
 
 import sys

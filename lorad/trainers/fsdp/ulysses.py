@@ -24,8 +24,10 @@ _PLAIN = {"is_causal", "dropout", "scaling", "position_ids", "use_cache"}
 
 
 class Ulysses:
-    """The attention of the model that it was `install`ed in. group: the ranks that share rows. starts: where
-    the sequences of the present row begin, in all of its tokens, and the end.
+    """The attention of the model that it was `install`ed in.
+
+    group: the ranks that share rows.
+    starts: where the sequences of the present row begin, in all of its tokens, and the end.
     """
 
     def __init__(self, group: DataParallel) -> None:
@@ -33,7 +35,7 @@ class Ulysses:
         self.starts: Sequence[int] = ()
 
     def install(self, config: Any) -> None:
-        """From now on a model with this configuration attends by this."""
+        """Make models with this configuration attend by this from now on."""
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -44,7 +46,9 @@ class Ulysses:
     def _attend(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
     ) -> tuple[Tensor, None]:
-        """q [1, heads, tokens here, dim], k and v with fewer heads; returns [1, tokens here, heads, dim]."""
+        """Attend from q [1, heads, tokens here, dim] to k and v, which have fewer heads; return [1, tokens
+        here, heads, dim].
+        """
         asked = {name for name, value in more.items() if name not in _PLAIN and value not in (None, False)}
         if asked or mask is not None or more.get("dropout"):
             what = ", ".join(sorted(asked)) or "a mask of its own"
@@ -70,7 +74,7 @@ class Ulysses:
 
 
 class _Exchange(Function):
-    """[heads, tokens here, dim] to [heads here, tokens, dim], and back, which is also its gradient."""
+    """Turn [heads, tokens here, dim] into [heads here, tokens, dim] and back, which is also its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: DataParallel, to_heads: bool) -> Tensor:

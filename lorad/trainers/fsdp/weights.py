@@ -93,7 +93,7 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checksum(model: nn.Module) -> str:
-    """sha256 over names, shapes and numbers of the parts that this rank holds."""
+    """Return the sha256 over names, shapes and numbers of the parts that this rank holds."""
     digest = hashlib.sha256()
     for name, tensor in weights(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -118,15 +118,15 @@ def _has_all(model: nn.Module, names: Collection[str]) -> bool:
 def _read_rows(
     model: nn.Module, files: dict[str, Path], parts: Mapping[str, Part], rounding: Rounding
 ) -> None:
-    wanted = dict(weights(model))
+    parameters = dict(weights(model))
     for path in sorted(set(files.values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 if name in parts:
-                    _read_part(file, path, name, parts[name], wanted[parts[name].name], rounding)
-                elif name in wanted:
-                    _read(file, path, name, wanted[name], rounding)
-    unread = sorted(set(files) - set(wanted) - set(parts))
+                    _read_part(file, path, name, parts[name], parameters[parts[name].name], rounding)
+                elif name in parameters:
+                    _read(file, path, name, parameters[name], rounding)
+    unread = sorted(set(files) - set(parameters) - set(parts))
     if unread:
         log.info(
             "%d tensors have no place in the model and were not read: %s", len(unread), ", ".join(unread[:3])
@@ -189,7 +189,7 @@ def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> No
 
 
 def _loaded(model: Any, directory: Path) -> dict[str, Tensor]:
-    loaded, told = AutoModelForCausalLM.from_pretrained(
+    loaded, report = AutoModelForCausalLM.from_pretrained(
         directory,
         dtype=model.dtype,
         use_safetensors=True,
@@ -197,8 +197,8 @@ def _loaded(model: Any, directory: Path) -> dict[str, Tensor]:
         trust_remote_code=False,
         output_loading_info=True,
     )
-    if told["missing_keys"]:
-        names = sorted(told["missing_keys"])
+    if report["missing_keys"]:
+        names = sorted(report["missing_keys"])
         raise SpecError(f"no tensor {', '.join(names[:3])}", hint="complete the download")
     return {name: tensor.detach() for name, tensor in weights(loaded)}
 

@@ -182,15 +182,15 @@ class MegatronBody(Body):
 
     def _export(self) -> Iterator[tuple[str, Tensor]]:
         """What Bridge exports while the experts have no adapter."""
-        experts = [one for one in self._wrapped if one.target.is_of_expert]
-        for one in experts:
-            one.put(self._model, one.original)
+        experts = [wrapped for wrapped in self._wrapped if wrapped.target.is_of_expert]
+        for wrapped in experts:
+            wrapped.put(self._model, wrapped.original)
         try:
-            found = self._base.bridge.export_adapter_weights([self._model], cpu=False, show_progress=False)
-            yield from ((each.param_name, each.weight) for each in found)
+            exported = self._base.bridge.export_adapter_weights([self._model], cpu=False, show_progress=False)
+            yield from ((each.param_name, each.weight) for each in exported)
         finally:
-            for one in experts:
-                one.put(self._model, one.wrapper)
+            for wrapped in experts:
+                wrapped.put(self._model, wrapped.wrapper)
 
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
@@ -219,14 +219,14 @@ class MegatronBody(Body):
 
     def _prepare(self, rows: Rows, adapter: bool, train: bool) -> None:
         self._router.begin(rows)
-        for one in self._wrapped:
-            one.enable(adapter)
+        for wrapped in self._wrapped:
+            wrapped.enable(adapter)
         self._model.train(train)
         # frozen: in training they balance their load, and refuse tensor parallelism
         for layer in self._mixtures:
             layer.eval()
-        for one in self._wrapped:
-            one.wrapper.get_submodule("adapter").train(train)
+        for wrapped in self._wrapped:
+            wrapped.wrapper.get_submodule("adapter").train(train)
 
     def _layers(self, rows: Rows, recompute: bool, visit: Visit | None) -> Run:
         return lambda below: predict(
@@ -241,7 +241,7 @@ class MegatronBody(Body):
         )
 
     def offload(self) -> None:
-        """The host's copy is kept: the base is frozen."""
+        """Move the base to the host, whose copy is kept, since the base is frozen."""
         if self.device.type == "cpu":
             return
         mine = self._base_parameters()
@@ -259,7 +259,7 @@ class MegatronBody(Body):
 
 
 def reference_of(config: Any) -> nn.Module:
-    """transformers' model without memory: its parameters and linears are what logical names speak of."""
+    """Return transformers' model without memory: logical names speak of its parameters and linears."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -24,7 +24,7 @@ _Shapes = Mapping[str, tuple[int, int]]
 
 
 def expert_linears(model: Path, config: Any) -> _Shapes:
-    """(out, in) of the experts' linears by logical name, of families whose experts were tried."""
+    """Return (out, in) of the experts' linears by logical name; empty for families that were not tried."""
     return read_facts(model).experts if config.model_type in ADAPTS["megatron"] else {}
 
 
@@ -41,7 +41,7 @@ def watched(mixtures: Sequence[Any]) -> Iterator[dict[int, Tensor]]:
     seen: dict[int, Tensor] = {}
 
     def look(number: int) -> Any:
-        return lambda router, given, made: seen.update({number: made[1]})
+        return lambda router, inputs, outputs: seen.update({number: outputs[1]})
 
     hooks = [layer.router.register_forward_hook(look(layer.layer_number - 1)) for layer in mixtures]
     try:
@@ -61,28 +61,31 @@ def are_met(experts: Iterable[str], met: Mapping[int, Tensor]) -> list[bool]:
 
 
 def from_all_ranks(
-    wanted: Mapping[str, tuple[int, ...]],
-    here: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    own: Mapping[str, Tensor],
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """fp32 on the CPU, the same on every rank of `group`. here: those of `wanted` that this rank has. The
-    bits of all ranks are added up, of which all but one rank's are zeros. Collective.
+    """Return the tensors of all ranks of `group`, fp32 on the CPU. The bits of all ranks are added up, of
+    which all but one rank's are zeros. Collective.
+
+    shapes: of all tensors by name.
+    own: the tensors that this rank has.
     """
-    sizes = [math.prod(shape) for shape in wanted.values()]
+    sizes = [math.prod(shape) for shape in shapes.values()]
     flat = torch.zeros(sum(sizes), device=device)
-    for name, part in zip(wanted, flat.split(sizes), strict=True):
-        if name in here:
-            part.view(wanted[name]).copy_(here[name])
+    for name, part in zip(shapes, flat.split(sizes), strict=True):
+        if name in own:
+            part.view(shapes[name]).copy_(own[name])
     dist.all_reduce(flat.view(torch.int32), group=group)
-    return {name: part.view(wanted[name]) for name, part in zip(wanted, flat.cpu().split(sizes), strict=True)}
+    return {name: part.view(shapes[name]) for name, part in zip(shapes, flat.cpu().split(sizes), strict=True)}
 
 
 def not_held_once(
-    names: Sequence[str], here: Iterable[str], group: dist.ProcessGroup, device: torch.device
+    names: Sequence[str], own: Iterable[str], group: dist.ProcessGroup, device: torch.device
 ) -> list[str]:
-    """Return the tensors that no rank of `group` has, or several. here: those of this one. Collective."""
-    mine = set(here)
-    held = torch.tensor([name in mine for name in names], dtype=torch.int32, device=device)
-    dist.all_reduce(held, group=group)
-    return [name for name, count in zip(names, held.tolist(), strict=True) if count != 1]
+    """Return the tensors that no rank of `group` has, or several. own: what this rank has. Collective."""
+    mine = set(own)
+    counts = torch.tensor([name in mine for name in names], dtype=torch.int32, device=device)
+    dist.all_reduce(counts, group=group)
+    return [name for name, count in zip(names, counts.tolist(), strict=True) if count != 1]

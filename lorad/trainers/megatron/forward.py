@@ -23,14 +23,16 @@ def predict(
     below: Tensor | None = None,
     visit: Visit | None = None,
 ) -> Tensor:
-    """[M, hidden] of the last hidden states on every tensor-parallel rank; where the model has a stage above,
-    the hidden states for that one. below: those of the stage below, shaped as `hidden_shape` says. visit: see
-    `Body.states`; where there is a stage above it is not made. Each rank's head gives the scores of its part
-    of the vocabulary, for a loss that is computed by each of them alike.
+    """Return the last hidden states, [M, hidden], on every tensor-parallel rank; where the model has a stage
+    above, the hidden states for that one. Each rank's head gives the scores of its part of the vocabulary,
+    for a loss that is computed by each of them alike.
 
     packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of
-    N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
-    embeddings only see differences. recompute: Megatron's full recomputation, one layer at a time.
+        N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
+        embeddings only see differences.
+    recompute: Megatron's full recomputation, one layer at a time.
+    below: hidden states of the stage below, shaped as `hidden_shape` says.
+    visit: see `Body.states`; where there is a stage above it is not made.
     """
     from megatron.core import parallel_state
 
@@ -48,6 +50,10 @@ def predict(
     if (recompute or spread) and torch.is_grad_enabled():
         entering.requires_grad_()
     decoder.set_input_tensor(below)
+    mask = None
+    if not packed:  # true where a token must not look, ahead or into another sequence: [1, 1, N, N]
+        sequence = (positions[0] == 0).cumsum(0)
+        mask = ~(sequence[:, None] == sequence[None]).tril()[None, None]
 
     def score(
         *, hidden_states: Tensor, output_layer: nn.Module, output_weight: Tensor | None, **_: object
@@ -57,16 +63,16 @@ def predict(
             visit(at, _head(output_layer, output_weight, vocab, tp))
         return at
 
-    found: Tensor = model(
+    states: Tensor = model(
         input_ids=ids,
         position_ids=positions,
-        attention_mask=None if packed else _hidden(positions),
+        attention_mask=mask,
         decoder_input=entering,
         packed_seq_params=_sequences(starts, max(rows.longest, tp)) if packed else None,
         output_processor=score,
     )
     decoder.set_input_tensor(None)
-    return found
+    return states
 
 
 def _head(output_layer: nn.Module, weight: Tensor | None, vocab: int, tp: int) -> Head:
@@ -79,8 +85,8 @@ def _head(output_layer: nn.Module, weight: Tensor | None, vocab: int, tp: int) -
     columns: int = bare.output_size_per_partition
 
     def scores(states: Tensor) -> Tensor:
-        found: Tensor = output_layer(states[:, None], weight=weight)[0][:, 0]
-        return found if tp > 1 else found[:, :vocab]
+        logits: Tensor = output_layer(states[:, None], weight=weight)[0][:, 0]
+        return logits if tp > 1 else logits[:, :vocab]
 
     if tp == 1:
         return Head(scores, columns)
@@ -91,13 +97,13 @@ def _head(output_layer: nn.Module, weight: Tensor | None, vocab: int, tp: int) -
 
 
 def hidden_shape(model: nn.Module, rows: Rows, tp: int) -> tuple[int, int, int]:
-    """Tokens, one row, and the width of the model."""
+    """Return how many tokens there are, one row, and the width of the model."""
     config: Any = model.config
     return _padded(rows, tp)[0].shape[1], 1, config.hidden_size
 
 
 def _padded(rows: Rows, tp: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A number of tokens that `tp` divides, by a sequence that nothing looks at.
+    """Pad to a number of tokens that `tp` divides, by a sequence that nothing looks at.
 
     Bridge's `CanonicalLoRA` reshapes this rank's queries with the head count of all ranks: `tp` tokens become
     one.
@@ -108,13 +114,6 @@ def _padded(rows: Rows, tp: int) -> tuple[Tensor, Tensor, Tensor]:
     more = torch.arange(missing, device=rows.ids.device)[None]
     ids = torch.cat([rows.ids, torch.zeros_like(more)], 1)
     return ids, torch.cat([rows.positions, more], 1), torch.cat([rows.starts, rows.starts[-1:] + missing])
-
-
-def _hidden(positions: Tensor) -> Tensor:
-    """[1, 1, N, N]: true where a token must not look: ahead, or into another sequence."""
-    sequence = (positions[0] == 0).cumsum(0)
-    same = sequence[:, None] == sequence[None]
-    return ~same.tril()[None, None]
 
 
 def _sequences(starts: Tensor, longest: int) -> Any:

@@ -28,7 +28,9 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class _Piece:
-    """`parameter[rows, columns]` on this rank is `tensor[from_rows, from_columns]` of the logical one."""
+    """Where a logical tensor lies on this rank: `parameter[rows, columns]` is `tensor[from_rows,
+    from_columns]`.
+    """
 
     rows: _Index
     columns: _Index
@@ -45,8 +47,11 @@ Layout = dict[str, _Piece]
 def _discover(
     gather: _Gather, shapes: Sequence[tuple[int, int]], holder: Mapping[str, int], rank: int
 ) -> dict[str, _Piece]:
-    """Logical name -> its piece here. shapes: of this rank's parameters, the same on all that cut them.
-    holder: which of the parameters holds each logical tensor. rank: of this one among those. Collective.
+    """Return the piece that this rank has of each logical tensor, by name. Collective.
+
+    shapes: shapes of this rank's parameters, the same on all ranks that cut them.
+    holder: which of the parameters holds each logical tensor.
+    rank: number of this rank among those that cut them.
     """
     rows = gather([_numbered(shape, rank, 0) for shape in shapes])
     columns = gather([_numbered(shape, rank, 1) for shape in shapes])
@@ -57,14 +62,16 @@ def _discover(
 
 
 def _numbered(shape: tuple[int, int], rank: int, axis: int) -> Tensor:
-    """fp32 holds these integers exactly: both numbers of a shape are far below 2**24."""
+    """Number the rows (axis 0) or columns over all ranks. Floats of 32 bits hold these integers exactly: both
+    numbers of a shape are far below 2**24.
+    """
     line = torch.arange(shape[axis], dtype=torch.float32) + rank * shape[axis]
     return (line[:, None] if axis == 0 else line[None]).expand(shape).contiguous()
 
 
 def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: int) -> _Piece:
-    here = rows.astype(np.int64) // shape[0] == rank
-    from_rows, from_columns = np.flatnonzero(here.any(1)), np.flatnonzero(here.any(0))
+    is_here = rows.astype(np.int64) // shape[0] == rank
+    from_rows, from_columns = np.flatnonzero(is_here.any(1)), np.flatnonzero(is_here.any(0))
     return _Piece(
         rows=_short(rows[from_rows, from_columns[0]].astype(np.int64) % shape[0]),
         columns=_short(columns[from_rows[0], from_columns].astype(np.int64) % shape[1]),
@@ -74,7 +81,7 @@ def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: 
 
 
 def _short(index: np.ndarray) -> _Index:
-    """Neighbours as a slice: most layouts are one."""
+    """Return neighbours as a slice: most layouts are one."""
     first, last = int(index[0]), int(index[-1])
     return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
 
@@ -97,9 +104,12 @@ class Wrapped:
     flags: Mapping[str, object]
 
     def enable(self, on: bool) -> None:
-        """Off, the module computes what the original does."""
+        """Switch the adapter. Off, the module computes what the original does."""
         wrapper: Any = self.wrapper
-        (wrapper.enable_adapter_layers if on else wrapper.disable_adapter_layers)()
+        if on:
+            wrapper.enable_adapter_layers()
+        else:
+            wrapper.disable_adapter_layers()
 
     def put(self, model: nn.Module, module: nn.Module) -> None:
         """Set one of the two in the model."""
@@ -108,23 +118,23 @@ class Wrapped:
 
 
 def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wrapped]:
-    """Fresh adapters, all zeros, around the modules.
+    """Put fresh adapters, all zeros, around the modules.
 
     Raises AdapterRefused, and leaves the model as it was, where Bridge wraps nothing.
     """
     of_rank: dict[int, Any] = {}
-    found: list[Wrapped] = []
+    wrapped: list[Wrapped] = []
     try:
         for target in targets:
             module = next(iter(target.members.values()))
             rank = key.adapter.rank_of(module)
             if rank not in of_rank:
                 of_rank[rank] = _peft(key, rank, key.adapter.scale_of(module))
-            found.append(_wrap(model, target, of_rank[rank]))
+            wrapped.append(_wrap(model, target, of_rank[rank]))
     except BaseException:
-        unwrap(model, found)
+        unwrap(model, wrapped)
         raise
-    return found
+    return wrapped
 
 
 def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
@@ -150,13 +160,13 @@ def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
 
 def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
     """Take the adapters out, so that the model is exactly what it was."""
-    for one in wrapped:
-        one.put(model, one.original)
-        vars(one.original).update(one.flags)
+    for module in wrapped:
+        module.put(model, module.original)
+        vars(module.original).update(module.flags)
 
 
 def _peft(key: MountKey, rank: int, scale: float) -> Any:
-    """Bridge scales by alpha / dim.
+    """Return Bridge's LoRA, which scales by alpha / dim.
 
     Its own draw of A is left out: it would move the generators, and means nothing.
     """
@@ -171,9 +181,12 @@ def _peft(key: MountKey, rank: int, scale: float) -> Any:
 
 
 class MegatronMounted(Mounted):
-    """targets: of the whole model. wrapped: those on this rank, to which `_holders` and the layout are
-    confined: experts last. export: yields what is in the model beside experts, see `_exported`. group: ranks
-    that have all experts between them.
+    """An adapter whose tensors are cut over ranks as Megatron cuts its modules.
+
+    targets: the adapted modules of the whole model.
+    wrapped: the adapted modules of this rank; `_holders` and the layout have these alone, experts last.
+    export: yields what is in the model beside experts, see `_exported`.
+    group: ranks that have all experts between them.
     """
 
     def __init__(
@@ -186,46 +199,48 @@ class MegatronMounted(Mounted):
         device: torch.device,
         group: dist.ProcessGroup,
     ) -> None:
-        self._export, self._device, self._group = export, device, group
+        self._export = export
+        self._device = device
+        self._group = group
         self._shapes = shapes
-        wanted = expected_shapes(key.adapter, shapes)
+        expected = expected_shapes(key.adapter, shapes)
         modules = [list(target.members.values()) for target in targets]
         self._sharing = modules if key.lora_type == "lora" else []
         self._experts: dict[str, dict[str, tuple[int, ...]]] = {}  # by layer
         for target in (target for target in targets if target.is_of_expert):
             layer = self._experts.setdefault(target.path.partition(".mlp.")[0], {})
             names = [f"{name}.{side}.weight" for name in target.members.values() for side in _SIDES]
-            layer.update({name: wanted[name] for name in names})
-        self._names = wanted.keys() - {name for layer in self._experts.values() for name in layer}
+            layer.update({name: expected[name] for name in names})
+        self._names = expected.keys() - {name for layer in self._experts.values() for name in layer}
         self._numbers: dict[nn.Module, int] = {}
         self._holder: dict[str, int] = {}
         self._own: Layout = {}  # of this rank's experts
-        for one in (one for one in wrapped if not one.target.is_of_expert):
-            self._enter(one)
+        for module in (module for module in wrapped if not module.target.is_of_expert):
+            self._enter(module)
         self._dense = len(self._numbers)
-        for one in (one for one in wrapped if one.target.is_of_expert):
-            self._enter(one)
+        for module in (module for module in wrapped if module.target.is_of_expert):
+            self._enter(module)
         self._holders = list(self._numbers)
         self.layout: Layout = {}
 
-    def _enter(self, one: Wrapped) -> None:
-        """Note which of the parameters is which logical tensor's. Fused members share one: their A, and a B
-        in which those of an expert follow each other.
+    def _enter(self, wrapped: Wrapped) -> None:
+        """Note which parameter holds which logical tensor. Fused members share A, and a B in which those of
+        an expert follow each other.
         """
-        adapter = one.wrapper.get_submodule("adapter")
-        for member, name in one.target.members.items():
+        adapter = wrapped.wrapper.get_submodule("adapter")
+        for member, name in wrapped.target.members.items():
             split = bool(member) and isinstance(adapter, nn.ModuleDict)
             out = self._shapes[name][0]
-            first = 0 if split else members(one.target).index(member) * out
+            first = 0 if split else members(wrapped.target).index(member) * out
             for side, linear in _SIDES.items():
                 module = adapter.get_submodule(f"{member}.{linear}" if split else linear)
                 self._holder[f"{name}.{side}.weight"] = self._numbers.setdefault(module, len(self._numbers))
-                if one.target.is_of_expert:
+                if wrapped.target.is_of_expert:
                     rows = slice(first, first + out) if side == "lora_B" else _ALL
                     self._own[f"{name}.{side}.weight"] = _Piece(rows, _ALL, _ALL, _ALL)
 
     def learn_layout(self, rank: int) -> None:
-        """Before `scatter`.
+        """Learn which piece of each tensor is here, which `scatter` needs.
 
         Collective. Raises AdapterRefused where Bridge exports less than was asked for, or an expert is not on
         exactly one of the ranks of `group`.
@@ -248,37 +263,30 @@ class MegatronMounted(Mounted):
 
     @property
     def expert_parameters(self) -> int:
-        """How many of the parameters are of experts: the last ones."""
+        """Return how many parameters, the last ones, are of experts."""
         return len(self._holders) - self._dense
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {**self._exported(local[: self._dense]), **self._of_experts(local)}
+        tensors = self._exported(local[: self._dense])
+        own = {name: local[self._holder[name]][piece.rows] for name, piece in self._own.items()}
+        for shapes in self._experts.values():
+            tensors |= from_all_ranks(shapes, own, self._group, self._device)
+        return tensors
 
     def _exported(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What Bridge exports with these in the place of the weights: all but the experts."""
-        found: dict[str, Tensor] = {}
+        """Return what Bridge exports with these in the place of the weights, which is all but the experts."""
+        tensors: dict[str, Tensor] = {}
         if not self._names:
-            return found
+            return tensors
         with self._in_place_of_weights(local):
             for name, tensor in self._export():
+                if name == f"{HEAD}.lora_B.weight":  # Megatron pads a vocabulary
+                    tensor = tensor[: self._shapes[HEAD][0]]
                 if name in self._names:
-                    found[name] = self._whole(name, tensor)
-        if found.keys() != self._names:
-            raise AdapterRefused(f"Bridge exports no {min(self._names - found.keys())}")
-        return found
-
-    def _of_experts(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        here = {name: local[self._holder[name]][piece.rows] for name, piece in self._own.items()}
-        for wanted in self._experts.values():
-            found |= from_all_ranks(wanted, here, self._group, self._device)
-        return found
-
-    def _whole(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy, without the rows by which Megatron pads a vocabulary."""
-        if name == f"{HEAD}.lora_B.weight":
-            tensor = tensor[: self._shapes[HEAD][0]]
-        return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+                    tensors[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+        if tensors.keys() != self._names:
+            raise AdapterRefused(f"Bridge exports no {min(self._names - tensors.keys())}")
+        return tensors
 
     @contextmanager
     def _in_place_of_weights(self, local: Sequence[Tensor]) -> Iterator[None]:

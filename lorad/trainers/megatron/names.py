@@ -1,4 +1,5 @@
-"""python -m lorad.trainers.megatron.names SETTINGS: the linears of a checkpoint that Megatron's ranks adapt.
+"""List the linears of a checkpoint that Megatron's ranks adapt: `python -m lorad.trainers.megatron.names
+SETTINGS`.
 
 SETTINGS is a BodySettings as JSON. Writes a line of JSON on stdout: the names, or the error that the ranks
 would end with, or train on without a word.

@@ -18,7 +18,7 @@ those of the targets.
 
 
 class Pipeline:
-    """This rank's stage. All stages work on the same rows. dtype: of what goes from stage to stage.
+    """This rank's stage. All stages work on the same rows, and pass states of `dtype` on.
 
     first_trained: the lowest stage that has an adapter; nothing below it needs a gradient.
     """
@@ -29,50 +29,54 @@ class Pipeline:
         self._group: dist.ProcessGroup = parallel_state.get_pipeline_model_parallel_group()
         self.whole: dist.ProcessGroup = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         """Ranks that have all stages and all experts between them."""
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
         self.rank: int = parallel_state.get_pipeline_model_parallel_rank()
         self.size: int = parallel_state.get_pipeline_model_parallel_world_size()
         self.first_trained = 0
 
-    def anywhere(self, here: Sequence[bool]) -> list[bool]:
+    def anywhere(self, own: Sequence[bool]) -> list[bool]:
         """Return, for each flag, whether it is true on some stage, with some experts. Collective."""
-        flags = torch.tensor(here, dtype=torch.int32, device=self._device)
+        flags = torch.tensor(own, dtype=torch.int32, device=self._device)
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.whole)
         return [bool(flag) for flag in flags.tolist()]
 
     def least(self, number: int) -> int:
         """Return the minimum of the stages' numbers, whatever experts their ranks have. Collective."""
-        found = torch.tensor([number], device=self._device)
-        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.whole)
-        return int(found.item())
+        smallest = torch.tensor([number], device=self._device)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN, group=self.whole)
+        return int(smallest.item())
 
     def on_any_stage(self, flags: Tensor) -> Tensor:
         """Return which of the flags, bool, are true on some stage. Collective over the stages."""
-        found = flags.to(torch.int32)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
-        return found > 0
+        counts = flags.to(torch.int32)
+        dist.all_reduce(counts, dist.ReduceOp.MAX, group=self._group)
+        return counts > 0
 
-    def forward(self, run: Run, hidden: Sequence[int], found: Tensor) -> None:
-        """Run the stages without a graph. hidden: the shape of what goes up. found: what the visit of the
-        last stage has filled, on every stage afterwards.
+    def forward(self, run: Run, hidden: Sequence[int], figures: Tensor) -> None:
+        """Run the stages without a graph.
+
+        hidden: the shape of what goes up.
+        figures: what the visit of the last stage fills; every stage has it afterwards.
         """
         with torch.no_grad():
-            self._passed_on(run(self._from_below(hidden)), found)
+            self._passed_on(run(self._from_below(hidden)), figures)
 
     def backward(self, run: Run, hidden: Sequence[int], visit: Differentiating) -> None:
         """Run forward and backward. The last stage makes the visit; what it found, all stages are told."""
         below = self._from_below(hidden)
-        trains, asks = self.rank >= self.first_trained, self.rank > self.first_trained
+        trains = self.rank >= self.first_trained
+        asks = self.rank > self.first_trained
         if below is not None:
             below.requires_grad_(asks)
         with torch.set_grad_enabled(trains):
-            made = run(below)
-        self._passed_on(made.detach(), visit.found)
+            states = run(below)
+        self._passed_on(states.detach(), visit.found)
         gradient = visit.gradient
         if trains and not self._is_last:
-            gradient = self._receive(hidden, self.rank + 1).to(made.dtype)
-        if made.requires_grad:
-            made.backward(gradient)
+            gradient = self._receive(hidden, self.rank + 1).to(states.dtype)
+        if states.requires_grad:
+            states.backward(gradient)
         if below is not None and asks:
             self._send(below.grad, self.rank - 1)
 
@@ -80,27 +84,24 @@ class Pipeline:
     def _is_last(self) -> bool:
         return self.rank == self.size - 1
 
-    def _passed_on(self, made: Tensor, found: Tensor) -> None:
-        """Send hidden states to the next stage; what the last one found goes to all."""
+    def _passed_on(self, states: Tensor, figures: Tensor) -> None:
+        """Send hidden states to the next stage, and the figures of the last one to all."""
         if not self._is_last:
-            self._send(made, self.rank + 1)
-        if found.numel():
-            dist.broadcast(found, self._place(self.size - 1), group=self._group)
+            self._send(states, self.rank + 1)
+        if figures.numel():
+            dist.broadcast(figures, self._place(self.size - 1), group=self._group)
 
     def _from_below(self, shape: Sequence[int]) -> Tensor | None:
         return self._receive(shape, self.rank - 1) if self.rank else None
 
     def _receive(self, shape: Sequence[int], stage: int) -> Tensor:
-        found = self._empty(shape)
-        dist.recv(found, self._place(stage), group=self._group)
-        return found
+        received = torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
+        dist.recv(received, self._place(stage), group=self._group)
+        return received
 
     def _send(self, tensor: Tensor | None, stage: int) -> None:
         assert tensor is not None
         dist.send(tensor.to(self._dtype).contiguous(), self._place(stage), group=self._group)
-
-    def _empty(self, shape: Sequence[int]) -> Tensor:
-        return torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
 
     def _place(self, stage: int) -> int:
         return dist.get_global_rank(self._group, stage)

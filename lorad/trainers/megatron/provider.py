@@ -34,10 +34,12 @@ _NO_FUSION = {
 
 @dataclass(frozen=True)
 class Base:
-    """bridge: Bridge's `AutoBridge`, which knows the names. model: the bare `GPTModel` of this rank, one
-    stage of it.
-    config: as the directory's `config.json` has it. packed: whether attention takes packed sequences, or
-        needs a mask.
+    """What Megatron makes of a base.
+
+    bridge: Bridge's `AutoBridge`, which knows the names.
+    model: the bare `GPTModel` of this rank, one stage of it.
+    config: as the directory's `config.json` has it.
+    packed: whether attention takes packed sequences, or needs a mask.
     """
 
     bridge: Any
@@ -145,9 +147,9 @@ def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packe
 
 
 def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None:
-    known = {field.name for field in fields(provider)}
+    names = {field.name for field in fields(provider)}
     for name in args:
-        if name not in known:
+        if name not in names:
             raise SpecError(
                 f"{type(provider).__name__} has no field {name}",
                 key="trainer.backend_args",
@@ -155,7 +157,7 @@ def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None
                 "model",
             )
     for name, value in (own | args).items():
-        if name in known:
+        if name in names:
             setattr(provider, name, value)
 
 
@@ -189,9 +191,9 @@ def check_rotary(reference: nn.Module, model: Any, config: Any) -> None:
     kind = type(reference.get_submodule("model.rotary_emb"))
     theirs: Any = kind(config=config)
     mine = model.rotary_pos_emb.get_freqs_non_repeated(2)[1].float().cpu()
-    wanted = theirs.inv_freq.float()
+    frequencies = theirs.inv_freq.float()
     scaled = float(getattr(theirs, "attention_scaling", 1.0)) != 1.0
-    if scaled or mine.shape != wanted.shape or not torch.allclose(mine, wanted, rtol=1e-4, atol=0):
+    if scaled or mine.shape != frequencies.shape or not torch.allclose(mine, frequencies, rtol=1e-4, atol=0):
         raise SpecError(
             "Megatron computes other rotary positions than this config.json asks for",
             key="model.path",

@@ -27,11 +27,12 @@ class Router:
     """
 
     def __init__(self, base: Base, mixtures: Sequence[Any], pipeline: Pipeline, tp: int) -> None:
-        self._pipeline, self._tp = pipeline, tp
+        self._pipeline = pipeline
+        self._tp = tp
         self._replay: Replay | None = None
         self._tokens = 0
-        here = {layer.layer_number - 1 for layer in mixtures}
-        every = pipeline.anywhere([number in here for number in range(base.config.num_hidden_layers)])
+        own = {layer.layer_number - 1 for layer in mixtures}
+        every = pipeline.anywhere([number in own for number in range(base.config.num_hidden_layers)])
         layers = [number for number, has_experts in enumerate(every) if has_experts]
         self.shape: RouteShape | None = None
         if not layers or base.config.model_type not in REPLAYS["megatron"]:
@@ -44,7 +45,8 @@ class Router:
 
     def begin(self, rows: Rows) -> None:
         """Replay these routes until the next call: a backward may recompute layers."""
-        self._replay, self._tokens = None, rows.ids.shape[1]
+        self._replay = None
+        self._tokens = rows.ids.shape[1]
         if rows.routes is not None:
             padding = unknown_like(rows.routes, -self._tokens % self._tp)
             self._replay = replayed(np.concatenate([rows.routes, padding]), rows.ids.device)
@@ -65,11 +67,13 @@ class Router:
         group_topk: int | None,
         best: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores and the experts of each token, [tokens, topk]. scores: [tokens, experts]. best:
-        Megatron's own choice of both.
+        """Return the scores and the experts of each token, [tokens, topk].
+
+        scores: [tokens, experts].
+        best: Megatron's own choice of both.
         """
-        found, own = best(scores, topk, groups, group_topk)
+        weights, own = best(scores, topk, groups, group_topk)
         if self._replay is None:
-            return found, own
+            return weights, own
         index = self._replay(number, None, own)
         return scores.gather(1, index), index

@@ -34,8 +34,10 @@ _LOCAL_EXPERT = re.compile(r"(.*\.mlp)\." + re.escape(_EXPERTS) + r"(\d+)(?=\.|$
 
 @dataclass(frozen=True)
 class Target:
-    """One module of Megatron's that gets an adapter. members: Bridge's name of each member (empty for a
-    module that is not fused) -> logical name; those that nobody asked for are left out.
+    """One module of Megatron's that gets an adapter.
+
+    members: logical name by Bridge's name of each member, which is empty for a module that is not fused;
+        members that nobody asked for are left out.
     """
 
     path: str
@@ -54,24 +56,26 @@ def _place(logical: str) -> tuple[str, str] | None:
     """Return the path of the Megatron module and the member's name there."""
     if logical == HEAD:
         return "output_layer", ""
-    found = _LAYER.fullmatch(logical)
-    expert = found and _EXPERT.fullmatch(found[2])
-    inner = f"mlp.{expert[2]}" if expert else found and found[2]
-    if found is None or inner not in _IN_LAYER:
+    match = _LAYER.fullmatch(logical)
+    expert = match and _EXPERT.fullmatch(match[2])
+    inner = f"mlp.{expert[2]}" if expert else match and match[2]
+    if match is None or inner not in _IN_LAYER:
         return None
     path, member = _IN_LAYER[inner]
     if expert:
         path = path.replace("mlp.", f"mlp.{_EXPERTS}{expert[1]}.")
-    return f"decoder.layers.{found[1]}.{path}", member
+    return f"decoder.layers.{match[1]}.{path}", member
 
 
 def paths_here(model: nn.Module) -> dict[str, str]:
-    """Path of a module in the whole model -> in `model`, a stage of it with some of the experts, which
-    numbers both from 0.
+    """Return the path in `model` by the path in the whole model. `model` is a stage of it with some of the
+    experts, which numbers both from 0.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for name, _ in model.named_modules():
-        whole, layer, expert = name, _MEGATRON_LAYER.match(name), _LOCAL_EXPERT.match(name)
+        whole = name
+        layer = _MEGATRON_LAYER.match(name)
+        expert = _LOCAL_EXPERT.match(name)
         if expert:
             mixture: Any = model.get_submodule(expert[1])
             number = mixture.local_expert_indices[int(expert[2])]
@@ -79,8 +83,8 @@ def paths_here(model: nn.Module) -> dict[str, str]:
         if layer:
             holder: Any = model.get_submodule(layer[0])
             whole = f"decoder.layers.{holder.layer_number - 1}{whole[layer.end() :]}"  # counted from 1
-        found[whole] = name
-    return found
+        paths[whole] = name
+    return paths
 
 
 def those_here(targets: Iterable[Target], paths: Mapping[str, str]) -> list[Target]:
@@ -95,17 +99,19 @@ def trainable_shapes(
     *,
     tied: bool,
 ) -> dict[str, tuple[int, int]]:
-    """(out, in) of what can be trained: the linears of `reference` (transformers' model, of which only the
-    shapes count), layer by layer, then those of `experts`. A head that is also the embedding is not one of
-    them. exist: which of these paths any rank has.
+    """Return (out, in) of what can be trained: the linears of `reference`, layer by layer, then of `experts`.
+    A head that is also the embedding is not among them.
+
+    reference: transformers' model, of which only the shapes count.
+    exist: tells which of some paths any rank has.
     """
-    found: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
     for name, module in reference.named_modules():
         if isinstance(module, nn.Linear) and _place(name) and not (name == HEAD and tied):
-            found[name] = (module.out_features, module.in_features)
-    found |= {name: shape for name, shape in experts.items() if _place(name)}
-    there = exist([path for path, _ in filter(None, map(_place, found))])
-    return {name: shape for (name, shape), is_there in zip(found.items(), there, strict=True) if is_there}
+            shapes[name] = (module.out_features, module.in_features)
+    shapes |= {name: shape for name, shape in experts.items() if _place(name)}
+    exists = exist([path for path, _ in filter(None, map(_place, shapes))])
+    return {name: shape for (name, shape), is_there in zip(shapes.items(), exists, strict=True) if is_there}
 
 
 def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[Target]:

@@ -116,7 +116,11 @@ class Places:
         """Return the environment of the ranks. `added` comes from the backend, which may replace all but the
         devices.
         """
-        return environment_of(added, _visible(devices), threads, python=self.python, temporary=self.temporary)
+        # the driver names `cuda:0`, … otherwise: they are counted among the devices that this process sees
+        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        indexes = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
+        visible = [seen[index] if index < len(seen) else str(index) for index in indexes]
+        return environment_of(added, visible, threads, python=self.python, temporary=self.temporary)
 
 
 def environment_of(
@@ -141,12 +145,3 @@ def environment_of(
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
     }
-
-
-def _visible(devices: Sequence[str]) -> list[str]:
-    """Return the driver's names of `cuda:0`, …, which are counted among the devices that this
-    process sees.
-    """
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    indexes = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
-    return [seen[index] if index < len(seen) else str(index) for index in indexes]

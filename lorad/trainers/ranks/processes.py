@@ -159,19 +159,15 @@ class Processes:
         try:
             await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
-                await self._end_hung(hung.result())
+                self._hung = hung.result()
+                log.error("trainer: %s", self._hung)
+                await self._child.dump()  # the stacks of all ranks
+                await self._child.stop(grace=0.0)  # they do not listen
             how = await ended
         finally:
             hung.cancel()
         self._how = self._how or how
         self._hang_up()
-
-    async def _end_hung(self, how: str) -> None:
-        """Write the stacks of all ranks to the log, then end them."""
-        log.error("trainer: %s", how)
-        self._hung = how
-        await self._child.dump()
-        await self._child.stop(grace=0.0)  # they do not listen
 
     def _hang_up(self) -> None:
         """Close the connection to the ranks, so that a call that waits for an answer fails."""

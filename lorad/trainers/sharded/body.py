@@ -28,10 +28,12 @@ from lorad.trainers.sharded.workers import DataParallel
 
 
 class BodySettings(Struct, frozen=True, kw_only=True):
-    """What a rank's body is made of. dtype: of the base and its arithmetic. device: of this rank. quantize:
-    the format whose grid the base's linears are rounded to.
+    """What a rank's body is made of.
 
+    dtype: dtype of the base and its arithmetic.
+    device: this rank's device.
     args: the spec's `trainer.backend_args`, passed on as they are.
+    quantize: the format whose grid the base's linears are rounded to.
     """
 
     model: str
@@ -128,8 +130,8 @@ class Body(ABC):
 
     @property
     def may_forget(self) -> bool:
-        """Return whether `forget` works, and may be needed: of a body on a GPU (a CPU without memory ends the
-        process) whose forward and backward wait for no other rank. The same on all ranks.
+        """Return whether `forget` works, and may be needed, which is where a body is on a GPU (a CPU without
+        memory ends the process) and its passes wait for no other rank. The same on all ranks.
         """
         return False
 
@@ -140,7 +142,7 @@ class Body(ABC):
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, int]]:
-        """(out, in) of every linear that an adapter may target, by logical name."""
+        """Return (out, in) of every linear that an adapter may target, by logical name."""
 
     @property
     def experts(self) -> Sequence[str] | None:
@@ -170,8 +172,8 @@ class Body(ABC):
 
     @abstractmethod
     def checksum(self) -> str:
-        """sha256 (hex) over the weights that this rank holds of the base, as they are now;
-        adapters left out.
+        """Return the sha256 (hex) over the base's weights that this rank holds, as they are now, without
+        adapters.
         """
 
     @abstractmethod
@@ -193,12 +195,14 @@ class Body(ABC):
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
     ) -> Tensor:
-        """[M, hidden]: the last hidden state, after the last norm, where each target of the micro-batch is
-        predicted; the same on every rank that works on these rows. adapter: off is the base alone. train:
-        dropout acts. recompute: see `SlotSpec`.
+        """Return the last hidden state, after the last norm, where each target of the micro-batch is
+        predicted, [M, hidden]; the same on every rank that works on these rows.
 
+        adapter: off is the base alone.
+        train: dropout acts.
+        recompute: see `SlotSpec`.
         visit: called once amid the forward, with these states and the output layer, whose weights are
-        gathered once for all that it computes. Without it no logits are made.
+            gathered once for all that it computes. Without it no logits are made.
         """
 
     @property
@@ -211,7 +215,7 @@ class Body(ABC):
         return 0, 0, 0
 
     def met(self, rows: Rows) -> Tensor:
-        """bool [experts]: whether the scores that predict the targets depend on each of `experts`."""
+        """Return whether the scores that predict the targets depend on each of `experts`, bool [experts]."""
         raise NotImplementedError("this body does not know its routes")
 
     def likely(self, rows: Rows, temperature: float, *, adapter: bool) -> TokenLogprobs:

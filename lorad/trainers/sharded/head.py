@@ -1,4 +1,4 @@
-"""The output layer by chunks of tokens: of a micro-batch's logits, only those of one chunk are ever there.
+"""The output layer by chunks of tokens, so that only one chunk's logits are ever in memory.
 
 A chunk's logits are made, turned into losses and walked back to its states before the next chunk's are made,
 as a fused linear cross-entropy does it (Liger Kernel, Hsu et al., 2024, arXiv 2410.10989). Each chunk's
@@ -20,7 +20,8 @@ from lorad.trainers.head_rows import rows_at_once
 class Head(NamedTuple):
     """An output layer whose weights are at hand.
 
-    scores: from states [m, hidden] to logits [m, columns]. part: which words these columns are; None: all.
+    scores: from states [m, hidden] to logits [m, columns].
+    part: which words these columns are; None for all.
     """
 
     scores: Callable[[Tensor], Tensor]
@@ -62,7 +63,8 @@ class Scoring:
     """
 
     def __init__(self, targets: Tensor, temperature: float) -> None:
-        self._targets, self._temperature = targets, temperature
+        self._targets = targets
+        self._temperature = temperature
         self.found = torch.zeros(3, targets.numel(), device=targets.device)
 
     @torch.no_grad()
@@ -75,17 +77,24 @@ class Scoring:
 
 class Differentiating:
     """A visit that adds the gradients of the output layer's parameters, chunk by chunk, and keeps those of
-    the states. found: see `Scoring`. gradient: as the states, once the visit was made.
+    the states.
+
+    found: see `Scoring`.
+    gradient: as the states, once the visit was made.
     """
 
     def __init__(self, targets: Tensor, loss: RowLoss) -> None:
-        self._targets, self._loss = targets, loss
+        self._targets = targets
+        self._loss = loss
         self.found = torch.zeros(3, targets.numel(), device=targets.device)
         self.gradient: Tensor | None = None
 
     def __call__(self, states: Tensor, head: Head) -> None:
         if self._loss.looks_ahead:
-            self._loss.settle(self._logprobs(states, head))
+            before = Scoring(self._targets, self._loss.temperature)
+            with torch.random.fork_rng([states.device] if states.is_cuda else []):
+                before(states, head)  # with the dropout of the pass that follows
+            self._loss.settle(before.found[0])
         self.gradient = torch.zeros_like(states)
         for chunk in _chunks(states, head):
             part = states[chunk].detach().requires_grad_(states.requires_grad)
@@ -102,13 +111,6 @@ class Differentiating:
             self._loss.collect()
             self.found[:, chunk] = torch.stack([values.detach().float() for values in likely])
 
-    def _logprobs(self, states: Tensor, head: Head) -> Tensor:
-        """Return [M], with the dropout of the pass that follows."""
-        before = Scoring(self._targets, self._loss.temperature)
-        with torch.random.fork_rng([states.device] if states.is_cuda else []):
-            before(states, head)
-        return before.found[0]
-
 
 def likely_of(rows: Tensor) -> TokenLogprobs:
     """Return the rows of [3, M] by their names."""
@@ -116,7 +118,7 @@ def likely_of(rows: Tensor) -> TokenLogprobs:
 
 
 def _chunks(states: Tensor, head: Head) -> Iterator[slice]:
-    """Cut the targets alike on all ranks that work on them; of none there is no chunk."""
+    """Cut the targets alike on all ranks that work on them; without targets there is no chunk."""
     size = rows_at_once(head.columns, states.device)
     for start in range(0, len(states), size):
         yield slice(start, min(start + size, len(states)))

@@ -125,13 +125,13 @@ class RankTrainer:
             raise Conflict(f"slot {verb.slot} is open already", hint="Close it first, or take another name.")
         refuse(msgspec.structs.replace(self._body.setup, has_critic=spec.critic))
         refuse_adapter(self._body.setup, spec.adapter, spec.lora_type)
-        wanted = expected_shapes(spec.adapter, self._body.shapes)
-        if not wanted:
+        shapes = expected_shapes(spec.adapter, self._body.shapes)
+        if not shapes:
             raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
         source = spec.source
         start = self._together(
             lambda: (
-                _initial(spec, wanted, fuses=self._body.fuses)
+                _initial(spec, shapes, fuses=self._body.fuses)
                 if source is None
                 else dict(checkpoint.read_source(source, spec.adapter, self._body.shapes).tensors)
             )
@@ -144,9 +144,9 @@ class RankTrainer:
         slot = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
         slot.fill(slot.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self._slots[verb.slot] = slot
-        size = sum(map(math.prod, wanted.values())) + sum(p.numel() for p in slot.head)
+        size = sum(map(math.prod, shapes.values())) + sum(p.numel() for p in slot.head)
         vectors = 1 if spec.frozen else 4
-        return SlotInfo(verb.slot, size, tensors=len(wanted) + len(head), bytes=vectors * size * 4)
+        return SlotInfo(verb.slot, size, tensors=len(shapes) + len(head), bytes=vectors * size * 4)
 
     def forward_backward(self, work: ForwardBackward) -> Gradients:
         slot = self._slots.policy(work.slot)
@@ -340,7 +340,9 @@ class RankTrainer:
         return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
 
     def _sections(self, mounted: Mounted) -> list[Section]:
-        shapes, body, are_b = [p.shape for p in mounted.parameters], self._body, mounted.are_b
+        body = self._body
+        shapes = [p.shape for p in mounted.parameters]
+        are_b = mounted.are_b
         first = len(shapes) - mounted.of_experts
         experts = Section(shapes[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:])
         return [Section(shapes[:first], body.dp, are_b=are_b[:first]), experts]
@@ -350,7 +352,8 @@ class RankTrainer:
         self._put_away()
         if self._mounted is None or key != self._key:
             self._mounted = None
-            self._mounted, self._key = self._body.mount(key), key
+            self._mounted = self._body.mount(key)
+            self._key = key
         return self._mounted
 
     def _put_in(self, slot: Slot) -> Mounted:
