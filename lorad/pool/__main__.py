@@ -1,6 +1,6 @@
-"""`python -m lorad.pool POOL_DIR`: one pool, until SIGTERM or a shutdown call.
+"""Run one pool until SIGTERM or a shutdown call: `python -m lorad.pool POOL_DIR`.
 
-Exit code 1: it could not start.
+Exit code 1 says that it could not start.
 """
 
 import asyncio

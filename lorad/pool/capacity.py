@@ -23,7 +23,8 @@ _LEAST_FRACTION = 0.1  # of a device: less is no room for any server
 
 
 def memory_for_adapters(config: PoolSetup) -> int:
-    """Return the bytes that slots and versions may take once both sides have started; 0: not known.
+    """Return the bytes that slots and versions may take once both sides have started; 0 where that is not
+    known.
 
     On a CPU what the pool's share of the machine leaves beside the processes and the cache of an engine in
     the pool, which a small machine never fills. On a GPU it is known where one base serves both sides.
@@ -53,20 +54,21 @@ def _of_machine(config: PoolSetup) -> int:
 
 
 def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
-    """`auto`: float32 on a CPU, whose bfloat16 is slow;
-    else the checkpoint's own (float16 becomes bfloat16).
+    """Return the dtype of the base. `auto` is float32 on a CPU, whose bfloat16 is slow, else the checkpoint's
+    own (float16 becomes bfloat16).
     """
-    wanted: str = config.dtype
-    if wanted == "auto":
-        wanted = "float32" if config.device == "cpu" else facts.dtype
-    return "float32" if wanted == "float32" else "bfloat16"
+    dtype: str = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if config.device == "cpu" else facts.dtype
+    return "float32" if dtype == "float32" else "bfloat16"
 
 
 def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron
     over tp and pp.
     """
-    ranks, dtype = config.ranks, dtype_of(config, facts)
+    ranks = config.ranks
+    dtype = dtype_of(config, facts)
     if ranks is None:
         return facts.bytes(dtype, config.quantize)
     whole = facts.bytes(dtype)  # ranks hold rounded numbers as dense ones
@@ -74,7 +76,7 @@ def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
 
 
 def _teacher_bytes(config: PoolSetup, facts: ModelFacts) -> int:
-    """Return the bytes of the teacher, which is held in the dtype of the base. facts: of the base."""
+    """Return the bytes of the teacher, which has the dtype of the base that `facts` describe."""
     path = config.teacher_path
     return read_facts(Path(path)).bytes(dtype_of(config, facts)) if path else 0
 

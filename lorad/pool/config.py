@@ -27,8 +27,8 @@ def read(directory: Path) -> PoolSetup:
 
 
 def log_directory(directory: Path) -> Path:
-    """Return the directory of the pool's log: that of the newest attempt, else (started without a shim) the
-    pool's own.
+    """Return the directory of the pool's log, which is the newest attempt's, or the pool's own where it was
+    started without a shim.
 
     A pool that belongs to another user than the daemon sees only the attempt that its shim names.
     """

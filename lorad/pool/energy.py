@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +16,11 @@ _POWERCAP = Path("/sys/class/powercap")
 
 
 class Reading(NamedTuple):
-    """joules: since the last reading; None where they are unknown. memory: bytes in use on the GPUs; 0 on a
-    CPU. utilization: the share of the last moment in which a GPU computed, the mean of the GPUs.
+    """What the counters say.
+
+    joules: energy since the last reading; None where it is unknown.
+    memory: bytes in use on the GPUs; 0 on a CPU.
+    utilization: the share of the last moment in which a GPU computed, the mean of the GPUs.
     """
 
     joules: float | None
@@ -46,14 +49,17 @@ def _gpus(uuids: Sequence[str]) -> Meter | None:
     before: dict[int, int] = {}
 
     def read() -> Reading:
-        memory, drawn, is_known = 0, 0, True
+        memory = drawn = 0
+        is_known = True
         busy: list[float] = []
         for place, handle in enumerate(handles):
             with contextlib.suppress(pynvml.NVMLError):
                 memory += pynvml.nvmlDeviceGetMemoryInfo(handle).used
             with contextlib.suppress(pynvml.NVMLError):
                 busy.append(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
-            now = _millijoules(pynvml, handle)
+            now: int | None = None  # millijoules; GPUs before Volta do not count them
+            with contextlib.suppress(pynvml.NVMLError):
+                now = int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
             is_known = is_known and now is not None
             if now is not None:
                 drawn += max(0, now - before.get(place, now))  # a driver that was loaded again begins at 0
@@ -64,16 +70,10 @@ def _gpus(uuids: Sequence[str]) -> Meter | None:
     return read
 
 
-def _millijoules(nvml: Any, handle: Any) -> int | None:
-    """None for GPUs before Volta, which do not count."""
-    try:
-        return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-    except nvml.NVMLError:
-        return None
-
-
 def _packages(powercap: Path) -> Meter | None:
-    """Packages are the domains without a parent; a counter begins again at its greatest value."""
+    """Return what reads the counters of the CPU's packages, which are the domains without a parent. A counter
+    begins again at its greatest value.
+    """
     zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     try:
         ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]

@@ -29,12 +29,17 @@ class _Reply:
 
 
 class Fence:
-    """One run's. attempt: the newest seen. phase: the verb under way. abort: ends a stream by its request
-    name.
+    """The fence of one run.
+
+    attempt: the newest seen.
+    phase: the verb under way.
+    abort: ends a stream by its request name.
     """
 
     def __init__(self, run: str, abort: Callable[[str], Awaitable[None]]) -> None:
-        self.run, self.attempt, self.phase = run, 0, _IDLE
+        self.run = run
+        self.attempt = 0
+        self.phase = _IDLE
         self._abort = abort
         self._newest = 0  # seq
         self._replies: dict[int, _Reply] = {}
@@ -48,7 +53,7 @@ class Fence:
         return self.phase if self.phase != _IDLE or not self._streams else "generate"
 
     async def once(self, call: Call, work: _Work) -> Any:
-        """Outcome of a mutating call: done now, under way or recorded.
+        """Return the outcome of a mutating call, which is done now, under way or recorded.
 
         Raises Fenced, Conflict, or what `work` does.
         """
@@ -92,7 +97,8 @@ class Fence:
                     f"{call.verb} is the first call of {self.run} attempt {call.attempt}; it must be open",
                     hint="This pool does not know that attempt: it may have been restarted. Resume the run.",
                 )
-            self.attempt, self._newest = call.attempt, 0
+            self.attempt = call.attempt
+            self._newest = 0
             self._replies = {}
 
     def _check(self, call: Call) -> None:

@@ -57,7 +57,8 @@ class VersionFiles:
 
     async def flush(self, run: str) -> None:
         """Wait until every version of `run` is on disk. Raises what went wrong."""
-        await self._written(run)
+        if futures := list(self._pending.get(run, [])):
+            await asyncio.to_thread(wait, futures)
         self.check(run)
 
     async def forget(self, run: str) -> None:
@@ -68,10 +69,6 @@ class VersionFiles:
     def close(self) -> None:
         """Write what is pending, then end the thread."""
         self._thread.shutdown(wait=True)
-
-    async def _written(self, run: str) -> None:
-        if futures := list(self._pending.get(run, [])):
-            await asyncio.to_thread(wait, futures)
 
 
 def _log_failure(directory: Path, future: Future[Any]) -> None:

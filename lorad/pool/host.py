@@ -62,8 +62,10 @@ _SOFTWARE = ("torch", "numpy", "safetensors")
 
 @dataclass(frozen=True)
 class _Training:
-    """A trainer that is there, and the one of the teacher. checksum: of its base. lodger: see
-    `lorad/pool/phases.py`.
+    """The running trainer and, with distillation, the teacher's.
+
+    checksum: checksum of the trainer's base.
+    lodger: see `lorad/pool/phases.py`.
     """
 
     trainer: Trainer
@@ -76,8 +78,8 @@ class _Training:
 async def _started(
     config: PoolSetup, compute: Compute, root: Path, grant: "Grant | None"
 ) -> AsyncIterator[tuple[_Training, Engine]]:
-    """Trainer and engine take requests, and are ended at the end. root: the pool's directory. grant: of the
-    nodes that they are on.
+    """Start trainer and engine, and end them at the end. They are in the pool's directory `root` and on the
+    nodes of `grant`.
 
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
@@ -105,8 +107,8 @@ async def _started(
 
 
 async def _replace_lost(grant: "Grant", engine: Any, patience: float) -> None:
-    """Have the servers of lost nodes on those that are granted in their places. engine: of servers. patience:
-    seconds without any server.
+    """Move the servers of lost nodes to nodes that are granted in their places. patience: seconds that the
+    engine may be without any server.
     """
     engine.expect_nodes(patience)
     while True:
@@ -168,8 +170,8 @@ class _Start:
         if not config.teacher_path:
             return None
         kind: Any = self.trainer_type if config.ranks is None else trainer_class("builtin")
-        held = await self.compute.run(_load, config, self.facts, config.teacher_path)
-        teacher: Trainer = kind(held, self.compute, config.teacher)
+        base = await self.compute.run(_load, config, self.facts, config.teacher_path)
+        teacher: Trainer = kind(base, self.compute, config.teacher)
         return teacher
 
     async def _ranks(self, setup: RanksSetup) -> Trainer:
@@ -196,7 +198,7 @@ class _Start:
         return self._engine_on(await self.compute.run(_load, self.config, self.facts), own=True)
 
     def _engine_on(self, base: Base, *, own: bool) -> Engine:
-        """own: the trainer has a base of its own beside this one."""
+        """Start an engine on a base. own: the trainer has a base of its own beside this one."""
         cache = engine_cache(self.config, self.facts, base, own=own)
         engine: Engine = self.engine_type(
             base,
@@ -237,7 +239,8 @@ async def _side_by_side(
     training: Coroutine[Any, Any, _Training], engine: Coroutine[Any, Any, Engine]
 ) -> tuple[_Training, Engine]:
     """Start both, or neither: when one fails, the other is ended too."""
-    first, second = asyncio.create_task(training), asyncio.create_task(engine)
+    first = asyncio.create_task(training)
+    second = asyncio.create_task(engine)
     try:
         await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
         for task in (first, second):
@@ -247,11 +250,11 @@ async def _side_by_side(
     except BaseException:
         first.cancel()
         second.cancel()
-        there, beside = await asyncio.gather(first, second, return_exceptions=True)
-        if isinstance(beside, Engine):
-            await beside.close()
-        if isinstance(there, _Training):
-            await there.trainer.shut_down()
+        trainer_result, engine_result = await asyncio.gather(first, second, return_exceptions=True)
+        if isinstance(engine_result, Engine):
+            await engine_result.close()
+        if isinstance(trainer_result, _Training):
+            await trainer_result.trainer.shut_down()
         raise
 
 
@@ -273,7 +276,7 @@ async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None
 
 
 def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
-    """Load the pool's model, or that of `path` in the same dtype and as it is. facts: of the pool's."""
+    """Load the pool's model, whose facts are given, or the one at `path`, in the same dtype and as it is."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
@@ -323,8 +326,16 @@ async def watch_both(pool: Pool) -> PoolLost:
     """Stop the pool when its engine or trainer will never serve again: the next life of the pool begins with
     others.
     """
-    while not (lost := await _what_is_lost(pool)):  # noqa: ASYNC110 (health is polled)
-        await asyncio.sleep(LOOK_SECONDS)
+    lost = ""
+    while not lost:
+        engine = await pool.engine.health()
+        trainer = await pool.work.health()
+        if not engine.alive:
+            lost = f"the engine serves nobody any more: {engine.detail}"
+        elif not trainer.alive:
+            lost = f"the trainer works for nobody any more: {trainer.detail}"
+        else:
+            await asyncio.sleep(LOOK_SECONDS)
     pool.stopping.set()
     return PoolLost(lost, hint="Resume the runs; a new pool starts.")
 
@@ -333,7 +344,8 @@ async def _end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
     """Stop a pool that nobody has needed for a while, when no daemon is there to end it and
     free its devices.
     """
-    alone_since, patience = time.monotonic(), min(_ALONE_SECONDS, max(config.idle_timeout, 1.0))
+    alone_since = time.monotonic()
+    patience = min(_ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
         if is_needed(pool, config, home):
             alone_since = now
@@ -353,14 +365,6 @@ def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
     is_shared = home.gateway_of(os.getuid()).is_dir()
     gateway = home.gateway_socket_of(os.getuid()) if is_shared else home.gateway_socket
     return bool(pool.loaded.kept()) and answers(gateway)
-
-
-async def _what_is_lost(pool: Pool) -> str:
-    """Describe which of engine and trainer was lost; "" while both are alive."""
-    engine, trainer = await pool.engine.health(), await pool.work.health()
-    if not engine.alive:
-        return f"the engine serves nobody any more: {engine.detail}"
-    return "" if trainer.alive else f"the trainer works for nobody any more: {trainer.detail}"
 
 
 @contextlib.asynccontextmanager
@@ -393,7 +397,8 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     ledger=ledger,
                 )
                 HEART.tell("")
-                pool.memory, pool.room = memory_for_adapters(config), room_for(config, facts)
+                pool.memory = memory_for_adapters(config)
+                pool.room = room_for(config, facts)
                 pool.uses = _usage_file(config, root, pool)
                 async with kept(pool.uses):
                     try:
@@ -418,7 +423,7 @@ def _ledger(config: PoolSetup) -> Ledger:
 
 
 def _usage_file(config: PoolSetup, root: Path, pool: Pool) -> UsageFile:
-    """Nothing is known of the energy of a CPU that several pools share: its counters are of all of it."""
+    """Return the file of uses; without energy on a CPU that pools share, whose counters are of all of it."""
     gpus = [] if config.device == "cpu" or config.nodes is not None else list(config.names)
     properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
     is_own = bool(gpus) or not (config.devices or config.nodes)
@@ -449,8 +454,8 @@ def _info(
     have others. sha256: see `_digests`.
     """
     trainer = training.trainer.capabilities()
-    here = {name: importlib.metadata.version(name) for name in _SOFTWARE}
-    there = {f"trainer.{name}": version for name, version in training.trainer.software().items()}
+    own_software = {name: importlib.metadata.version(name) for name in _SOFTWARE}
+    trainer_software = {f"trainer.{name}": version for name, version in training.trainer.software().items()}
     return PoolInfo(
         pool=config.pool,
         pid=os.getpid(),
@@ -467,8 +472,8 @@ def _info(
         versions={
             "lorad": lorad.__version__,
             "python": platform.python_version(),
-            **here,
-            **there,
+            **own_software,
+            **trainer_software,
             **engine.software(),
         },
         model_sha256=sha256[0],
@@ -484,7 +489,7 @@ def _info(
 
 
 def _rate(config: PoolSetup, dtype: str, facts: ModelFacts) -> Rate | None:
-    """None on a CPU, in another dtype than the table is of, and for a GPU that is not in it or not here."""
+    """Return what the trainer's GPUs can do; None for a GPU, dtype or machine of which that is not known."""
     if config.device == "cpu" or config.nodes is not None or dtype != "bfloat16":
         return None
     ranks = config.ranks.ranks if config.ranks is not None else 1

@@ -37,12 +37,14 @@ class Asked:
 
 
 class Joint:
-    """All methods belong to the pool's asyncio loop. joins:
-    False where every call is to be done by itself.
+    """Calls that are done together. All methods belong to the pool's asyncio loop.
+
+    joins: False where every call is to be done by itself.
     """
 
     def __init__(self, trainer: Trainer, *, joins: bool) -> None:
-        self._trainer, self._joins = trainer, joins
+        self._trainer = trainer
+        self._joins = joins
         self._waiting: list[Asked] = []
         self._worker: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
@@ -72,50 +74,48 @@ class Joint:
         self._returns.forget(slot)
 
     async def _work(self) -> None:
-        while some := await self._gathered():
+        while calls := await self._gathered():
             now = time.perf_counter()
-            for asked in some:
+            for asked in calls:
                 asked.caller.wait(now - asked.at)
-            WORK.set(Together([asked.caller for asked in some], [asked.tokens for asked in some]))
+            WORK.set(Together([asked.caller for asked in calls], [asked.tokens for asked in calls]))
             try:
-                with self._returns.passing({asked.work.slot: asked.tokens for asked in some}):
-                    stats = await self._trainer.forward_backward_many([asked.work for asked in some])
+                with self._returns.passing({asked.work.slot: asked.tokens for asked in calls}):
+                    stats = await self._trainer.forward_backward_many([asked.work for asked in calls])
             except Exception as error:
-                for asked in some:
+                for asked in calls:
                     if not asked.done.done():
                         asked.done.set_exception(error)
             else:
-                for asked, own in zip(some, stats, strict=True):
+                for asked, own in zip(calls, stats, strict=True):
                     if not asked.done.done():
                         asked.done.set_result(own)
 
     async def _gathered(self) -> list[Asked]:
         """Take the next calls, once those have come that are expected soon."""
-        while (seconds := self._returns.expected_for(_SMALL - self._tokens())) > 0:
+        while True:
+            waiting = [asked.tokens for asked in self._waiting if not asked.done.done()]
+            room = _SMALL - sum(waiting) if waiting else 0  # nobody is waited for where nothing waits
+            if (seconds := self._returns.seconds_worth_waiting(room)) <= 0:
+                return self._next()
             self._came.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), seconds)
-        return self._next()
-
-    def _tokens(self) -> int:
-        """Count those that wait; nobody is waited for where nothing does."""
-        waiting = [asked.tokens for asked in self._waiting if not asked.done.done()]
-        return sum(waiting) if waiting else _SMALL
 
     def _next(self) -> list[Asked]:
         """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the
         queue.
         """
         self._waiting = [asked for asked in self._waiting if not asked.done.done()]
-        some: dict[str, Asked] = {}
+        calls: dict[str, Asked] = {}
         tokens = 0
         for asked in self._waiting:
-            if asked.work.slot in some or (some and tokens + asked.tokens > MOST_TOKENS):
+            if asked.work.slot in calls or (calls and tokens + asked.tokens > MOST_TOKENS):
                 break
-            some[asked.work.slot] = asked
+            calls[asked.work.slot] = asked
             tokens += asked.tokens
-        self._waiting = self._waiting[len(some) :]
-        return list(some.values())
+        self._waiting = self._waiting[len(calls) :]
+        return list(calls.values())
 
 
 class _Away(NamedTuple):
@@ -134,30 +134,33 @@ class _Returns:
     def __init__(self) -> None:
         self._away: dict[str, _Away] = {}
         self._quick: set[str] = set()
-        self._busy, self._began, self._last, self._groups = 0.0, 0.0, 0.0, 0
+        self._busy = self._began = self._last = 0.0
+        self._groups = 0
 
     def came(self, slot: str) -> None:
         if (away := self._away.pop(slot, None)) is None:
             return
-        (self._quick.add if self._left(away) > 0 else self._quick.discard)(slot)
+        if self._left(away) > 0:
+            self._quick.add(slot)
+        else:
+            self._quick.discard(slot)
 
-    def expected_for(self, room: int) -> float:
-        """Return for how many seconds a slot is expected yet whose pass has room beside those that wait."""
-        away = [
-            self._left(one) for slot, one in self._away.items() if slot in self._quick and one.tokens <= room
-        ]
-        return max(away, default=0.0)
+    def seconds_worth_waiting(self, room: int) -> float:
+        """Return how long to wait for a run that will probably come soon and whose tokens fit."""
+        quick = [away for slot, away in self._away.items() if slot in self._quick and away.tokens <= room]
+        return max(map(self._left, quick), default=0.0)
 
     @contextlib.contextmanager
     def passing(self, tokens: Mapping[str, int]) -> Iterator[None]:
-        """Make a pass of some slots; tokens: of each."""
+        """Make a pass of some slots. tokens: how many each slot has in it."""
         self._began = time.perf_counter()
         self._groups += 1
         try:
             yield
         finally:
             self._last = time.perf_counter() - self._began
-            self._busy, self._began = self._busy + self._last, 0.0
+            self._busy += self._last
+            self._began = 0.0
             self._away |= {slot: _Away(self._now(), self._groups, own) for slot, own in tokens.items()}
 
     def forget(self, slot: str) -> None:

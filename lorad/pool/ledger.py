@@ -1,9 +1,9 @@
 """Who uses the pool's devices, second by second: what the bill is made of.
 
-Every second of the pool's life is somebody's: of those who worked, or else in equal parts of all who have a
-slot, or else nobody's. So the entries add up to what the pool used. A pool whose work is all done on its
-compute thread knows whose each quantum is; in others (servers, trainers made of ranks) a second belongs to
-those who have a call under way.
+Every second of the pool's life is shared by the runs that worked, else by all runs that have a slot, else it
+is nobody's. So the entries add up to what the pool used. A pool whose work is all done on its compute thread
+knows whose each quantum is; in others (servers, trainers made of ranks) a second belongs to the runs that
+have a call under way.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _HOUR = 3600
 
 
 class _Seat(NamedTuple):
-    """number: of the slot that was opened last for a run. step: see `Use`."""
+    """Where a run is: which of its slots, counted from 1, was opened last, and at which step, see `Use`."""
 
     number: int = 0
     step: int = 0
@@ -42,7 +42,10 @@ class Ledger:
         unix: Callable[[], float] = time.time,
         since: float | None = None,
     ) -> None:
-        self.devices, self._by_calls, self._clock, self._unix = devices, by_calls, clock, unix
+        self.devices = devices
+        self._by_calls = by_calls
+        self._clock = clock
+        self._unix = unix
         self._lock = threading.Lock()
         self._settled = clock() if since is None else since
         self._started: tuple[float, Mapping[Payer, float]] | None = None  # a quantum under way
@@ -139,9 +142,9 @@ class Ledger:
         with self._lock:
             self._settle(self._clock())
             if joules is not None and (total := sum(self._held.values())) > 0:
-                for number, held in self._held.items():
+                for number, seconds in self._held.items():
                     use = self._touched(self._entries[number - 1])
-                    use.joules = (use.joules or 0.0) + joules * held / total
+                    use.joules = (use.joules or 0.0) + joules * seconds / total
                 self._held.clear()
             if memory:
                 use = self._entry(NOBODY)

@@ -8,10 +8,9 @@ published again by a later attempt) it gets a suffix, because an engine never se
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from lorad.engines.base import AdapterSource, Engine
 from lorad.errors import Conflict, IntegrityError, NotFound
@@ -28,12 +27,15 @@ _clock = itertools.count()
 
 @dataclass(eq=False)
 class Entry:
-    """One loaded version. `held`: its run still wants it. `served`: the daemon asked for it. `kept`: till it
-    is let go.
+    """One loaded version.
 
-    `used`: a logical time. `verdict`: of its attestation when it was loaded. `idle`: set when the last of
-        `users` goes.
-    `delivered`: see LoadedVersion.
+    held: its run still wants it.
+    served: the daemon asked for it.
+    kept: it stays until it is let go.
+    verdict: the verdict of its attestation when it was loaded.
+    delivered: see LoadedVersion.
+    used: a logical time.
+    idle: set when the last of `users` goes.
     """
 
     version: str
@@ -57,7 +59,8 @@ class LoadedVersions:
     """
 
     def __init__(self, engine: Engine, forget: Callable[[str], None]) -> None:
-        self._engine, self._forget = engine, forget
+        self._engine = engine
+        self._forget = forget
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, int] = {}
         self._loading = asyncio.Lock()
@@ -144,7 +147,9 @@ class LoadedVersions:
                 f"{version} is loaded as sha256 {entry.digest}, not {digest}",
                 hint="Its files were changed since; use another version.",
             )
-        entry.served, entry.kept, entry.used = True, entry.kept or keep, next(_clock)
+        entry.served = True
+        entry.kept = entry.kept or keep
+        entry.used = next(_clock)
         self._trim()
         return entry
 
@@ -159,7 +164,8 @@ class LoadedVersions:
         try:
             yield entry
         finally:
-            entry.users, entry.used = entry.users - 1, next(_clock)
+            entry.users -= 1
+            entry.used = next(_clock)
             if not entry.users:
                 entry.idle.set()
             self._trim()
@@ -183,18 +189,15 @@ class LoadedVersions:
         """Hide an entry from now on, and unload it when its last user has finished."""
         if self._entries.get(entry.version) is entry:
             del self._entries[entry.version]
-        self._later(self._unload(entry))
+        task = asyncio.create_task(self._unload(entry))
+        self._background.add(task)
+        task.add_done_callback(self._ended)
 
     async def _unload(self, entry: Entry) -> None:
         while entry.users:
             await entry.idle.wait()
         self._forget(entry.engine_name)
         await self._engine.unload(entry.engine_name)
-
-    def _later(self, unload: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(unload)
-        self._background.add(task)
-        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)

@@ -30,7 +30,8 @@ def within_what_is_free(config: PoolSetup) -> PoolSetup:
     if config.device == "cpu" or config.nodes is not None:
         return config
     gpus = config.devices or (config.device,)
-    free, deadline = _free_share(gpus), time.monotonic() + _SECONDS
+    free = _free_share(gpus)
+    deadline = time.monotonic() + _SECONDS
     while free is not None and free < config.memory_fraction and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         free = _free_share(gpus)
@@ -70,5 +71,5 @@ def _free_share(gpus: Sequence[str]) -> float | None:
 
 def uuids_of(gpus: Sequence[str]) -> list[str]:
     """Return the UUIDs of GPUs as NVML has them."""
-    found = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
-    return [f"GPU-{getattr(one, 'uuid', '')}" for one in found]
+    properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
+    return [f"GPU-{getattr(device, 'uuid', '')}" for device in properties]

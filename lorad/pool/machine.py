@@ -16,8 +16,12 @@ from lorad.protocol.calls import MachineUse
 
 @dataclass(frozen=True)
 class _Until:
-    """Sums until a moment. cpu, cpu_all: seconds of cores that were busy, and of all cores. samples: of the
-    devices."""
+    """Sums until a moment.
+
+    cpu: seconds that cores were busy.
+    cpu_all: seconds of all cores.
+    samples: how often the devices were read.
+    """
 
     at: float
     cpu: float
@@ -46,7 +50,8 @@ class Machine:
         with self._lock:
             now, before = time.monotonic(), self._sampled_at
             self._power = reading.joules / (now - before) if before and reading.joules is not None else None
-            self._last, self._sampled_at = reading, now
+            self._last = reading
+            self._sampled_at = now
             self._samples += 1
             self._utilization += reading.utilization or 0.0
             self._watts += self._power or 0.0
@@ -84,17 +89,11 @@ class Machine:
             self._began.pop(slot, None)
 
     def _until(self) -> _Until:
-        busy, every = _core_seconds()
-        return _Until(time.monotonic(), busy, every, self._samples, self._utilization, self._watts)
-
-
-def _core_seconds() -> tuple[float, float]:
-    """Return the seconds of all cores since the machine was started: those that were busy, and all."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # are in user and nice, too
-    every = sum(times) - guest
-    return every - idle, every
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # are in user and nice, too
+        every = sum(times) - guest
+        return _Until(time.monotonic(), every - idle, every, self._samples, self._utilization, self._watts)
 
 
 def _memory_in_use() -> int:

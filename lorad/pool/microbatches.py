@@ -19,11 +19,13 @@ from lorad.protocol.pool_setup import PoolSetup
 class Room(Struct, frozen=True):
     """What there is for activations on each device.
 
-    bytes: 0 where it is not known. token: bytes that a token keeps. dropout: how many more with dropout,
-        or DoRA.
-    recomputed: bytes that a token keeps with activation checkpointing, one layer's included. most: tokens of
-        a micro-batch at most. is_mixed: micro-batches that fit keep their activations beside others that
-        recompute them; ranks would have to agree on it.
+    bytes: 0 where it is not known.
+    token: bytes that a token keeps.
+    dropout: how many more with dropout, or DoRA.
+    recomputed: bytes that a token keeps with activation checkpointing, one layer's included.
+    most: tokens of a micro-batch at most.
+    is_mixed: micro-batches that fit keep their activations beside others that recompute them; ranks would
+        have to agree on it.
     plenty: tokens of a micro-batch that keep the device busy. Where fewer fit, larger ones that recompute
         activations are quicker.
     """
@@ -41,17 +43,12 @@ def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     ranks = config.ranks
     parts = 1 if ranks is None else ranks.tp * ranks.pp * ranks.cp
     each = kept(facts, BYTES[dtype_of(config, facts)], parts)
-    most = MOST_SQUARED if _is_squared(config, facts) else MOST
+    # without Transformer Engine, as on a CPU, and in Transformer Engine where no fused kernel has the dtype,
+    # Megatron's attention holds tokens x tokens
+    is_plain = config.device == "cpu" or dtype_of(config, facts) == "float32"
+    most = MOST_SQUARED if config.trainer == "megatron" and is_plain else MOST
     plenty = 0 if config.device == "cpu" else PLENTY
     return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most, ranks is None, plenty)
-
-
-def _is_squared(config: PoolSetup, facts: ModelFacts) -> bool:
-    """Return whether attention holds tokens x tokens: Megatron's without Transformer Engine, as on a CPU, and
-    Transformer Engine's own where no fused kernel has the dtype.
-    """
-    is_plain = config.device == "cpu" or dtype_of(config, facts) == "float32"
-    return config.trainer == "megatron" and is_plain
 
 
 def chosen(args: Open, room: Room) -> Open:
@@ -65,11 +62,13 @@ def chosen(args: Open, room: Room) -> Open:
             tokens_per_microbatch=args.tokens_per_microbatch or room.most,
             activation_checkpointing=bool(args.activation_checkpointing),
         )
-    fits, wanted = room.bytes // token, max(args.longest, args.tokens_per_microbatch or LEAST)
-    checkpointing, kept = args.activation_checkpointing, 0
+    fits = room.bytes // token
+    least = max(args.longest, args.tokens_per_microbatch or LEAST)
+    checkpointing = args.activation_checkpointing
+    kept = 0
     is_idle = checkpointing is None and not args.tokens_per_microbatch and fits < room.plenty
     if checkpointing is None:
-        checkpointing = fits < wanted or is_idle
+        checkpointing = fits < least or is_idle
         kept = fits if checkpointing and room.is_mixed and fits >= LEAST else 0
     if checkpointing and (is_idle or not kept):
         fits = room.bytes // max(1, room.recomputed)

@@ -60,8 +60,10 @@ class Phases:
         lodger: Trainer | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self._engine, self._is_timesliced = engine, is_timesliced
-        self._trainer, self._lodger = trainer, lodger
+        self._engine = engine
+        self._is_timesliced = is_timesliced
+        self._trainer = trainer
+        self._lodger = lodger
         self._ledger = Ledger() if ledger is None else ledger
         self._is_away = lodger is not None
         # None: a change failed, so that the engine is neither here nor there
@@ -69,7 +71,8 @@ class Phases:
         self._inside = 0
         self._waiting: dict[Kind, list[_Waiter]] = {"training": [], "serving": []}
         self._change: asyncio.Task[None] | None = None
-        self._trained, self._trained_at = "", 0.0
+        self._trained = ""
+        self._trained_at = 0.0
 
     def training(self, run: str) -> AbstractAsyncContextManager[None]:
         """Hold the device for the trainer inside the block. Raises Conflict, and what the engine raised when
@@ -96,7 +99,7 @@ class Phases:
         return self._is_away
 
     def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """`chunks` of the engine, served; a reader that stops reading keeps no trainer waiting."""
+        """Serve `chunks` of the engine; a reader that stops reading keeps no trainer waiting."""
         return self._pumped(run, chunks) if self._is_timesliced else self._billed(chunks)
 
     async def settle(self) -> None:
@@ -183,7 +186,8 @@ class Phases:
     def _leave(self, kind: Kind, run: str) -> None:
         self._inside -= 1
         if kind == "training":
-            self._trained, self._trained_at = run, time.monotonic()
+            self._trained = run
+            self._trained_at = time.monotonic()
         self._advance()
 
     def _advance(self) -> None:
@@ -191,20 +195,26 @@ class Phases:
         for kind in _KINDS:
             if self._may_enter(kind):
                 self._let_in(kind)
-        wanted = next((kind for kind in _KINDS if self._waiting[kind]), None)
-        if wanted is None or self._inside or self._change is not None:
+        next_kind = next((kind for kind in _KINDS if self._waiting[kind]), None)
+        if next_kind is None or self._inside or self._change is not None:
             return
         if (seconds := self._lingers()) > 0:
             asyncio.get_running_loop().call_later(seconds, self._advance)
             return
-        self._change = asyncio.create_task(self._become(wanted))
+        self._change = asyncio.create_task(self._become(next_kind))
 
-    def _let_in(self, kind: Kind) -> None:
-        waiting, self._waiting[kind] = self._waiting[kind], []
+    def _let_in(self, kind: Kind, error: Exception | None = None) -> None:
+        """Let in all who wait, or raise in them why the change failed."""
+        waiting = self._waiting[kind]
+        self._waiting[kind] = []
         for waiter in waiting:
-            if not waiter.turn.done():
+            if waiter.turn.done():
+                continue
+            if error is None:
                 self._inside += 1
                 waiter.turn.set_result(None)
+            else:
+                waiter.turn.set_exception(error)
 
     def _lingers(self) -> float:
         """Return the seconds for which the run that trained last may keep its turn.
@@ -219,26 +229,24 @@ class Phases:
     async def _become(self, kind: Kind) -> None:
         """Change the phase, then let in all who wait for it, or raise in them why the change failed."""
         started = time.monotonic()
-        self._kind, error = None, None
+        self._kind = None
+        error = None
         try:
-            await (self._to_training() if kind == "training" else self._to_serving())
+            if kind == "training":
+                await self._engine.sleep()
+                if self._lodger is not None and self._is_away:
+                    await self._lodger.onload()
+                    self._is_away = False
+            else:
+                await self._to_serving()
             self._kind = kind
             log.info("%s after a change of %.2f s", kind, time.monotonic() - started)
         except Exception as raised:
             log.error("the change to %s failed: %s", kind, raised)
             error = raised
         self._change = None
-        if error is not None:
-            self._refuse(kind, error)
-        else:
-            self._let_in(kind)
+        self._let_in(kind, error)
         self._advance()
-
-    async def _to_training(self) -> None:
-        await self._engine.sleep()
-        if self._lodger is not None and self._is_away:
-            await self._lodger.onload()
-            self._is_away = False
 
     async def _to_serving(self) -> None:
         if self._lodger is not None and not self._is_away:
@@ -247,9 +255,3 @@ class Phases:
         elif self._trainer is not None:
             await self._trainer.relax()
         await self._engine.wake()
-
-    def _refuse(self, kind: Kind, error: Exception) -> None:
-        waiting, self._waiting[kind] = self._waiting[kind], []
-        for waiter in waiting:
-            if not waiter.turn.done():
-                waiter.turn.set_exception(error)

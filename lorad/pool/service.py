@@ -97,7 +97,7 @@ class PoolService:
                 await wire.settle()
 
     def _take(self, wire: _Wire, call: Call, mine: dict[int, asyncio.Task[None]]) -> None:
-        """Begin to answer a call, or end one. mine: of the connection, by their ids. Raises BadFrame."""
+        """Begin to answer a call, or end one. Raises BadFrame. mine: the connection's calls by their ids."""
         if call.verb == CANCEL:
             if isinstance(call.args, int) and call.args in mine:
                 mine[call.args].cancel()

@@ -23,15 +23,17 @@ from lorad.trainers.base import Trainer
 
 
 class Pool:
-    """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it.
+    """One trainer, one engine, and the runs that share them.
 
     teacher: holds another model, for log-probabilities.
-
-    lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of
-    several runs are made in the same passes. ledger: who is billed.
-
-    memory: bytes for slots and versions, 0 when not known. room: for activations. uses: where the ledger is
-    written to.
+    lodger: see `Phases`.
+    rate: what the trainer's devices can do, see `lorad/pool/work.py`.
+    joins: gradients of several runs are made in the same passes.
+    ledger: who is billed.
+    vocab_size: token ids are below it.
+    memory: bytes for slots and versions, 0 when not known.
+    room: memory for activations.
+    uses: where the ledger is written to.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Pool:
         joins: bool = False,
         ledger: Ledger | None = None,
     ) -> None:
-        self.info, self.trainer, self.engine = info, trainer, engine
+        self.info = info
+        self.trainer = trainer
+        self.engine = engine
         self.ledger = Ledger() if ledger is None else ledger
         self._teacher = teacher
         self.vocab_size = trainer.capabilities().vocab
@@ -84,7 +88,7 @@ class Pool:
         return self.fences.setdefault(run, Fence(run, self.engine.abort))
 
     def tenant(self, call: Call) -> Tenant:
-        """Return the caller's. Raises Conflict when its slot is not open."""
+        """Return the caller's tenant. Raises Conflict when its slot is not open."""
         tenant = self.tenants.get(call.run)
         if tenant is None or tenant.attempt != call.attempt:
             raise Conflict(
@@ -94,7 +98,7 @@ class Pool:
 
     @property
     def teacher(self) -> Trainer:
-        """Raises Conflict where the pool was started without one."""
+        """Return the teacher. Raises Conflict where the pool was started without one."""
         if self._teacher is None:
             raise Conflict(
                 f"pool {self.info.pool} has no teacher", hint="A run that has one gets another pool."
@@ -106,7 +110,7 @@ class Pool:
         return self.teacher if spec.has_teacher else self.trainer
 
     def request(self, call: Call) -> str:
-        """A name for a generate call that no other one has."""
+        """Return a name for a generate call that no other one has."""
         return f"{call.run or 'serve'}:{call.attempt}:{next(self._requests)}"
 
     async def evict(self, tenant: Tenant) -> None:

@@ -31,8 +31,11 @@ def critic_slot(run: str) -> str:
 
 @dataclass(eq=False)
 class _Proof:
-    """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`;
-    None: none has. since: versions since the last one. times: its K.
+    """The amplified tests of one attempt.
+
+    returns: how often the engine had returned when the last test passed, see `Attester`; None: none has.
+    since: versions since the last test.
+    times: its K.
     """
 
     returns: int | None = None
@@ -44,7 +47,7 @@ class _Proof:
         return self.returns != returns or 0 < every <= self.since + 1
 
     def count(self, outcome: Outcome, returns: int) -> None:
-        """One more version."""
+        """Count one more version, and what its test found."""
         self.since += 1
         if outcome.amplified is None:
             return
@@ -56,10 +59,12 @@ class _Proof:
 
 @dataclass(eq=False)
 class Tenant:
-    """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one.
-    slot: its bytes are those of critic and reference, too.
+    """One run with an open slot.
 
-    files: of the current one, which follow in the background.
+    slot: its bytes include critic and reference.
+    versions: attested and loaded, oldest first.
+    change: dt of the current version.
+    files: files of the current version, which follow in the background.
     """
 
     run: str
@@ -98,7 +103,9 @@ class Tenant:
         return self.versions[-1].engine_name if self.versions else ""
 
     def attested(self, version: str) -> Entry:
-        """Raises Conflict for a version that was not attested in this attempt or is not loaded any more."""
+        """Find a version. Raises Conflict for one that was not attested in this attempt or is not loaded any
+        more.
+        """
         for entry in self.versions:
             if entry.version == version:
                 return entry
@@ -108,8 +115,10 @@ class Tenant:
         )
 
     def advance(self, number: int, entry: Entry, change: np.ndarray, files: Files) -> list[Entry]:
-        """Make the entry the current one; returns those that the run lets go."""
-        self.number, self.change, self.files = number, change, files
+        """Make the entry the current one; return the entries that the run lets go."""
+        self.number = number
+        self.change = change
+        self.files = files
         self.versions.append(entry)
         kept = max(_LEAST_KEPT, self.spec.kept)
         gone, self.versions = self.versions[:-kept], self.versions[-kept:]
@@ -117,7 +126,7 @@ class Tenant:
 
 
 def weight_of(priority: int) -> float:
-    """Twice as much for each step, between 2^-4 and 2^4."""
+    """Return the weight of a priority, twice as much for each step, between 2^-4 and 2^4."""
     return 2.0 ** max(-_MOST_PRIORITY, min(priority, _MOST_PRIORITY))
 
 
@@ -141,7 +150,8 @@ class Parties:
     def joins(self, run: str, priority: int) -> None:
         """Reset the time that the run has waited, and set its weight."""
         party = self.of(run)
-        party.weight, party.waited = weight_of(priority), 0.0
+        party.weight = weight_of(priority)
+        party.waited = 0.0
         self._on_slot.pop(run, None)
 
     def leaves(self, run: str) -> None:

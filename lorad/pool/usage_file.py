@@ -30,15 +30,19 @@ _ROOM = 4 << 20  # bytes out of date
 
 
 class UsageFile:
-    """head: what every line says of the pool's life. machine: is shown what the meter reads."""
+    """The file of uses. Every line repeats `head`, and `machine` is shown what the meter reads."""
 
     def __init__(
         self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None, machine: Machine | None = None
     ) -> None:
-        self.path, self._head, self._ledger, self._meter = path, head, ledger, meter
+        self.path = path
+        self._head = head
+        self._ledger = ledger
+        self._meter = meter
         self._machine = machine
         self._log: AppendLog[Uses] | None = None
-        self._is_closed, self._trouble = False, ""
+        self._is_closed = False
+        self._trouble = ""
         self._whole = self._synced = self._written = 0.0
         self._lock = threading.Lock()
 

@@ -32,7 +32,7 @@ _PEAKS: Mapping[str, float] = {
     "GB200": 2500e12,
 }
 """Flops per second in dense bf16, from NVIDIA's data sheets. A part of the name that torch tells -> peak."""
-_FORWARD, _BACKWARD = 2, 2
+_FORWARD = _BACKWARD = 2
 """Flops per parameter of the base and token: y = W x, and the gradient of x. The base needs none of W, which
 would be two more (Kaplan et al., 2020, "Scaling laws for neural language models", section 2.1). The adapter
 is left out."""
@@ -50,8 +50,10 @@ def peak_of(name: str) -> float | None:
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """parameters: of the base, those that one token meets. peak: flops per second of all of the trainer's
-    devices.
+    """What the trainer's devices can do.
+
+    parameters: parameters of the base that one token meets.
+    peak: flops per second of all devices.
     """
 
     parameters: int
@@ -120,9 +122,9 @@ class Work:
             self._peak = max(self._peak or 0, health.memory_peak)
         return msgspec.structs.replace(health, memory_peak=self._peak)
 
-    async def status(self, *, here: bool) -> TrainerStatus:
+    async def status(self, *, is_base_here: bool) -> TrainerStatus:
         health = await self.health()
-        return TrainerStatus(health.alive, health.detail, here, health.memory, health.memory_peak)
+        return TrainerStatus(health.alive, health.detail, is_base_here, health.memory, health.memory_peak)
 
 
 def tokens_of(batch: Batch) -> int:

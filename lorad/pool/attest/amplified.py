@@ -37,9 +37,11 @@ trainer it proves nothing: right adapters had a rel of up to 0.045 in bfloat16, 
 
 
 class Prediction(Struct, frozen=True):
-    """What the trainer says of a version with alpha x `times`, float64 [T]. before: dt of the previous
-    version with the same alpha x `times`; zero where that is the base. is_replayed: the tokens were sent to
-    the engine's experts.
+    """What the trainer says of a version with alpha x `times`.
+
+    now: its log-probabilities, float64 [T].
+    before: dt of the previous version with the same alpha x `times`; zero where that is the base.
+    is_replayed: the tokens were sent to the engine's experts.
     """
 
     canaries: Canaries
@@ -57,8 +59,10 @@ class Rerouted(Struct, frozen=True):
 
 
 class Amplified(Struct, frozen=True):
-    """again: it is worth a second look on more canaries. rerouted: the trainer can predict it anew, with the
-    routes of the engine.
+    """The result of an amplified test.
+
+    again: it is worth a second look on more canaries.
+    rerouted: the trainer can predict it anew, with the routes of the engine.
     """
 
     verdict: Attestation
@@ -69,27 +73,27 @@ class Amplified(Struct, frozen=True):
 async def amplification(
     score: Callable[[float], Awaitable[np.ndarray]], canaries: Canaries, sigma: float, begin: float
 ) -> tuple[float, np.ndarray] | None:
-    """K and what `score(K)` says then. begin: a K to try first.
+    """Return K, and what `score(K)` says then. begin: a K to try first.
 
     None when the version changes nothing at all.
     """
     least = max(_LEAST_SIGMAS * sigma, LEAST_NATS)
-    found: dict[float, np.ndarray] = {}
+    scores: dict[float, np.ndarray] = {}
     sizes: dict[float, float] = {}
     times = begin
     for _ in range(_MOST_TRIES):
-        found[times] = await score(times)
-        sizes[times] = float(np.sqrt(np.mean((found[times] - canaries.trainer) ** 2)))
+        scores[times] = await score(times)
+        sizes[times] = float(np.sqrt(np.mean((scores[times] - canaries.trainer) ** 2)))
         if sizes[times] == 0 or not math.isfinite(sizes[times]):
             return None
         if least <= sizes[times] <= min(_ROOM * least, MOST_NATS):
             break
         doublings = math.ceil(math.log2(least / sizes[times]))
         times *= 2.0 ** max(-_MOST_DOUBLINGS, min(_MOST_DOUBLINGS, doublings))
-        if times in found or abs(math.log2(times)) > _MOST_DOUBLINGS:
+        if times in scores or abs(math.log2(times)) > _MOST_DOUBLINGS:
             break
     best = min(sizes, key=lambda k: abs(math.log(sizes[k] / (1.4 * min(least, MOST_NATS)))))
-    return best, found[best]
+    return best, scores[best]
 
 
 def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) -> Amplified:
@@ -97,14 +101,14 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
     if not (np.isfinite(engine).all() and np.isfinite(prediction.now).all()):
         return Amplified(Attestation("failed", "amplified log-probabilities are not finite"))
     facts = measure(prediction.canaries, engine, prediction.now, prediction.before, limits)
-    told = {f"amplified_{key}": facts[key] for key in ("rel", "slope", "z", "signal") if key in facts}
-    told["amplified"] = prediction.times
+    figures = {f"amplified_{key}": facts[key] for key in ("rel", "slope", "z", "signal") if key in facts}
+    figures["amplified"] = prediction.times
     if facts["signal"] < _GATE_SIGMAS * facts["sigma"]:
         why = (
             f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats "
             f"rms, noise {facts['sigma']:.2g}"
         )
-        return Amplified(Attestation("inconclusive", why, told), again=True)
+        return Amplified(Attestation("inconclusive", why, figures), again=True)
     noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
     limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
     excused = _excused(prediction, facts, max(limit, noise))
@@ -112,22 +116,22 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         why = (
             f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, which may be rounding: {excused}"
         )
-        return Amplified(Attestation("inconclusive", why, told))
+        return Amplified(Attestation("inconclusive", why, figures))
     if facts["rel"] > limit:
         is_near = facts["rel"] <= _NEARLY * limit
-        return Amplified(Attestation("failed", _wrong(prediction, facts, "rel", limit), told), is_near)
+        return Amplified(Attestation("failed", _wrong(prediction, facts, "rel", limit), figures), is_near)
     step = facts["step"] * np.sqrt(prediction.canaries.tokens)
     if step < _STEP_SIGMAS * facts["sigma"]:
         detail = f"amplified {prediction.times:g} times: too close to the previous version to tell them apart"
-        return Amplified(Attestation("inconclusive", detail, told), again=step > 0)
+        return Amplified(Attestation("inconclusive", detail, figures), again=step > 0)
     if facts["z_error"] > limits.z:
-        return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), told))
+        return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), figures))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
-    return Amplified(Attestation("passed", detail, told))
+    return Amplified(Attestation("passed", detail, figures))
 
 
 def _excused(prediction: Prediction, facts: dict[str, float], limit: float) -> str:
-    """Return why a rel above the limit proves nothing; "" where it does. limit: of what noise explains."""
+    """Return why a rel above the limit, which noise would explain, proves nothing; "" where it does."""
     if prediction.is_replayed:
         return "it is near the limit of a mixture" if facts["rel"] <= _NEARLY * limit else ""
     is_sized = facts["rel"] <= _REROUTED and abs(facts["slope"] - 1) <= _REROUTED_SLOPE
@@ -138,17 +142,17 @@ def _excused(prediction: Prediction, facts: dict[str, float], limit: float) -> s
 def judge_replayed(
     predictions: Sequence[Prediction], by_server: Sequence[Scored], limits: Limits
 ) -> Amplified:
-    """Return the verdict on the copy where each server's routes were replayed: of the worst server."""
-    found = worst_of(
+    """Return the verdict on the worst server's copy, where each server's routes were replayed."""
+    result = worst_of(
         judge_amplified(prediction, said.logprobs.astype(np.float64), limits)
         for prediction, said in zip(predictions, by_server, strict=True)
     )
-    verdict = replace(found.verdict, detail=f"{found.verdict.detail}, with the engine's routes")
-    return Amplified(verdict, found.again)
+    verdict = replace(result.verdict, detail=f"{result.verdict.detail}, with the engine's routes")
+    return Amplified(verdict, result.again)
 
 
-def worst_of(found: Iterable[Amplified]) -> Amplified:
-    return max(found, key=lambda one: SEVERITY.index(one.verdict.verdict))
+def worst_of(results: Iterable[Amplified]) -> Amplified:
+    return max(results, key=lambda result: SEVERITY.index(result.verdict.verdict))
 
 
 def _wrong(prediction: Prediction, facts: dict[str, float], key: str, limit: float) -> str:

@@ -53,9 +53,10 @@ class Attester:
     What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it
     says nothing else.
 
-    is_apart: engine and trainer are not one process with one base. has_experts: the base is a mixture.
-    returns: times that the engine came back and did not repeat its bits; returned_the_same: the last time it
-    did.
+    is_apart: engine and trainer are not one process with one base.
+    has_experts: the base is a mixture.
+    returns: times that the engine came back and did not repeat its bits.
+    returned_the_same: whether it repeated them the last time.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class Attester:
         is_apart: bool = False,
         has_experts: bool = False,
     ) -> None:
-        self._engine, self._trainer, self._vocab_size, self._phases = engine, trainer, vocab_size, phases
+        self._engine = engine
+        self._trainer = trainer
+        self._vocab_size = vocab_size
+        self._phases = phases
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
         self._may_reroute = has_experts and self.limits is BFLOAT16
@@ -76,8 +80,9 @@ class Attester:
         self._replays = self._may_reroute and routes is not None and routes == trainer.capabilities().routes
         self.is_direct_enough = not is_apart and self.limits is FLOAT32
         self.predictor = Predictor(trainer, self.limits.least_sigma)
-        self.returns, self.returned_the_same = 0, True
-        self._repeats = True  # the engine its bits, as far as is known
+        self.returns = 0
+        self.returned_the_same = True
+        self._repeats = True  # whether the engine repeats its bits, as far as is known
         self._temporaries = _Temporaries(engine)
         self._canaries: dict[tuple[int, int], _Sets] = {}
         self._sampling = asyncio.Lock()
@@ -86,15 +91,15 @@ class Attester:
 
     @property
     def places(self) -> int:
-        """Versions that the engine has to have room for while one is attested."""
+        """Return how many versions the engine has to have room for while one is attested."""
         return 1 if self.is_direct_enough else 2
 
     async def canaries(self, count: int, tokens: int, run: str = "") -> Canaries:
-        """Raises AttestationFailed when engine and trainer do not hold the same base."""
+        """Return canaries. Raises AttestationFailed when engine and trainer do not hold the same base."""
         return (await self._sets(count, tokens, run)).every
 
     async def any_canaries(self) -> Canaries:
-        """Return canaries of any size: those made first, or new ones of the default size."""
+        """Return canaries of any size, the first that were made, or new ones of the default size."""
         return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
     def few(self, canaries: Canaries) -> Canaries:
@@ -102,13 +107,13 @@ class Attester:
         return next(sets.few for sets in self._canaries.values() if sets.every is canaries)
 
     async def twice(self, canaries: Canaries, run: str = "") -> Canaries:
-        """Twice as many."""
+        """Return twice as many canaries."""
         count, tokens = next(size for size, sets in self._canaries.items() if sets.every is canaries)
         return await self.canaries(2 * count, tokens, run)
 
     async def _sets(self, count: int, tokens: int, run: str) -> _Sets:
-        """The engine says last what it makes of them, so that from then on whatever returns is compared with
-        that.
+        """Return the canaries of a size, made once. The engine says last what it makes of them, so that
+        whatever returns is compared with that from then on.
         """
         async with self._sampling:
             if (count, tokens) not in self._canaries:
@@ -120,10 +125,10 @@ class Attester:
                     few = await self._some_of(batch, fewest(trainer, batch), unmet)
                     trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
                 async with self._phases.serving(run), self._engine.settled():
-                    every = made = await self._measured(trainer, batch, unmet)
+                    every = few_measured = await self._measured(trainer, batch, unmet)
                     if few is not batch:
-                        made = await self._measured(trainer_few, few, unmet)
-                    self._canaries[count, tokens] = _Sets(every, made)
+                        few_measured = await self._measured(trainer_few, few, unmet)
+                    self._canaries[count, tokens] = _Sets(every, few_measured)
                     log.info(
                         "engine and trainer differ by %.2g nats (rms) on %d tokens of the base",
                         every.sigma, every.tokens,
@@ -177,10 +182,10 @@ class Attester:
             batch = prediction.canaries.batch
             by_server = await scored(self._engine, temporary, batch, with_routes=self._replays)
         numbers = [said.logprobs.astype(np.float64) for said in by_server]
-        found = worst_of(judge_amplified(prediction, engine, self.limits) for engine in numbers)
-        if found.verdict.verdict == "passed" or not self._replays:
-            return found
-        return replace(found, rerouted=Rerouted(prediction, tuple(by_server)))
+        result = worst_of(judge_amplified(prediction, engine, self.limits) for engine in numbers)
+        if result.verdict.verdict == "passed" or not self._replays:
+            return result
+        return replace(result, rerouted=Rerouted(prediction, tuple(by_server)))
 
     async def _named(
         self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]
@@ -230,7 +235,7 @@ class Attester:
         self.returns += not is_same
 
     async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> bool:
-        """Return whether it is the same bit for bit."""
+        """Return whether a version is the same bit for bit. Raises AttestationFailed."""
         try:
             now = (await score(name, reference.canaries.batch)).astype(np.float64)
         except NotFound:
@@ -244,12 +249,12 @@ class Attester:
         return [scores.astype(np.float64) for scores in await self._engine.scores(name, canaries.batch)]
 
     async def delivery(self, name: str, digest: str) -> Attestation | None:
-        """None when the engine says that it holds `digest` under `name`."""
-        held = {version.name: version.digest for version in await self._engine.loaded()}
-        if name not in held:
+        """Return what is wrong; None when the engine says that it holds `digest` under `name`."""
+        digests = {version.name: version.digest for version in await self._engine.loaded()}
+        if name not in digests:
             return Attestation("failed", f"the engine does not hold {name} after loading it")
-        if held[name] != digest:
-            return Attestation("failed", f"the engine received sha256 {held[name]}, {digest} was exported")
+        if digests[name] != digest:
+            return Attestation("failed", f"the engine received sha256 {digests[name]}, {digest} was exported")
         return None
 
 

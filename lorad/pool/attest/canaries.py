@@ -25,12 +25,13 @@ _MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and
 
 
 class Canaries(Struct, frozen=True):
-    """The texts and what both sides say of them under the base, float64 [T]. sigma: rms difference, nats.
+    """The texts and what both sides say of them under the base.
 
-    Of several servers, `engine` is the first one's: they are to hold the same. unmet: experts of the base
-    that none of the texts is sent to; None where the trainer does not know. reroutes: engine and trainer send
-    some tokens to different experts. routes: where the first server sends the tokens, if that is known and
-    rounding may decide it.
+    engine, trainer: float64 [T]. With several servers, which are to hold the same, `engine` is the first's.
+    sigma: rms difference, nats.
+    unmet: experts of the base that none of the texts is sent to; None where the trainer does not know.
+    reroutes: engine and trainer send some tokens to different experts.
+    routes: where the first server sends the tokens, if that is known and rounding may decide it.
     """
 
     batch: Batch
@@ -54,11 +55,13 @@ async def measure_canaries(
     *,
     may_reroute: bool = False,
 ) -> Canaries:
-    """trainer: its log-probabilities under the base. unmet: as in `Canaries`. may_reroute: the base is a
-    mixture, and rounding may decide where a token goes. sigma is that of the server which is farthest from
-    them.
+    """Ask the engine, and compare it with the trainer; sigma is the largest of any server.
 
     Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
+
+    trainer: its log-probabilities under the base.
+    unmet: as in `Canaries`.
+    may_reroute: the base is a mixture, and rounding may decide where a token goes.
     """
     said = await scored(engine, BASE, batch, with_routes=may_reroute)
     by_server = [one.logprobs.astype(np.float64) for one in said]
@@ -89,12 +92,12 @@ def _has_outliers(difference: np.ndarray) -> bool:
     """Check for noise of which a few tokens have most. Rounding alone has an rms of 1.5 medians; where some
     tokens of a mixture went to other experts 3.4 were measured (8 layers of 64 experts in bfloat16).
     """
-    rms, median = float(np.sqrt(np.mean(difference**2))), float(np.median(np.abs(difference)))
-    return rms > _OUTLIERS * median
+    rms = float(np.sqrt(np.mean(difference**2)))
+    return rms > _OUTLIERS * float(np.median(np.abs(difference)))
 
 
 async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: int) -> Batch:
-    """`count` canaries of `tokens` tokens, the same ones for the same base.
+    """Return `count` canaries of `tokens` tokens, the same ones for the same base.
 
     Prompts are drawn from the vocabulary with a fixed seed, completions from the base at temperature 1.
     """

@@ -27,10 +27,14 @@ _DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|
 
 
 class Limits(Struct, frozen=True):
-    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise;
-    rel_blind: the limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more
-    where sigma or the change is large: rounding is the mean difference as a share of the change's rms.
-    amplified: the limit of rel in that test.
+    """What engine and trainer may differ by.
+
+    least_sigma: nats, for bases on which both sides agree bit for bit.
+    rel: its limit without noise.
+    rel_blind: the limit beyond which rel proves nothing.
+    largest, mean: |engine - trainer| in nats; more where sigma or the change is large.
+    rounding: the mean difference as a share of the change's rms.
+    amplified: the limit of rel in the amplified test.
     """
 
     least_sigma: float
@@ -54,8 +58,9 @@ SEVERITY = ("passed", "inconclusive", "failed")
 
 
 class Reference(Struct, frozen=True):
-    """What the engine said of a version when that was attested, float64 [T]. previous: dt of the version
-    before it.
+    """What the engine said of a version when that was attested, float64 [T].
+
+    previous: dt of the version before it.
     """
 
     canaries: Canaries
@@ -103,22 +108,25 @@ def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits:
 
 def worst(verdicts: Sequence[Attestation]) -> Attestation:
     """Return the worst of several servers' verdicts: all servers have to pass."""
-    found = max(verdicts, key=lambda verdict: SEVERITY.index(verdict.verdict))
-    alike = sum(verdict.verdict == found.verdict for verdict in verdicts)
+    result = max(verdicts, key=lambda verdict: SEVERITY.index(verdict.verdict))
+    alike = sum(verdict.verdict == result.verdict for verdict in verdicts)
     if alike == len(verdicts):
-        return found
-    return replace(found, detail=f"{found.detail} ({alike} of {len(verdicts)} servers)")
+        return result
+    return replace(result, detail=f"{result.detail} ({alike} of {len(verdicts)} servers)")
 
 
 def measure(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
 ) -> dict[str, float]:
     """Return the numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
-    de, dt = engine - canaries.engine, trainer - canaries.trainer
-    difference, u = np.abs(engine - trainer), dt - previous
+    de = engine - canaries.engine
+    dt = trainer - canaries.trainer
+    u = dt - previous
+    difference = np.abs(engine - trainer)
     sigma = max(canaries.sigma, limits.least_sigma)
     noise = sigma * np.sqrt(canaries.tokens)  # the L2 norm of pure noise
-    norm, step = float(np.linalg.norm(dt)), float(np.linalg.norm(u))
+    norm = float(np.linalg.norm(dt))
+    step = float(np.linalg.norm(u))
     facts = {
         "sigma": sigma,
         "signal": norm / np.sqrt(canaries.tokens),

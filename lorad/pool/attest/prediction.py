@@ -1,6 +1,6 @@
-"""What the trainer says of canaries: of a slot, and of the files of a version that no slot holds.
+"""What the trainer says of canaries, by a slot or by the files of a version that no slot holds.
 
-All of it inside `Phases.with_base`.
+All of it is called inside `Phases.with_base`.
 """
 
 import itertools
@@ -28,35 +28,38 @@ class Files(Struct, frozen=True):
 
 
 class Predictor:
-    """least_sigma: see `Limits`."""
+    """Asks the trainer. `Limits` explains `least_sigma`."""
 
     def __init__(self, trainer: Trainer, least_sigma: float) -> None:
-        self._trainer, self._least_sigma = trainer, least_sigma
+        self._trainer = trainer
+        self._least_sigma = least_sigma
         self._numbers = itertools.count(1)
 
     async def plain(self, slot: str | None, canaries: Canaries, times: float = 1.0) -> np.ndarray:
-        """float64 [T]; of the base when `slot` is None."""
+        """Return the log-probabilities of a slot, of the base when it is None; float64 [T]."""
         return await self._said(Policy(slot, times), canaries.batch)
 
     async def unmet_experts(self, batch: Batch) -> frozenset[str] | None:
         """Return what `Canaries.unmet` is of these texts."""
-        found = await self._trainer.unmet_experts(batch)
-        return None if found is None else frozenset(found)
+        experts = await self._trainer.unmet_experts(batch)
+        return None if experts is None else frozenset(experts)
 
     async def amplified(
         self, slot: str, canaries: Canaries, previous: Files | None, begin: float = 1.0
     ) -> Prediction | None:
-        """None when the slot changes nothing. previous: the version before; None: the base. begin: an earlier
-        K.
+        """Return the prediction; None when the slot changes nothing.
+
+        previous: the version before; None for the base.
+        begin: an earlier K.
         """
 
         async def score(times: float) -> np.ndarray:
             return await self.plain(slot, canaries, times)
 
-        found = await amplification(score, canaries, max(canaries.sigma, self._least_sigma), begin)
-        if found is None:
+        best = await amplification(score, canaries, max(canaries.sigma, self._least_sigma), begin)
+        if best is None:
             return None
-        times, now = found
+        times, now = best
         before = np.zeros_like(now)
         if previous is not None:
             async with self.opened(previous) as other:
@@ -68,25 +71,28 @@ class Predictor:
 
         slot: the version; previous: the one before, None: the base.
         """
-        given, canaries = seen.prediction, seen.prediction.canaries
+        prediction = seen.prediction
+        canaries = prediction.canaries
         batches = [replace(canaries.batch, routes=said.routes) for said in seen.by_server]
         base = await self._said(Policy(), replace(canaries.batch, routes=canaries.routes))
-        now = [await self._said(Policy(slot, given.times), batch) for batch in batches]
+        now = [await self._said(Policy(slot, prediction.times), batch) for batch in batches]
         before = [np.zeros_like(base) for _ in batches]
         if previous is not None:
             async with self.opened(previous) as other:
-                before = [await self._said(Policy(other, given.times), batch) - base for batch in batches]
+                before = [
+                    await self._said(Policy(other, prediction.times), batch) - base for batch in batches
+                ]
         same = replace(canaries, trainer=base)
         pairs = zip(now, before, strict=True)
-        return [Prediction(same, given.times, *each, is_replayed=True) for each in pairs]
+        return [Prediction(same, prediction.times, *each, is_replayed=True) for each in pairs]
 
     async def _said(self, policy: Policy, batch: Batch) -> np.ndarray:
-        """float64 [T]."""
+        """Return log-probabilities, float64 [T]."""
         return (await self._trainer.logprobs(policy, batch)).astype(np.float64)
 
     @asynccontextmanager
     async def opened(self, files: Files) -> AsyncIterator[str]:
-        """A slot with these tensors for a moment.
+        """Open a slot with these tensors for a moment.
 
         Raises AdapterRefused when the trainer does not take them.
         """

@@ -16,9 +16,12 @@ _MOST_NAMED = 3  # experts in the words of a verdict
 class Claim(Struct, frozen=True):
     """What the trainer says of a version that the engine is to serve.
 
-    trainer: its log-probabilities, float64 [T]. previous: dt(v-1); None: that is the base. previous_name:
-    what the engine calls it. prediction: for the amplified test; None: it is not made now. proven:
-    `Attester.returns` when that test passed last, with an earlier version of the run; None: it never has.
+    trainer: its log-probabilities, float64 [T].
+    previous: dt of the version before; None where that is the base.
+    previous_name: what the engine calls it.
+    prediction: for the amplified test; None where that is not made now.
+    proven: `Attester.returns` when that test passed last, with an earlier version of the run; None: it never
+        has.
     """
 
     canaries: Canaries
@@ -30,16 +33,19 @@ class Claim(Struct, frozen=True):
 
     @property
     def change(self) -> np.ndarray:
-        """dt of the version."""
+        """Return dt of the version."""
         change: np.ndarray = self.trainer - self.canaries.trainer
         return change
 
 
 class Outcome(Struct, frozen=True):
-    """named, amplified: None where that test was not made. unmet: adapted experts that no canary is sent to,
-    of which nothing was proved; None where the trainer does not know. is_dora: alpha times K makes all of A
-    and B plain to see, but not the magnitudes; so of DoRA the amplified test can fail a version, and never
-    prove one.
+    """What the tests of a version found.
+
+    named, amplified: None where that test was not made.
+    unmet: adapted experts that no canary is sent to, of which nothing was proved; None where the trainer does
+        not know.
+    is_dora: alpha times K makes all of A and B plain to see, but not the magnitudes of DoRA, so that the
+        amplified test can fail a version and never prove one.
     """
 
     direct: Attestation
@@ -68,18 +74,20 @@ class Outcome(Struct, frozen=True):
         return self.named.verdict == "inconclusive" or not is_proven
 
     def verdict(self, *, is_proven: bool) -> Attestation:
-        """is_proven: the amplified test passed with an earlier version, and the engine has been the same
-        since.
+        """Return the verdict over all tests. is_proven: the amplified test passed with an earlier version,
+        and the engine has been the same since.
         """
-        found = self._verdict(is_proven=is_proven)
-        if found.verdict == "failed" or self.unmet == ():
-            return found
+        attestation = self._verdict(is_proven=is_proven)
+        if attestation.verdict == "failed" or self.unmet == ():
+            return attestation
         if self.unmet is None:
-            detail = f"{found.detail}; it is not known which of its experts the canaries meet"
-            return replace(found, detail=detail)
-        some = ", ".join(self.unmet[:_MOST_NAMED]) + (", …" if len(self.unmet) > _MOST_NAMED else "")
-        detail = f"{found.detail}; no canary meets {len(self.unmet)} of its experts: {some}"
-        return replace(found, detail=detail, facts={**found.facts, "experts_unmet": float(len(self.unmet))})
+            detail = f"{attestation.detail}; it is not known which of its experts the canaries meet"
+            return replace(attestation, detail=detail)
+        named = ", ".join(self.unmet[:_MOST_NAMED]) + (", …" if len(self.unmet) > _MOST_NAMED else "")
+        detail = f"{attestation.detail}; no canary meets {len(self.unmet)} of its experts: {named}"
+        return replace(
+            attestation, detail=detail, facts={**attestation.facts, "experts_unmet": float(len(self.unmet))}
+        )
 
     def _verdict(self, *, is_proven: bool) -> Attestation:
         parts = [self.direct, *([self.named] if self.named else [])]

@@ -1,4 +1,4 @@
-"""`hello`, `status`, `write_uses` and `shutdown`: calls about the pool itself."""
+"""Calls about the pool itself: `hello`, `status`, `write_uses` and `shutdown`."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         rss_bytes=psutil.Process().memory_info().rss,
         idle_seconds=pool.meter.idle_seconds,
         engine=health,
-        trainer=await pool.work.status(here=not pool.phases.is_base_away),
+        trainer=await pool.work.status(is_base_here=not pool.phases.is_base_away),
         kept=pool.loaded.kept(),
         capacity=Capacity(
             max_versions=limits.max_versions,

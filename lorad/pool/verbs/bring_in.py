@@ -93,8 +93,8 @@ async def _replayed(pool: Pool, live: Live, predict: Predictors) -> Live:
     amplified = live.outcome.amplified
     if amplified is None or (seen := amplified.rerouted) is None:
         return live
-    found = judge_replayed(await predict.replayed(seen), seen.by_server, pool.attester.limits)
-    return live._replace(outcome=replace(live.outcome, amplified=found))
+    result = judge_replayed(await predict.replayed(seen), seen.by_server, pool.attester.limits)
+    return live._replace(outcome=replace(live.outcome, amplified=result))
 
 
 async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:
@@ -134,7 +134,7 @@ async def _looked_again(
     async def amplified() -> Outcome:
         async with pool.phases.serving(run), pool.engine.settled():
             await pool.loaded.make_room(live.entry.version, 1)
-            found = await pool.attester.amplified(live.entry.engine_name, source, prediction)
-        return replace(live.outcome, amplified=found)
+            result = await pool.attester.amplified(live.entry.engine_name, source, prediction)
+        return replace(live.outcome, amplified=result)
 
     return await _patiently(amplified)

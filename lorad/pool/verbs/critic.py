@@ -1,4 +1,4 @@
-"""`values` and `value_backward`: what a run asks of its critic."""
+"""What a run asks of its critic: `values` and `value_backward`."""
 
 from lorad.pool.state import Pool
 from lorad.protocol import calls

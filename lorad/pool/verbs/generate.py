@@ -1,8 +1,8 @@
-"""`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked
-for; and `rank`, log-probabilities of texts.
+"""Streams of chunks, each of the version that was asked for, `generate` for a run and `serve` for everybody
+else; and `rank`, log-probabilities of texts.
 
-Each chunk goes out as it comes, unless nobody reads chunks or samples as they come: then those of a second go
-together, for whoever counts them.
+Each chunk goes out as it comes, unless nobody reads chunks or samples as they come: then the chunks of a
+second go together, for whoever counts them.
 """
 
 import time
@@ -58,13 +58,13 @@ async def rank(pool: Pool, _call: Call, args: Rank) -> Ranked:
     caller().payer = payer_of(args.version)
     async with pool.phases.serving():
         if args.version == BASE:
-            found = await pool.engine.ranked(BASE, args.texts, args.starts, args.most)
+            ranked = await pool.engine.ranked(BASE, args.texts, args.starts, args.most)
         else:
             with pool.loaded.use(args.version) as entry:
-                found = await pool.engine.ranked(entry.engine_name, args.texts, args.starts, args.most)
-    if not np.isfinite(found.logprobs).all() or not np.isfinite(found.top_logprobs).all():
+                ranked = await pool.engine.ranked(entry.engine_name, args.texts, args.starts, args.most)
+    if not np.isfinite(ranked.logprobs).all() or not np.isfinite(ranked.top_logprobs).all():
         raise LoradError(f"{args.version} gives no finite log-probabilities of this text", hint="Check it.")
-    return found
+    return ranked
 
 
 async def _stream(
@@ -73,10 +73,10 @@ async def _stream(
     started, samples, tokens = time.perf_counter(), 0, 0
     kept, sent_at = list[Chunk](), started
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
-    made = cast(
+    generating = cast(
         "AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling)
     )
-    async with _counted(pool), aclosing(pool.phases.stream(run, made)) as chunks:
+    async with _counted(pool), aclosing(pool.phases.stream(run, generating)) as chunks:
         async for chunk in chunks:
             check()
             if chunk.version != name:

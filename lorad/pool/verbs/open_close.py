@@ -1,4 +1,4 @@
-"""`open` and `close`: a run joins and leaves."""
+"""A run joins and leaves: `open` and `close`."""
 
 import asyncio
 from pathlib import Path
@@ -32,7 +32,7 @@ _OUTPUT = "lm_head"  # what a critic does without
 
 
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
-    """Afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot already."""
+    """Open a slot afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot."""
     with HEART.tells(f"opening the slot of {call.run}"):  # the first one compares engine and trainer
         return await _opened(pool, call, args)
 
@@ -67,7 +67,7 @@ async def _opened(pool: Pool, call: Call, args: Open) -> Opened:
 
 
 async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
-    """The slot is gone even when this raises what went wrong with the files of a version."""
+    """Close a slot, which is gone even when this raises what went wrong with the files of a version."""
     await pool.evict(pool.tenant(call))
     async with pool.phases.with_base(call.run):
         checksum = await pool.trainer.base_checksum()
@@ -100,65 +100,66 @@ async def _clear(pool: Pool, call: Call) -> None:
     await pool.files.forget(call.run)
 
 
-async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
+async def _attested(pool: Pool, args: Open, reference: LoadVersion) -> Attestation:
     """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to
     serve one.
     """
     if args.has_teacher:
         return Attestation("inconclusive", "no engine has the teacher's model; its trainer holds its bytes")
-    config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
+    config = (await asyncio.to_thread(outline, Path(reference.directory))).config
     if config.max_rank > _config(args).max_rank or not set(config.modules) <= set(args.modules):
         return Attestation(
             "inconclusive", "the engine has no room for its rank or modules; the trainer holds its bytes"
         )
-    return await attest_reference(pool, wanted)
+    return await attest_reference(pool, reference)
 
 
-async def _with_critic(pool: Pool, slot: SlotInfo, args: Open, wanted: OpenCritic) -> SlotInfo:
+async def _with_critic(pool: Pool, slot: SlotInfo, args: Open, critic: OpenCritic) -> SlotInfo:
     """Return the run's slot, with its critic beside it. After this both are open, or none."""
     modules = tuple(module for module in args.modules if module != _OUTPUT)
-    own = replace(args, modules=modules, rank=wanted.rank, alpha=wanted.alpha, source=None)
-    own = replace(own, resume_from=wanted.resume_from, expert_rank=wanted.expert_rank)
+    own = replace(args, modules=modules, rank=critic.rank, alpha=critic.alpha, source=None)
+    own = replace(own, resume_from=critic.resume_from, expert_rank=critic.expert_rank)
     try:
-        held = await _slot(pool, critic_slot(slot.slot), own, critic=True)
+        critic_info = await _slot(pool, critic_slot(slot.slot), own, critic=True)
     except BaseException:
         await pool.trainer.close(slot.slot)
         raise
-    return replace(slot, bytes=slot.bytes + held.bytes)
+    return replace(slot, bytes=slot.bytes + critic_info.bytes)
 
 
-async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
-    """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After
-    this all slots of the run are open, or none. Raises AdapterRefused, AttestationFailed.
+async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, reference: LoadVersion) -> SlotInfo:
+    """Return the run's slot, with a frozen one beside it that holds exactly the tensors of the reference.
+    After this all slots of the run are open, or none. Raises AdapterRefused, AttestationFailed.
     """
     try:
-        held = await _hold_reference(pool, slot.slot, args, wanted)
+        reference_info = await _hold_reference(pool, slot.slot, args, reference)
     except BaseException:
         for each in (slot.slot, *([critic_slot(slot.slot)] if args.critic is not None else [])):
             await pool.trainer.close(each)
         raise
-    return replace(slot, bytes=slot.bytes + held.bytes)
+    return replace(slot, bytes=slot.bytes + reference_info.bytes)
 
 
-async def _hold_reference(pool: Pool, run: str, args: Open, wanted: LoadVersion) -> SlotInfo:
+async def _hold_reference(pool: Pool, run: str, args: Open, reference: LoadVersion) -> SlotInfo:
     """Open the frozen slot of a run's reference. Raises AdapterRefused, AttestationFailed."""
-    name, directory = reference_slot(run), Path(wanted.directory)
+    name = reference_slot(run)
+    directory = Path(reference.directory)
     config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
     spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
     trainer = pool.holder_of_reference(args)
-    held = await trainer.open(name, spec)
+    info = await trainer.open(name, spec)
     try:
         digest = await asyncio.to_thread((await trainer.export(name)).digest)
-        if digest != wanted.sha256:
+        if digest != reference.sha256:
             raise AttestationFailed(
-                f"the trainer holds sha256 {digest} as the reference of {run}, not {wanted.sha256}",
+                f"the trainer holds sha256 {digest} as the reference of {run}, not {reference.sha256}",
                 hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, "
                 "then resume.",
             )
     except BaseException:
         await trainer.close(name)
         raise
-    return held
+    return info
 
 
 async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:

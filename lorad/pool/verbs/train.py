@@ -1,4 +1,4 @@
-"""`forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`: what a run asks of its slot."""
+"""What a run asks of its slot: `forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`."""
 
 import asyncio
 from pathlib import Path
@@ -52,12 +52,12 @@ async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.
     trainer, policy = _asked(pool, tenant, args.of)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
-            found = await trainer.predictions(policy, args.batch, args.temperature)
-    return calls.LogprobsResult(found.logprobs, found.correct)
+            predicted = await trainer.predictions(policy, args.batch, args.temperature)
+    return calls.LogprobsResult(predicted.logprobs, predicted.correct)
 
 
 def _asked(pool: Pool, tenant: Tenant, of: calls.LogprobsOf) -> tuple[Trainer, Policy]:
-    """Raises Conflict for what the slot was opened without."""
+    """Return which trainer and policy are meant. Raises Conflict for what the slot was opened without."""
     match of:
         case "slot":
             return pool.trainer, Policy(tenant.run)
@@ -75,7 +75,9 @@ async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
     try:
         files = await pool.trainer.save(tenant.run, Path(args.directory))
         if tenant.spec.critic is not None:
-            files += await _saved_critic(pool, tenant.critic, Path(args.directory) / CRITIC)
+            critic = Path(args.directory) / CRITIC
+            await asyncio.to_thread(critic.mkdir)
+            files += [f"{CRITIC}/{name}" for name in await pool.trainer.save(tenant.critic, critic)]
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"{args.directory} could not be written: {error}",
@@ -84,8 +86,3 @@ async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
     await pool.files.flush(tenant.run)
     pool.ledger.saved(tenant.run, args.step)
     return calls.Saved(files)
-
-
-async def _saved_critic(pool: Pool, slot: str, directory: Path) -> list[str]:
-    await asyncio.to_thread(directory.mkdir)
-    return [f"{directory.name}/{name}" for name in await pool.trainer.save(slot, directory)]

@@ -1,4 +1,4 @@
-"""`publish`, `load_version`, `let_go` and `unload`: versions of a run, and those for others than their run.
+"""Versions of a run, and versions for others than their run: `publish`, `load_version`, `let_go`, `unload`.
 
 A version of a run is exported, loaded, attested; only then it is current. Its files follow in the
 background.
@@ -37,13 +37,13 @@ async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
     return calls.Loaded(entry.verdict)
 
 
-async def attest_reference(pool: Pool, wanted: calls.LoadVersion) -> calls.Attestation:
+async def attest_reference(pool: Pool, reference: calls.LoadVersion) -> calls.Attestation:
     """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then
     goes again.
 
     Raises what `load_version` raises.
     """
-    entry = await _bring(pool, wanted)
+    entry = await _bring(pool, reference)
     await pool.loaded.refuse(entry)
     return entry.verdict
 
@@ -86,7 +86,8 @@ async def _bring(pool: Pool, args: calls.LoadVersion) -> Entry:
 
 async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predictors]:
     """Compute what the trainer makes of the same files, for the engine to be compared with."""
-    files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
+    files = Files(Path(args.directory), adapter.config)
+    predictor = pool.attester.predictor
     every = await pool.attester.any_canaries()
     few = pool.attester.few(every)
 
@@ -146,7 +147,11 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
         lambda more: _predict(pool, tenant, more=more), lambda seen: _replayed(pool, tenant, seen)
     )
     live = await bring(pool, version, source, claim, predict, run=tenant.run)
-    _go_live(pool, tenant, args, live, claim, adapter)
+    tenant.proof.count(live.outcome, pool.attester.returns)
+    pool.loaded.adopt(live.entry)
+    files = Files(Path(args.directory), adapter.config, tenant.spec.lora_type)
+    for gone in tenant.advance(args.number, live.entry, claim.change, files):
+        pool.loaded.release(gone)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds
     attest_seconds = scored - exported + live.attest_seconds
@@ -207,16 +212,6 @@ async def _replayed(pool: Pool, tenant: Tenant, seen: Rerouted) -> list[Predicti
 
 async def _amplified(pool: Pool, tenant: Tenant, canaries: Canaries) -> Prediction | None:
     return await pool.attester.predictor.amplified(tenant.run, canaries, tenant.files, tenant.proof.times)
-
-
-def _go_live(
-    pool: Pool, tenant: Tenant, args: calls.Publish, live: Live, claim: Claim, adapter: Adapter
-) -> None:
-    tenant.proof.count(live.outcome, pool.attester.returns)
-    pool.loaded.adopt(live.entry)
-    files = Files(Path(args.directory), adapter.config, tenant.spec.lora_type)
-    for gone in tenant.advance(args.number, live.entry, claim.change, files):
-        pool.loaded.release(gone)
 
 
 def _facts(pool: Pool, tenant: Tenant, args: calls.Publish, digest: str, live: Live) -> dict[str, object]:

@@ -204,14 +204,20 @@ def recomputing(lora: SlotLora) -> _Run:
 
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """Return the last hidden state at the position that predicts each target, [M, hidden]."""
-    first = None
-    # rows of a token may differ by dropout or the slot
-    if rows.words is not None and (lora is None or not (lora.generators or len(lora.slots) > 1)):
-        ids, of = rows.words
-        first = First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
-    ends = Ends(first, Last(rows.leaving, None if lora is None else lora.at(rows.parts)))
+    last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
+    ends = Ends(_first(rows, lora), last)
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, ends, rows.replay)
     return states.index_select(0, rows.places)
+
+
+def _first(rows: Microbatch, lora: SlotLora | None) -> First | None:
+    """Return the different tokens of the rows; None where rows of a token may differ, by dropout or the slot,
+    or where few are alike.
+    """
+    if rows.words is None or (lora is not None and (lora.generators or len(lora.slots) > 1)):
+        return None
+    ids, of = rows.words
+    return First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""`BuiltinTrainer`: the trainer protocol on one process and one device.
+"""The builtin trainer: the trainer protocol on one process and one device.
 
 Contracts are stated in `trainers/base.py`.
 """

@@ -69,7 +69,7 @@ def from_all_ranks(
     """Return the tensors of all ranks of `group`, fp32 on the CPU. The bits of all ranks are added up, of
     which all but one rank's are zeros. Collective.
 
-    shapes: of all tensors by name.
+    shapes: the shape of each tensor by name.
     own: the tensors that this rank has.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
