@@ -38,9 +38,11 @@ def advantages(
     lengths: np.ndarray | None = None,
     epsilon: float = _EPSILON,
 ) -> np.ndarray:
-    """float32 [S]. rewards: [S]. group_sizes: int [G], sums to S. lengths: int [S], of the samples in trained
-    tokens; None: equal.
+    """Return the advantage of each sample, float32 [S].
 
+    rewards: [S].
+    group_sizes: int [G], which sum to S.
+    lengths: int [S], trained tokens of each sample; None where all are equal.
     baseline: group is r - mean (GRPO, Shao et al., 2024); loo is r - mean of the others (RLOO, Ahmadian et
         al., 2024, arXiv 2402.14740); length is r - the mean by tokens (OPO, Hao et al., 2025, arXiv
         2505.23585); zero is r (REINFORCE).
@@ -52,37 +54,37 @@ def advantages(
     With a baseline, equal rewards and a group of one give exactly 0 before they are whitened. Raises
     ValueError for rewards that are not finite.
     """
-    found = np.zeros(len(rewards), np.float64)
+    result = np.zeros(len(rewards), np.float64)
     tokens = np.ones(len(rewards), np.float64) if lengths is None else np.asarray(lengths, np.float64)
     for start, group in _groups(rewards, group_sizes):
         part = slice(start, start + group.size)
-        found[part] = _in_group(group, tokens[part], baseline, scale, epsilon)
+        result[part] = _in_group(group, tokens[part], baseline, scale, epsilon)
     if scale == "batch_std" and len(rewards) > 1:
-        found /= np.asarray(rewards, np.float64).std(ddof=1) + epsilon
+        result /= np.asarray(rewards, np.float64).std(ddof=1) + epsilon
     if scale == "whiten" and len(rewards):
-        found = whiten(found, tokens)
-    return found.astype(np.float32)
+        result = whiten(result, tokens)
+    return result.astype(np.float32)
 
 
 def whiten(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    """float64: subtract the mean and divide by the standard deviation. counts: how often each counts."""
+    """Subtract the mean and divide by the standard deviation, in float64. counts: how often each counts."""
     counts = np.ones(values.size) if counts is None else counts
     total = counts.sum()
     mean = (values * counts).sum() / total
     variance = (counts * (values - mean) ** 2).sum() / max(total - 1, 1)
-    found: np.ndarray = (values - mean) / np.sqrt(variance + 1e-8)
-    return found
+    whitened: np.ndarray = (values - mean) / np.sqrt(variance + 1e-8)
+    return whitened
 
 
 def returns_to_go(rewards: np.ndarray, penalty: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """float64 [T]: the reward of its sample without the penalties of the token and of those after it.
+    """Return for each token the reward of its sample less the penalties from the token on, float64 [T].
 
     rewards: [S]. penalty: [T]. lengths: int [S].
     """
     sums = np.cumsum(penalty, dtype=np.float64)
     ends = sums[np.cumsum(lengths) - 1]
-    found: np.ndarray = np.repeat(rewards - ends, lengths) + sums - penalty
-    return found
+    returns: np.ndarray = np.repeat(rewards - ends, lengths) + sums - penalty
+    return returns
 
 
 def _in_group(
@@ -92,21 +94,20 @@ def _in_group(
         return np.zeros(group.size)
     mean = group.mean()
     if baseline == "loo":
-        found = (group - mean) * group.size / (group.size - 1)
+        centred = (group - mean) * group.size / (group.size - 1)
     else:
-        found = (
-            group - {"group": mean, "length": (group * tokens).sum() / tokens.sum(), "zero": 0.0}[baseline]
-        )
+        by_tokens = (group * tokens).sum() / tokens.sum()
+        centred = group - {"group": mean, "length": by_tokens, "zero": 0.0}[baseline]
     if scale == "std" and np.ptp(group) > 0:
-        found = found / (group.std(ddof=1) + epsilon)
+        centred = centred / (group.std(ddof=1) + epsilon)
     if scale == "mean":
-        found = found / (mean + epsilon) if mean > 0 else np.zeros(group.size)
-    result: np.ndarray = found
+        centred = centred / (mean + epsilon) if mean > 0 else np.zeros(group.size)
+    result: np.ndarray = centred
     return result
 
 
 def zero_variance(rewards: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
-    """bool [G]: the groups whose rewards are all equal, which teach nothing."""
+    """Return which groups have equal rewards, and so teach nothing; bool [G]."""
     return np.array(
         [group.size == 0 or np.ptp(group) == 0 for _, group in _groups(rewards, group_sizes)], np.bool_
     )
@@ -115,9 +116,9 @@ def zero_variance(rewards: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
 def best_of(
     rewards: np.ndarray, group_sizes: np.ndarray, best: int | None, least: float | None
 ) -> np.ndarray:
-    """bool [S]: the samples to imitate: the `best` of each group with a reward of at least `least`; of equal
-    ones the first. best: None is 1 without `least`, and all with it. Without `least`, none of a group whose
-    rewards are all equal (RFT, Yuan et al., 2023, arXiv 2308.01825; best-of-n).
+    """Return which samples to imitate, bool [S]: the `best` of each group with a reward of at least `least`,
+    of equal ones the first. best: None is 1 without `least`, and all with it. Without `least`, none of a
+    group whose rewards are all equal (RFT, Yuan et al., 2023, arXiv 2308.01825; best-of-n).
     """
     kept = np.zeros(len(rewards), np.bool_)
     for start, group in _groups(rewards, group_sizes):
@@ -131,7 +132,7 @@ def best_of(
 
 
 def _groups(rewards: np.ndarray, group_sizes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """(start, rewards as float64) of each group."""
+    """Yield where each group starts, and its rewards as float64. Raises ValueError."""
     values = np.asarray(rewards, np.float64)
     if int(np.sum(group_sizes)) != values.size:
         raise ValueError(f"group_sizes sum to {int(np.sum(group_sizes))} but there are {values.size} rewards")

@@ -17,8 +17,9 @@ def correction(
     low: float = 0.0,
     high: float = 2.0,
 ) -> np.ndarray:
-    """float64 [T], by rho = exp(old - sampler). old, sampler: [T], log-probabilities. lengths: int [S].
+    """Return the weight of each token by rho = exp(old - sampler), float64 [T].
 
+    old, sampler: [T], log-probabilities. lengths: int [S].
     token_*: rho of the token. sequence_*: the product over the sample. geometric_mask: the geometric mean.
     *_truncate: at most `high` (TIS; Yao et al., 2025). *_mask: 0 outside of [low, high] (IcePop; MIS, Liu et
     al., 2025); the geometric one is 1 inside.

@@ -105,7 +105,7 @@ class Dataset(ABC):
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Return the rows that are in memory, in any order: of a stream some, of a task none."""
+        """Return the rows that are in memory, in any order; a stream has some there, a task none."""
         return ()
 
     @abstractmethod
@@ -131,24 +131,31 @@ class TaskDataset(Dataset):
     """A builtin task: endless, and as plain text whatever the model's chat template."""
 
     def __init__(self, task: str, split: Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
-        self._task, self._split, self._seed = task, split, seed
-        self._tokenizer, self._limit = tokenizer, limit
+        self._task = task
+        self._split = split
+        self._seed = seed
+        self._tokenizer = tokenizer
+        self._limit = limit
 
     def take(self, position: int, n: int) -> list[Example]:
         problems = (problem(self._task, self._split, self._seed, position + index) for index in range(n))
-        return [self._example(found) for found in problems]
+        return [self._example(each) for each in problems]
 
-    def _example(self, found: Problem) -> Example:
-        tokens = self._tokenizer.encode(found.prompt, special=True)
+    def _example(self, question: Problem) -> Example:
+        tokens = self._tokenizer.encode(question.prompt, special=True)
         if len(tokens) > self._limit:
             raise SpecError(
-                f"{found.prompt!r} of the task {self._task} has {len(tokens)} tokens, not {self._limit} at "
-                "most",
+                f"{question.prompt!r} of the task {self._task} has {len(tokens)} tokens, not {self._limit} "
+                "at most",
                 key="data.max_prompt_tokens",
                 hint=f"Set it to {len(tokens)} or more.",
             )
         return Example(
-            found.id, found.prompt, found.answer, tokens, {"prompt": found.prompt, "answer": found.answer}
+            question.id,
+            question.prompt,
+            question.answer,
+            tokens,
+            {"prompt": question.prompt, "answer": question.answer},
         )
 
 
@@ -406,8 +413,8 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
         first = [*rows]
         streamed = _RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
         return streamed.take(0, streamed.size or 0) if streamed else []
-    found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
-    return found.take(0, min(problems, found.size or problems))
+    dataset = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
+    return dataset.take(0, min(problems, dataset.size or problems))
 
 
 def rows_behind(examples: Sequence[Example]) -> list[Row]:
@@ -425,9 +432,9 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
 
     Raises SpecError.
     """
-    one, data = spec.eval.sets[name], data_of_set(spec, name)
+    settings, data = spec.eval.sets[name], data_of_set(spec, name)
     try:
-        return load_eval(data, tokenizer, one.problems or spec.eval.problems, cwd)
+        return load_eval(data, tokenizer, settings.problems or spec.eval.problems, cwd)
     except SpecError as error:
         place = f"eval.sets.{name}.data"
         raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
@@ -435,15 +442,15 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
 
 def data_of_set(spec: Spec, name: str) -> Data:
     """Return the section `data` that a set of `eval.sets` is read with."""
-    one = spec.eval.sets[name]
+    settings = spec.eval.sets[name]
     keys: dict[str, Any] = {
-        key: value for key in ("prompt_key", "answer_key") if (value := getattr(one, key)) is not None
+        key: value for key in ("prompt_key", "answer_key") if (value := getattr(settings, key)) is not None
     }
-    if not one.data.startswith(GENERATED):
+    if not settings.data.startswith(GENERATED):
         keys |= {"args": {}, "python": None}
-    if one.data in TASKS or one.data.startswith(GENERATED):
+    if settings.data in TASKS or settings.data.startswith(GENERATED):
         keys |= {"streaming": False}
-    return structs.replace(spec.data, train=one.data, eval=one.data, **keys)
+    return structs.replace(spec.data, train=settings.data, eval=settings.data, **keys)
 
 
 def prompt_value_of(row: Row, data: Data) -> str | list[dict[str, Any]]:

@@ -94,47 +94,47 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
         yield SpecError(
             f"{len(spec.eval.sets)} sets are more than {_MOST_SETS}", key="eval.sets", hint="Leave some out."
         )
-    for given in [name for name in ("sets", "stop") if getattr(spec.eval, name) and not every]:
+    for name in [name for name in ("sets", "stop") if getattr(spec.eval, name) and not every]:
         yield SpecError(
             "eval.every is 0, so that nothing is evaluated",
-            key=f"eval.{given}",
+            key=f"eval.{name}",
             hint="Leave it out, or set eval.every.",
         )
-    for name, one in spec.eval.sets.items():
+    for name, settings in spec.eval.sets.items():
         key = f"eval.sets.{name}"
         if name in _TAKEN or not _SET_NAME.fullmatch(name):
             why = "is a figure of the main evaluation" if name in _TAKEN else "is no name for a set"
             hint = "Choose letters, digits, dot, dash and underscore, at most 40."
             yield SpecError(f"{name[:80]} {why}", key="eval.sets", hint=hint)
-        if one.every and every and one.every % every:
+        if settings.every and every and settings.every % every:
             yield SpecError(
-                f"{one.every} is no multiple of eval.every, {every}",
+                f"{settings.every} is no multiple of eval.every, {every}",
                 key=f"{key}.every",
-                hint=f"Set it to {-(-one.every // every) * every}, or change eval.every.",
+                hint=f"Set it to {-(-settings.every // every) * every}, or change eval.every.",
             )
-        if one.n > 1 and not one.temperature:
+        if settings.n > 1 and not settings.temperature:
             yield SpecError(
-                f"{one.n} completions at temperature 0 are all the same",
+                f"{settings.n} completions at temperature 0 are all the same",
                 key=f"{key}.n",
                 hint=f"Set {key}.temperature, for example to {spec.rollout.temperature:g}.",
             )
-        if 0 < one.temperature < _COLDEST:
+        if 0 < settings.temperature < _COLDEST:
             yield SpecError(
-                f"{one.temperature:g} is neither greedy nor a temperature",
+                f"{settings.temperature:g} is neither greedy nor a temperature",
                 key=f"{key}.temperature",
                 hint=f"Set it to 0, or to {_COLDEST} or more.",
             )
-        task = TASKS.get(one.data)
+        task = TASKS.get(settings.data)
         if task is not None and task.env is not None and spec.env.name is None:
             yield SpecError(
                 f"its rows are for the environment {task.env}", key=f"{key}.data", hint="Choose another task."
             )
-        curves = [reward.curve for reward in rewards_of(one.reward or [])]
+        curves = [reward.curve for reward in rewards_of(settings.reward or [])]
         if twice := sorted({curve for curve in curves if curves.count(curve) > 1}):
             yield SpecError(
                 f"two rewards are called {twice[0]}", key=f"{key}.reward", hint="Give one another label."
             )
-        if one.reward is not None and spec.env.name is not None:
+        if settings.reward is not None and spec.env.name is not None:
             yield SpecError(
                 f"the environment {spec.env.name} gives the reward of an episode",
                 key=f"{key}.reward",
@@ -189,24 +189,24 @@ def _of_parts(spec: Spec) -> Iterator[SpecError]:
 def _of_functions(spec: Spec) -> Iterator[SpecError]:
     """What does not fit a loss or an advantage of the user's."""
     algorithm = spec.algorithm
-    given = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
-    if not given and algorithm.name == "custom":
+    named = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
+    if not named and algorithm.name == "custom":
         yield SpecError(
             "custom names neither a loss nor an advantage",
             key="algorithm.name",
             hint="Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo.",
         )
-    if not given and algorithm.user_code != UserCode():
+    if not named and algorithm.user_code != UserCode():
         yield SpecError(
             "there is no function that it would limit",
             key="algorithm.user_code",
             hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
         )
-    if given and (algorithm.parts.surrogate == "nll" or algorithm.name == "distill"):
+    if named and (algorithm.parts.surrogate == "nll" or algorithm.name == "distill"):
         what = "distill" if algorithm.name == "distill" else "the surrogate nll"
         yield SpecError(
             f"{what} weighs tokens in its own way, which a function cannot replace",
-            key=f"algorithm.{given[0]}",
+            key=f"algorithm.{named[0]}",
             hint="Choose algorithm custom, or leave it out.",
         )
     if algorithm.advantage and algorithm.has_critic:
@@ -248,21 +248,21 @@ def _of_preference(spec: Spec) -> Iterator[SpecError]:
 def _of_weights(spec: Spec) -> Iterator[SpecError]:
     """Importance weights of trainer and engine that are given twice or do nothing."""
     algorithm, parts = spec.algorithm, spec.algorithm.parts
-    given = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
-    if len(given) == 2 and algorithm.importance_cap is not None:
+    named = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
+    if len(named) == 2 and algorithm.importance_cap is not None:
         yield SpecError(
             "it weighs the mismatch of trainer and engine a second time",
             key="algorithm.importance_cap",
             hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
         )
-    if given and parts.surrogate == "nll":
+    if named and parts.surrogate == "nll":
         yield SpecError(
-            "the surrogate nll has no importance weights", key=f"algorithm.{given[0]}", hint="Leave it out."
+            "the surrogate nll has no importance weights", key=f"algorithm.{named[0]}", hint="Leave it out."
         )
-    if given and parts.anchor == "sampler":
+    if named and parts.anchor == "sampler":
         yield SpecError(
             "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
-            key=f"algorithm.{given[0]}",
+            key=f"algorithm.{named[0]}",
             hint="Leave it out, or choose anchor old.",
         )
     kind = algorithm.correction.kind if algorithm.correction else ""
@@ -441,7 +441,7 @@ def doubts(spec: Spec) -> list[str]:
     trainer, algorithm, kl = spec.trainer, spec.algorithm, spec.algorithm.kl
     horizon = trainer.steps if trainer.schedule == "constant" else trainer.schedule_steps or trainer.steps
     prompts = spec.data.prompts_per_step
-    found = {
+    warnings = {
         f"trainer.warmup_steps: {trainer.warmup_steps} is more than the {trainer.steps} steps of the run, "
         "whose rate never comes to trainer.lr": trainer.warmup_steps > trainer.steps,
         f"trainer.schedule_steps: {trainer.schedule} ends at step {horizon}, so that later steps, up to "
@@ -464,7 +464,7 @@ def doubts(spec: Spec) -> list[str]:
         "the whole one: importance ratios leave the truncation out, and the gradient favours what is likely "
         "already; top_p 1 and top_k 0 sample what is trained": bool(_truncation(spec)),
     }
-    return [text for text, holds in found.items() if holds]
+    return [text for text, holds in warnings.items() if holds]
 
 
 def _truncation(spec: Spec) -> str:

@@ -11,11 +11,12 @@ def gae(
     lam: float = 0.95,
     trained: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(advantages, returns), float64 [T] each (Schulman et al., 2016, arXiv 1506.02438).
+    """Return advantages and returns, float64 [T] each (Schulman et al., 2016, arXiv 1506.02438).
 
-    rewards: [T], of each token. values: [T], read at the position that predicts the token; after the last
-    token of a sample the value is 0, also where the sample was cut off. lengths: int [S]. trained: bool [T];
-    None: all are.
+    rewards: [T].
+    values: [T], read at the position that predicts the token; after the last token of a sample the value is
+        0, also where the sample was cut off.
+    lengths: int [S]. trained: bool [T]; None where all are.
 
     A token that is not trained is stepped over: no reward, no value, no decay. Its own advantage is that of
     the token after it, and nothing uses it.
@@ -36,9 +37,9 @@ def gae(
 
 
 def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
-    """1 - var(returns - values) / var(returns); NaN where all returns are equal."""
-    wanted = np.asarray(returns, np.float64)
-    missed = wanted - np.asarray(values, np.float64)
-    if not wanted.size or np.ptp(wanted) == 0:
+    """Return 1 - var(returns - values) / var(returns); NaN where all returns are equal."""
+    targets = np.asarray(returns, np.float64)
+    missed = targets - np.asarray(values, np.float64)
+    if not targets.size or np.ptp(targets) == 0:
         return float("nan")
-    return float(1 - missed.var() / wanted.var())
+    return float(1 - missed.var() / targets.var())

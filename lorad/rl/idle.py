@@ -48,16 +48,16 @@ def idle_keys(spec: Spec) -> Iterator[SpecError]:
 
 
 def _idle_in_preference(algorithm: Algorithm) -> Iterator[str]:
-    wanted, kl = algorithm.preference, algorithm.kl
+    preference, kl = algorithm.preference, algorithm.kl
     reads = {
-        "preference.gamma": wanted.gamma is None or wanted.loss == "simpo",
-        "preference.smoothing": not wanted.smoothing or wanted.loss in _SMOOTH,
-        "preference.nll": not wanted.nll or wanted.loss != "kto",
+        "preference.gamma": preference.gamma is None or preference.loss == "simpo",
+        "preference.smoothing": not preference.smoothing or preference.loss in _SMOOTH,
+        "preference.nll": not preference.nll or preference.loss != "kto",
         "kl": replace(kl, reference=None) == Kl(),
         "kl.reference": kl.reference is None or algorithm.has_reference,
     }
     yield from (f"algorithm.{key}" for key, is_read in reads.items() if not is_read)
 
 
-def _changed(section: str, given: Any, usual: Any, keys: tuple[str, ...] | list[str]) -> list[str]:
-    return [f"{section}.{key}" for key in keys if getattr(given, key) != getattr(usual, key)]
+def _changed(section: str, settings: Any, usual: Any, keys: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"{section}.{key}" for key in keys if getattr(settings, key) != getattr(usual, key)]

@@ -12,8 +12,9 @@ from lorad.spec.algorithm import Level
 def level_weights(
     lengths: np.ndarray, level: Level, groups: np.ndarray, trained: np.ndarray | None = None
 ) -> np.ndarray:
-    """float32 [T]. lengths: int [S]. groups: int [G], samples of each. trained: bool [T]; None: all are.
+    """Return the weight of each token, float32 [T].
 
+    lengths: int [S]. groups: int [G], samples of each. trained: bool [T]; None where all are.
     token, constant, sum: 1 for each. sequence: 1 / trained tokens of the sample (GRPO). prompt: 1 / trained
     tokens of all samples of the prompt. 0 for tokens that are not trained.
     """
@@ -30,7 +31,7 @@ def level_weights(
 def normaliser(
     lengths: np.ndarray, level: Level, groups: np.ndarray, trained: np.ndarray | None = None, length: int = 0
 ) -> float:
-    """What the sum of the weighted token losses is divided by; 0 where nothing is trained.
+    """Return what the sum of the weighted token losses is divided by; 0 where nothing is trained.
 
     token: trained tokens (DAPO). sequence: samples that have any (GRPO). prompt: prompts that have any.
     constant: samples times `length`, the most tokens that a sample may have (Liu et al., 2025, Dr. GRPO,

@@ -146,15 +146,15 @@ def token_losses(
 
 
 def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, ratio, whether it was clipped) of each token, before weights."""
+    """Return the loss of each token before weights, its ratio, and whether that was clipped."""
     a, current = targets.advantages, logprobs.detach()
     anchor = targets.anchor(loss, current)
     log_ratio = logprobs - anchor
     if loss.ratio != "token":
         if targets.sequence is None:
             raise ValueError(f"a ratio of kind {loss.ratio} needs `sequence_ratios`")
-        one = _within_bounds(log_ratio, a, loss) if loss.ratio == "geometric" else log_ratio
-        log_ratio = targets.sequence + one - one.detach()
+        own = _within_bounds(log_ratio, a, loss) if loss.ratio == "geometric" else log_ratio
+        log_ratio = targets.sequence + own - own.detach()
     ratio = log_ratio.exp()
     never = torch.zeros_like(current, dtype=torch.bool)
     match loss.surrogate:
@@ -175,21 +175,21 @@ def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tup
             bounded, far = _bounded(ratio.detach(), a, loss)
             return -bounded * a * logprobs, ratio, far
     if loss.ratio == "geometric":
-        return -ratio * a, ratio, (one != logprobs - anchor)
-    free, held = -ratio * a, -ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * a
-    clipped = torch.maximum(free, held)
+        return -ratio * a, ratio, (own != logprobs - anchor)
+    free, bound = -ratio * a, -ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * a
+    clipped = torch.maximum(free, bound)
     if loss.dual is None:
-        return clipped, ratio, held > free
+        return clipped, ratio, bound > free
     most = -loss.dual * a
     return (
         torch.where(a < 0, torch.minimum(clipped, most), clipped),
         ratio,
-        (held > free) | (clipped > most) & (a < 0),
+        (bound > free) | (clipped > most) & (a < 0),
     )
 
 
 def _bounded(ratio: Tensor, advantages: Tensor, loss: PolicyLoss) -> tuple[Tensor, Tensor]:
-    """(importance weight, whether its bounds changed it) of each token."""
+    """Return the importance weight of each token, and whether its bounds changed it."""
     low, high = loss.bounds
     outside = (ratio <= low) | (ratio >= high)
     bounded = ratio.masked_fill(outside, 0.0) if loss.drops else ratio.clamp(low, high)
@@ -235,17 +235,18 @@ def preference_targets(
     targets, and the sum of the losses of all pairs or samples. Raises ValueError when the loss has no
     `preference`, or there are no reference log-probabilities.
     """
-    wanted, reference = loss.preference, targets.reference
-    if wanted is None or reference is None:
+    preference = loss.preference
+    reference = targets.reference
+    if preference is None or reference is None:
         raise ValueError("a loss of preferences needs `preference` and the reference's log-probabilities")
     current, behind, trained, each = (
         values.detach().cpu().numpy() for values in (logprobs, reference, targets.weights, targets.advantages)
     )
     desired = each[np.cumsum(lengths) - 1] > 0
-    found = judged(current, behind, lengths, wanted, trained, desired, loss.divergence)
+    outcome = judged(current, behind, lengths, preference, trained, desired, loss.divergence)
     count = lengths.size // 2 if loss.has_pairs else lengths.size
-    slopes = torch.from_numpy((-count * found.gradient).astype(np.float32)).to(logprobs.device)
-    return targets._replace(advantages=slopes, reference=None), count * found.loss
+    slopes = torch.from_numpy((-count * outcome.gradient).astype(np.float32)).to(logprobs.device)
+    return targets._replace(advantages=slopes, reference=None), count * outcome.loss
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
@@ -360,7 +361,9 @@ class _TokenLogprobs(Function):
     def backward(
         ctx: Any, grad: Tensor, grad_entropy: Tensor, _: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        """(one-hot - softmax) * grad / temperature, and d(entropy) = -p * (log p + entropy) / temperature."""
+        """Compute (one-hot - softmax) * grad / temperature, and
+        d(entropy) = -p * (log p + entropy) / temperature.
+        """
         powers, total, places, entropy, elsewhere = ctx.saved_tensors
         grad = grad[:, None] / ctx.scale
         bonus = None
@@ -368,8 +371,8 @@ class _TokenLogprobs(Function):
             p = powers / total
             bonus = torch.special.xlogy(p, p).add_(p * entropy).mul_(-grad_entropy[:, None] / ctx.scale)
         powers.mul_(grad / -total)
-        here = grad if elsewhere is None else grad.masked_fill(elsewhere, 0)
-        powers.scatter_(-1, places, powers.gather(-1, places) + here)
+        at_target = grad if elsewhere is None else grad.masked_fill(elsewhere, 0)
+        powers.scatter_(-1, places, powers.gather(-1, places) + at_target)
         if bonus is not None:
             powers.add_(bonus)
         return powers.to(ctx.dtype), None, None, None, None

@@ -32,9 +32,13 @@ _Slopes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Judged:
-    """loss: mean over pairs or completions. gradient: float64 [T], of it by each log-probability. shifts:
-    float64 [S], sum of logprob - reference of each completion. rewards: float64 [S], beta times what the loss
-    compares of each completion, as rewards/chosen and rewards/rejected of TRL."""
+    """The loss of preferences on some completions.
+
+    loss: mean over pairs or completions.
+    gradient: float64 [T], its derivative by each log-probability.
+    shifts: float64 [S], sum of logprob - reference of each completion.
+    rewards: float64 [S], beta times what the loss compares, as rewards/chosen and rewards/rejected of TRL.
+    """
 
     loss: float
     gradient: np.ndarray
@@ -46,41 +50,44 @@ def judged(
     logprobs: np.ndarray,
     reference: np.ndarray,
     lengths: np.ndarray,
-    wanted: Preference,
+    preference: Preference,
     trained: np.ndarray | None = None,
     desired: np.ndarray | None = None,
     divergence: float = 0.0,
 ) -> Judged:
     """Return `label_loss` for kto, which needs `desired`, and `pair_loss` for all others."""
-    if wanted.loss != "kto":
-        return pair_loss(logprobs, reference, lengths, wanted, trained)
+    if preference.loss != "kto":
+        return pair_loss(logprobs, reference, lengths, preference, trained)
     if desired is None:
         raise ValueError("kto needs to know which completions are desired")
-    return label_loss(logprobs, reference, lengths, desired, wanted, divergence, trained)
+    return label_loss(logprobs, reference, lengths, desired, preference, divergence, trained)
 
 
 def pair_loss(
     logprobs: np.ndarray,
     reference: np.ndarray,
     lengths: np.ndarray,
-    wanted: Preference,
+    preference: Preference,
     trained: np.ndarray | None = None,
 ) -> Judged:
-    """Chosen and rejected completions alternate. [T]: logprobs, reference, trained; lengths: int [S]."""
-    kind = wanted.loss
+    """Return the loss of pairs, whose chosen and rejected completions alternate.
+
+    logprobs, reference, trained: [T]. lengths: int [S].
+    """
+    kind = preference.loss
     mask, owner, counts = _owned(lengths, trained)
     moved = _sums(logprobs - reference, mask, owner)
     scores = _sums(logprobs, mask, owner) if kind == "simpo" else moved
     scores = scores / counts if kind in _OF_MEANS else scores
-    losses, by_chosen, by_rejected = _slopes(wanted, scores[0::2], scores[1::2])
+    losses, by_chosen, by_rejected = _slopes(preference, scores[0::2], scores[1::2])
     slopes = np.empty(lengths.size)
     slopes[0::2], slopes[1::2] = by_chosen, by_rejected
     slopes = slopes / counts if kind in _OF_MEANS else slopes
-    if wanted.nll:
+    if preference.nll:
         means = _sums(logprobs, mask, owner)[0::2] / counts[0::2]
-        losses = losses - wanted.nll * means
-        slopes[0::2] -= wanted.nll / counts[0::2]
-    rewards = wanted.strength * scores
+        losses = losses - preference.nll * means
+        slopes[0::2] -= preference.nll / counts[0::2]
+    rewards = preference.strength * scores
     return Judged(float(losses.mean()), mask * slopes[owner] / losses.size, moved, rewards)
 
 
@@ -89,14 +96,14 @@ def label_loss(
     reference: np.ndarray,
     lengths: np.ndarray,
     desired: np.ndarray,
-    wanted: Preference,
+    preference: Preference,
     divergence: float,
     trained: np.ndarray | None = None,
 ) -> Judged:
-    """KTO. desired: bool [S]. divergence: z."""
+    """Return the loss of KTO. desired: bool [S]. divergence: z."""
     mask, owner, _ = _owned(lengths, trained)
     moved = _sums(logprobs - reference, mask, owner)
-    beta = wanted.strength
+    beta = preference.strength
     sign = np.where(desired, 1.0, -1.0)
     reached = _s(beta * sign * (moved - divergence))
     slopes = -beta * sign * reached * (1 - reached)
@@ -111,16 +118,16 @@ def mismatched_divergence(
     return max(0.0, float(_sums(logprobs - reference, mask, owner).mean()))
 
 
-def _slopes(wanted: Preference, chosen: np.ndarray, rejected: np.ndarray) -> _Slopes:
-    beta, e, h = wanted.strength, wanted.smoothing, chosen - rejected
-    if wanted.loss == "apo_zero":
+def _slopes(preference: Preference, chosen: np.ndarray, rejected: np.ndarray) -> _Slopes:
+    beta, e, h = preference.strength, preference.smoothing, chosen - rejected
+    if preference.loss == "apo_zero":
         up, down = _s(beta * chosen), _s(beta * rejected)
         return 1 - up + down, -beta * up * (1 - up), beta * down * (1 - down)
-    if wanted.loss == "ipo":
+    if preference.loss == "ipo":
         off = h - 1 / (2 * beta)
         return off**2, 2 * off, -2 * off
-    u = beta * h - wanted.margin
-    if wanted.loss == "hinge":
+    u = beta * h - preference.margin
+    if preference.loss == "hinge":
         slope = np.where(u < 1, -beta, 0.0)
         return np.maximum(0.0, 1 - u), slope, -slope
     slope = beta * (e * _s(u) - (1 - e) * _s(-u))
@@ -128,7 +135,7 @@ def _slopes(wanted: Preference, chosen: np.ndarray, rejected: np.ndarray) -> _Sl
 
 
 def _owned(lengths: np.ndarray, trained: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(float64 [T] mask, the completion of each token, trained tokens of each completion)."""
+    """Return a mask, float64 [T], the completion of each token, and the trained tokens of each completion."""
     owner = np.repeat(np.arange(lengths.size), lengths)
     mask = np.ones(owner.size) if trained is None else trained.astype(np.float64)
     return mask, owner, np.maximum(np.bincount(owner, mask, minlength=lengths.size), 1)
@@ -139,6 +146,6 @@ def _sums(values: np.ndarray, mask: np.ndarray, owner: np.ndarray) -> np.ndarray
 
 
 def _s(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Compute 1 / (1 + exp(-x)) without overflow."""
     result: np.ndarray = np.exp(-np.logaddexp(0, -x))
     return result

@@ -87,8 +87,8 @@ def lacking(
 ) -> list[str]:
     """Return what a reward asks for and the data do not have. row: the first one."""
     has = {"answer": has_answers, "prompt": has_prompts}
-    there = SAMPLE_KEYS.union(row) - {key for key, is_there in has.items() if not is_there}
-    return sorted({*required, *(["answer"] if name in ANSWERED else [])} - there)
+    available = SAMPLE_KEYS.union(row) - {key for key, is_there in has.items() if not is_there}
+    return sorted({*required, *(["answer"] if name in ANSWERED else [])} - available)
 
 
 def renamed(missing: Iterable[str]) -> str:
@@ -187,9 +187,9 @@ def _regex(pattern: str | None) -> _Reward:
         ) from error
 
     def regex(sample: RewardInput) -> float:
-        found = compiled.search(sample.completion)
-        if found is None or "answer" not in compiled.groupindex:
-            return float(found is not None)
-        return float(found["answer"] is not None and _is_same(found["answer"], sample.answer))
+        match = compiled.search(sample.completion)
+        if match is None or "answer" not in compiled.groupindex:
+            return float(match is not None)
+        return float(match["answer"] is not None and _is_same(match["answer"], sample.answer))
 
     return regex

@@ -43,9 +43,11 @@ _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}
 
 
 class Row(Struct, frozen=True):
-    """`number` is the place in the source, from 1; `where` is `file:number`.
+    """A row of data.
 
-    source: of which it is, where there are several.
+    number: its place in the source, from 1.
+    where: `file:number`.
+    source: which source it is from, where there are several.
     """
 
     number: int
@@ -153,7 +155,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Row]:
-    """Yield the objects of lines; name: of what they are. Raises SpecError at the first that is none."""
+    """Yield the objects of the lines of `name`. Raises SpecError at the first that is none."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -240,15 +242,15 @@ def hub_parts(source: str, split: str, path: Path) -> tuple[str, str | None, str
 
     Raises SpecError for what is no name of one, and where there is a file `path`.
     """
-    found = _HUB.fullmatch(source)
-    if found is None or path.exists():
+    match = _HUB.fullmatch(source)
+    if match is None or path.exists():
         raise SpecError(
             f"{source} is no task, no .jsonl, .parquet, .csv or .json file and no hub name",
             key="data",
             hint=_OTHER_FILES.get(path.suffix.lower(), f"Give {_FORMS}."),
         )
-    config, colon, chosen = (found["parts"] or "").rpartition(":")
-    return found["name"], (config or None) if colon else None, chosen or split, found["revision"]
+    config, colon, chosen = (match["parts"] or "").rpartition(":")
+    return match["name"], (config or None) if colon else None, chosen or split, match["revision"]
 
 
 def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:

@@ -24,8 +24,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """A family of problems `<letter>:<word>=`. lengths: of the word, of characters of `alphabet`.
+    """A family of problems `<letter>:<word>=`.
 
+    lengths: least and most characters of the word, which are of `alphabet`.
     env: the environment that its rows are for, without which there is no answer to the prompt.
     """
 
@@ -45,7 +46,7 @@ def _reverse(word: str, chance: random.Random) -> str:
 
 
 def _value(word: str, chance: random.Random) -> str:
-    """Return what a store holds under a key: nothing that the key shows."""
+    """Return what a store holds under a key, which does not show it."""
     return "".join(chance.choices(string.digits, k=chance.randint(3, 4)))
 
 

@@ -28,14 +28,14 @@ _ERROR_LIMIT = 2000  # characters
 
 
 def _import_tokenizers() -> tuple[Any, ModuleType]:
-    """transformers' PreTrainedTokenizerBase, and the module of it that renders.
+    """Import transformers' PreTrainedTokenizerBase, and its module that renders.
 
     The package's own `__init__` reads the source of every model: more than half of the time that this process
     needs to start. It is left out, unless the installed version cannot do without it.
     """
-    found = importlib.util.find_spec("transformers")
-    if found is not None:
-        package = importlib.util.module_from_spec(found)
+    spec = importlib.util.find_spec("transformers")
+    if spec is not None:
+        package = importlib.util.module_from_spec(spec)
         vars(package)["__version__"] = importlib.metadata.version("transformers")
         sys.modules["transformers"] = package
     try:
@@ -59,7 +59,9 @@ _OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parame
 
 
 def main() -> None:
-    requests, replies = sys.stdin.buffer, _take_stdout()
+    requests = sys.stdin.buffer
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints goes to stderr
     setup = msgspec.json.decode(requests.readline(), type=Setup)
     tokenizer: Any = PreTrainedTokenizerBase(chat_template=setup.template, **setup.tokens)
     _limit_memory()
@@ -67,20 +69,13 @@ def main() -> None:
         _render(tokenizer, msgspec.json.decode(line, type=Job), setup.seconds, replies)
 
 
-def _take_stdout() -> BinaryIO:
-    """stdout for the protocol alone: what a library prints goes to stderr."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return replies
-
-
 def _limit_memory() -> None:
     """Limit the address space to TEMPLATE_MEMORY more than what is in use now."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = now + TEMPLATE_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
+    limit = now + TEMPLATE_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
 
 
 def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None:

@@ -40,9 +40,14 @@ class Setup(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """Chats to render. settings: further variables of the template; own: those of each chat alone. date: what
-    `strftime_now` says, in ISO 8601; None: the present. generate: end where the assistant begins to speak.
-    continues: chats that end with a turn of the assistant's end within it."""
+    """Chats to render.
+
+    settings: further variables of the template.
+    own: variables of each chat alone.
+    date: what `strftime_now` says, in ISO 8601; None for the present.
+    generate: end where the assistant begins to speak.
+    continues: chats that end with a turn of the assistant's end within it.
+    """
 
     chats: list[list[dict[str, Any]]]
     settings: dict[str, Any]
@@ -89,8 +94,8 @@ class Renderer:
         texts: list[str] = []
         with self._busy:
             for start in range(0, len(job.chats), _AT_ONCE):
-                some = slice(start, start + _AT_ONCE)
-                self._do(replace(job, chats=job.chats[some], own=job.own[some]), texts)
+                part = slice(start, start + _AT_ONCE)
+                self._do(replace(job, chats=job.chats[part], own=job.own[part]), texts)
         return texts
 
     def close(self) -> None:
@@ -109,7 +114,11 @@ class Renderer:
         assert process.stdout is not None
         for _ in job.chats:
             if not (answer := process.stdout.readline()):
-                raise Refused(len(texts), self._death(process))
+                code = process.wait()
+                self._stop()
+                is_slow = code == -signal.SIGPROF
+                over = f"it takes over {self._setup.seconds:g} s"
+                raise Refused(len(texts), over if is_slow else f"its process ended with {code}")
             rendered = _ANSWERS.decode(answer)
             if rendered.error:
                 raise Refused(len(texts), rendered.error)
@@ -136,13 +145,6 @@ class Renderer:
             self._end()
             self._process = None
 
-    def _death(self, process: subprocess.Popen[bytes]) -> str:
-        code = process.wait()
-        self._stop()
-        if code == -signal.SIGPROF:
-            return f"it takes over {self._setup.seconds:g} s"
-        return f"its process ended with {code}"
-
 
 def has_chat_template(directory: Path) -> bool:
     """Return whether the directory's `Tokenizer` would have a template, without its vocabulary.
@@ -159,25 +161,25 @@ def settings_in(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(read_file(path, CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
+        why = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {why}", hint="download the model again") from error
     if not isinstance(data, dict):
         raise SpecError(f"{path}: not a JSON object", hint="download the model again")
     return data
 
 
 def template_in(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the text of a model's template: of a file rather than of the setting; of several, `default`."""
+    """Return the text of a model's template, from a file rather than the setting; `default` of several."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         try:
             return read_file(path, CONFIG_BYTES).decode()
         except (OSError, ValueError) as error:
             raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
-    return found if isinstance(found, str) else None
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None
 
 
 def too_much(error: Exception) -> str:
@@ -188,7 +190,7 @@ def too_much(error: Exception) -> str:
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """A process that is gone is found when it does not answer."""
+    """Write a line to the process. One that is gone is found when it does not answer."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line + b"\n")

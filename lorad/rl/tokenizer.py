@@ -52,7 +52,7 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path, *, date: str | None = None) -> None:
-        """date: what chat templates take for the present, in ISO 8601; None: the present.
+        """Read a tokenizer. date: what chat templates take for the present, in ISO 8601; None: the present.
 
         Raises SpecError when `tokenizer.json` is missing, too large or not readable.
         """
@@ -125,8 +125,8 @@ class Tokenizer:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a completion: those of `generation_config.json`, else `config.json`; that of
-        `tokenizer_config.json`; and those that the chat template writes behind a turn of the assistant's.
+        """Return the ids that end a completion, by `generation_config.json`, else `config.json`, by
+        `tokenizer_config.json`, and by what the chat template writes behind a turn of the assistant's.
         """
         return tuple(dict.fromkeys((*self._named_ends, *self._ids([], "eos_token"), *self._template_ends)))
 
@@ -249,7 +249,7 @@ class Tokenizer:
         generate: bool = True,
         continues: bool = False,
     ) -> str:
-        """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
+        """Render `messages` ({role, content}) as the model wants them, up to where the assistant speaks.
 
         settings: further variables of the template, `tools` among them: see `tools/specs.py`. For the others
         see `chats`.
@@ -269,10 +269,11 @@ class Tokenizer:
         generate: bool = True,
         continues: bool = False,
     ) -> list[str]:
-        """`chat` of many at once; without `generate` as they stand, with nothing behind the last message.
+        """Render many chats at once; without `generate` as they stand, with nothing behind the last message.
 
-        own: variables of each chat alone; none, where it is empty. continues: a chat that ends with the
-        assistant's words ends behind them, so that the model goes on with that turn.
+        own: variables of each chat alone; none, where it is empty.
+        continues: a chat that ends with the assistant's words ends behind them, so that the model goes on
+            with that turn.
         Raises SpecError without a template and for calls of tools that are none, and Refused for the first
         without a text.
         """
@@ -281,13 +282,13 @@ class Tokenizer:
                 "messages need a chat template and the model has none",
                 hint="give prompts as strings, or put chat_template.jinja into the model directory",
             )
-        some = [self._in_calls(self._in_parts(for_template(chat))) for chat in chats]
-        for index, chat in enumerate(some if continues else ()):
+        plain = [self._in_calls(self._in_parts(for_template(chat))) for chat in chats]
+        for index, chat in enumerate(plain if continues else ()):
             last = chat[-1]
             if last["role"] == "assistant" and (last.get("tool_calls") or not last.get("content")):
                 raise Refused(index, "its last message is the assistant's, and has no words to continue")
-        each = [dict(variables) for variables in own] or [{}] * len(some)
-        return self._renderer.render(Job(some, dict(settings), each, self._date, generate, continues))
+        each = [dict(variables) for variables in own] or [{}] * len(plain)
+        return self._renderer.render(Job(plain, dict(settings), each, self._date, generate, continues))
 
     def _in_parts(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Join parts of content with line breaks, as vLLM does, unless the template reads parts."""
@@ -364,10 +365,10 @@ def _calling(message: dict[str, Any], has_content: bool, is_text: bool) -> dict[
 
 
 def _content(value: Any) -> str | None:
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else None
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
 
 
 def refusal(error: Refused, where: str = "") -> SpecError:
-    """`where`: the chat, if that is not clear."""
+    """Return the error of a chat that was refused. where: which chat, if that is not clear."""
     return SpecError(f"{where and where + ': '}the chat template refused the messages: {error}", hint=_ADVICE)

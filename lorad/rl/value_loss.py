@@ -10,7 +10,7 @@ from lorad.protocol.batch import LossStats, ValueLoss, ValueTargets
 def value_losses(
     values: Tensor, targets: ValueTargets, tokens: slice | np.ndarray, loss: ValueLoss
 ) -> tuple[Tensor, Tensor]:
-    """(loss with a gradient, whether the clip changed it) of some tokens, [t] each.
+    """Return the loss of some tokens, with a gradient, and whether the clip changed it, [t] each.
 
     .5 * max((v - G)^2, (v_old + clip(v - v_old, ±e) - G)^2), as in PPO2 of OpenAI's baselines. values: [t]
     fp32 with a gradient, of the tokens of `targets` that `tokens` chooses.
@@ -21,13 +21,15 @@ def value_losses(
 
     returns = moved(targets.returns)
     free = (values - returns).square()
-    found, clipped = free, torch.zeros_like(values)
+    larger = free
+    clipped = torch.zeros_like(values)
     if loss.clip is not None:
         old = moved(targets.values)
-        held = (old + (values - old).clamp(-loss.clip, loss.clip) - returns).square()
-        found, clipped = torch.maximum(free, held), (held > free).detach().float()
+        bound = (old + (values - old).clamp(-loss.clip, loss.clip) - returns).square()
+        larger = torch.maximum(free, bound)
+        clipped = (bound > free).detach().float()
     weights = torch.ones_like(values) if targets.weights is None else moved(targets.weights)
-    return 0.5 * weights * found, clipped * (weights > 0)
+    return 0.5 * weights * larger, clipped * (weights > 0)
 
 
 def value_stats(losses: Tensor, clipped: Tensor, normaliser: float) -> LossStats:

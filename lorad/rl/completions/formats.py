@@ -34,16 +34,12 @@ class Turns(Struct, frozen=True):
     left_out: int = 0
 
 
-def _formats(algorithm: Algorithm) -> tuple[DataFormat, ...]:
-    if algorithm.kind == "sft":
-        return ("messages", "completion")
-    return ("labels",) if algorithm.preference.loss == "kto" else ("preference",)
-
-
 def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
     """Return the format of a dataset that begins with this row. Raises SpecError."""
-    takes, kind = _formats(algorithm), str(algorithm.name)
+    takes: tuple[DataFormat, ...] = ("messages", "completion")
+    kind = str(algorithm.name)
     if algorithm.kind == "preference":
+        takes = ("labels",) if algorithm.preference.loss == "kto" else ("preference",)
         kind = f"{kind} with loss {algorithm.preference.loss}"
     if data.format != "auto":
         if data.format not in takes:
@@ -54,10 +50,10 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
             )
         return data.format
     for there_is in (_is_named, _has):
-        for one in takes:
-            if all(there_is(row, data, key) for key in _KEYS[one]):
-                return one
-    needed = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[one]) for one in takes)
+        for form in takes:
+            if all(there_is(row, data, key) for key in _KEYS[form]):
+                return form
+    needed = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[form]) for form in takes)
     key, hint = _missing(row, data, takes)
     raise SpecError(
         f"{row.where}: algorithm {kind} needs {needed}; there is {some_of(row.values)}",
@@ -68,8 +64,8 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
 
 def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, str]:
     """Return the key whose column the row lacks for the format that it is nearest to, and how to set it."""
-    lacks = {one: [key for key in _KEYS[one] if not _has(row, data, key)] for one in takes}
-    nearest = min(takes, key=lambda one: len(lacks[one]) / len(_KEYS[one]))
+    lacks = {form: [key for key in _KEYS[form] if not _has(row, data, key)] for form in takes}
+    nearest = min(takes, key=lambda form: len(lacks[form]) / len(_KEYS[form]))
     first = lacks[nearest][0]
     chats = [name for name, value in row.values.items() if is_chat(chat_in(value))]
     if "messages" in takes and chats:
@@ -77,8 +73,8 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
     if len(lacks[nearest]) == len(_KEYS[nearest]):
         ways = (" and ".join(f"data.{key}" for key in _KEYS[one]) for one in takes)
         return "data", f"Set {', or '.join(ways)}, to the columns that have them."
-    known = {data.prompt_key, *(getattr(data, key) for key in _KEYS[nearest])}
-    free = [name for name in row.values if name not in known]
+    used = {data.prompt_key, *(getattr(data, key) for key in _KEYS[nearest])}
+    free = [name for name in row.values if name not in used]
     example = f": data.{first}={free[0]}" if len(free) == 1 else ""
     return f"data.{first}", f"Set data.{first} to the column that has it{example}."
 

@@ -93,13 +93,13 @@ def _by_prefixes(
     """Render a long chat up to each trained turn, as long as any turn is of use."""
     pairs, grows, text = list[_Pair](), True, ""
     for start in range(0, len(places), _AT_ONCE):
-        some = _pairs([(row, messages, place) for place in places[start : start + _AT_ONCE]], texts)
-        for before, after in some:
+        more = _pairs([(row, messages, place) for place in places[start : start + _AT_ONCE]], texts)
+        for before, after in more:
             grows = grows and before.startswith(text)
             text = after
-        pairs += some
+        pairs += more
         HEART.progress()
-        if not grows and too_long([before for before, _ in some]):
+        if not grows and too_long([before for before, _ in more]):
             break
     return Samples(_samples(row, messages, places[: len(pairs)], pairs, texts), len(places) - len(pairs))
 
@@ -184,7 +184,7 @@ def _samples(
     pairs: Sequence[_Pair],
     texts: Texts,
 ) -> list[list[Part]]:
-    """Cut a chat into parts: of one sample, or of one for each turn where the template rewrites the past.
+    """Cut a chat into parts, for one sample, or for one of each turn where the template rewrites the past.
 
     pairs: the chat up to each trained turn, and with that turn. Raises SpecError where the second does not
     begin with the first.
@@ -199,7 +199,9 @@ def _samples(
             hint="Templates that drop what was thought do so: leave that out of the messages before the last "
             "answer, or set a variable of the template by data.chat_template_kwargs.",
         )
-    parts, text, grows = list[Part](), "", True
+    parts = list[Part]()
+    text = ""
+    grows = True
     for place, (before, after) in zip(places, pairs, strict=True):
         grows = grows and before.startswith(text)
         is_bare = _is_bare(messages[place], after)

@@ -18,7 +18,7 @@ class Prefixes:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
-        """special: see `Tokenizer.encode`."""
+        """Begin with nothing known. `Tokenizer.encode` explains `special`."""
         self._tokenizer, self._special = tokenizer, special
         self._added = {} if special else tokenizer.added
         longest_first = sorted(self._added, key=len, reverse=True)

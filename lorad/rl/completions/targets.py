@@ -166,13 +166,13 @@ class TargetDataset(Dataset):
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [rows]: tokens of the completions of each."""
+        """Return how many tokens the completions of each row have, int64 [rows]."""
         lengths = np.array(self.completion_lengths, np.int64)
         return np.asarray(lengths.reshape(len(self._kept), -1).sum(axis=1))
 
     @property
     def tokens_digest(self) -> str:
-        """sha256 (hex) of the tokens of all rows: of the data as the tokenizer and its template make them."""
+        """Return the sha256 (hex) of the tokens of all rows, as the tokenizer and its template make them."""
         digest = hashlib.sha256()
         for kept in self._kept:
             for tokens in (kept.prompt, *(target.tokens for target in kept.targets)):
@@ -258,9 +258,9 @@ class TargetDataset(Dataset):
     def _target(
         self, row: Row, parts: Sequence[Part], ids: list[int], prefixes: Prefixes
     ) -> tuple[np.ndarray, Target]:
-        """Return the tokens of the prompt, and what follows it. ids: of the whole text.
+        """Return the tokens of the prompt, and what follows it. Raises SpecError where nothing is trained.
 
-        Raises SpecError where nothing is trained.
+        ids: tokens of the whole text.
         """
         ends = [*accumulate(len(part.text) for part in parts)]
         beginnings = prefixes.of("".join(part.text for part in parts), ids, ends)
@@ -309,25 +309,25 @@ class TargetDataset(Dataset):
             return self._rendered(rows)
         never = self._data.chat_template == "never"
         why = "data.chat_template is never" if never else "the model has no chat template"
-        found = []
+        groups = []
         for row in rows:
             prompt, completions = plain_of(row, self._data, self.form, why)
-            found.append([[[Part(prompt, False), Part(text, True, True)] for text in completions]])
-        return found
+            groups.append([[[Part(prompt, False), Part(text, True, True)] for text in completions]])
+        return groups
 
     def _rendered(self, rows: Sequence[Row]) -> list[list[_Group]]:
         """Return the groups of each chat. Raises SpecError."""
         chats = [(row, turns) for row in rows for turns in self._chats(row)]
-        found: dict[str, list[_Group]] = {row.where: [] for row in rows}
+        groups: dict[str, list[_Group]] = {row.where: [] for row in rows}
         for (row, turns), samples in zip(
             chats, cut_chats(chats, self._texts, self._are_too_long), strict=True
         ):
-            found[row.where].append(samples.parts)
+            groups[row.where].append(samples.parts)
             self.dropped += samples.left
             text = "".join(part.text for part in samples.parts[-1])
             trained = turns.trained[: len(turns.trained) - samples.left]
             self._note(row, unshown(turns.messages, variables_of(row), text, trained))
-        return [self._grouped(row, found[row.where]) for row in rows]
+        return [self._grouped(row, groups[row.where]) for row in rows]
 
     def _are_too_long(self, prompts: Sequence[str]) -> bool:
         lengths = map(len, self._tokenizer.encode_batch(prompts))
@@ -343,29 +343,29 @@ class TargetDataset(Dataset):
         return [[samples[0] for samples in chats]] if len(chats) > 1 else [[sample] for sample in chats[0]]
 
     def _chats(self, row: Row) -> list[Turns]:
-        found = []
+        chats = []
         for turns in turns_of(row, self._data, self.form):
             messages = with_system(self._data, turns.messages)
             added = len(messages) - len(turns.messages)
-            found.append(Turns(messages, [place + added for place in turns.trained], turns.left_out))
+            chats.append(Turns(messages, [place + added for place in turns.trained], turns.left_out))
             if turns.left_out and not turns.trained:
                 raise SpecError(
                     f"{row.where}: each turn of the assistant's says that it is not trained",
                     hint=f"Leave the row out, or one of {', '.join(TRAINED_KEYS)} of a turn.",
                 )
-            if not found[-1].trained:
+            if not chats[-1].trained:
                 roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
                 raise SpecError(
                     f"{row.where}: no turn of it is the assistant's, so that nothing is trained; "
                     f"its roles are {roles}",
                     hint='The role of what is trained is "assistant".',
                 )
-            if found[-1].trained[0] == 0:
+            if chats[-1].trained[0] == 0:
                 raise SpecError(
                     f"{row.where}: it begins with a turn of the assistant's, which answers nothing",
                     hint="Leave that turn out, or write what it answers before it; data.system is enough.",
                 )
-        return found
+        return chats
 
     def _texts(self, chats: Sequence[tuple[Row, list[dict[str, Any]]]], generate: bool) -> list[str]:
         settings, variables = self._data.chat_template_kwargs, dict[str, dict[str, Any]]()
@@ -447,8 +447,8 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
             return load_eval(data, tokenizer, spec.eval.problems, cwd)
         if not rows:
             return []
-        found = TargetDataset(data.eval or data.train, rows, ordered, tokenizer, EVAL_SEED, spec.algorithm)
-        return found.take(0, found.size or 0)
+        dataset = TargetDataset(data.eval or data.train, rows, ordered, tokenizer, EVAL_SEED, spec.algorithm)
+        return dataset.take(0, dataset.size or 0)
     if source is None or single(source) in TASKS:
         problems = load_eval(data, tokenizer, spec.eval.problems, cwd)
         return (
@@ -457,8 +457,8 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     first = next(labelled(source, lambda name: read_rows(name, "test", cwd)), None)
     if first is not None and data.format == "auto" and not _has_targets(first, data, spec.algorithm):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
-    found = _rows(source, "test", ordered, tokenizer, EVAL_SEED, cwd, spec.algorithm)
-    return found.take(0, min(spec.eval.problems, found.size or 0))
+    dataset = _rows(source, "test", ordered, tokenizer, EVAL_SEED, cwd, spec.algorithm)
+    return dataset.take(0, min(spec.eval.problems, dataset.size or 0))
 
 
 def _rows(
@@ -491,6 +491,6 @@ def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:
 
 
 def _task(data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> TaskDataset:
-    found = load_data(data.train, "train", data, tokenizer, seed, cwd)
-    assert isinstance(found, TaskDataset)
-    return found
+    dataset = load_data(data.train, "train", data, tokenizer, seed, cwd)
+    assert isinstance(dataset, TaskDataset)
+    return dataset

@@ -17,11 +17,13 @@ class Widths:
     def of(self, text: str, ids: Sequence[int]) -> list[int]:
         """Return how many characters of the text each token made, in order.
 
-        0: of special tokens that the text leaves out, of the first parts of a character that several tokens
-        make, and of what was cut off with a stop string. Empty where the tokens do not make this text, or it
-        cannot be said how.
+        Special tokens that the text leaves out make 0, and so do the first parts of a character that several
+        tokens make, and what was cut off with a stop string. Empty where the tokens do not make this text, or
+        it cannot be said how.
         """
-        widths, at, waiting = list[int](), 0, list[int]()
+        widths = list[int]()
+        waiting = list[int]()
+        at = 0
         for id in ids:
             piece = self._texts.get(id)
             if piece is None:

@@ -39,7 +39,7 @@ class Mixture:
     def __init__(
         self, labels: Sequence[str], shares: Mapping[str, float], seed: int, *, shuffled: bool
     ) -> None:
-        """labels: the source of each row. Raises SpecError where a source has no row."""
+        """Mix rows whose sources are `labels`. Raises SpecError where a source has no row."""
         total = math.fsum(shares.values())
         self._shares = [share / total for share in shares.values()]
         rows: dict[str, list[int]] = {label: [] for label in shares}

@@ -37,7 +37,7 @@ class Target(Struct, frozen=True, eq=False):
 
 
 class Kept(Struct, frozen=True, eq=False):
-    """A row that is trained on, or a turn of one. name: of it. prompt: int32, tokens of `text`."""
+    """A row that is trained on, or a turn of one, by its name. prompt: int32, tokens of `text`."""
 
     row: Row
     name: str
@@ -91,11 +91,12 @@ _ROWS, _SAMPLES = msgspec.msgpack.Decoder(_KeptRow), msgspec.msgpack.Decoder(_Sa
 class KeptRows(Sequence[Kept]):
     """Rows in the order in which they are added. Safe between threads once all are.
 
-    prompt_lengths: tokens of each prompt. completion_lengths: of each completion, those of a row together.
+    prompt_lengths: tokens of each prompt.
+    completion_lengths: tokens of each completion, row by row.
     """
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:
-        """directory: makes the directory where many rows lie, and returns it; None keeps them in memory."""
+        """Begin without rows. `directory` makes and returns where many lie; None keeps them in memory."""
         self._directory = directory
         self._file: int | None = None  # its descriptor, as long as somebody has these rows
         self._path: Path | None = None
@@ -211,22 +212,18 @@ class KeptRows(Sequence[Kept]):
                 self._has(os.open(self._path, flags, 0o600))
             assert self._file is not None
             _write(self._file, self._tail)
-        except OSError:
-            self._into_memory()
+        except OSError:  # there is no room for a file: go on without
+            if self._file is not None:
+                self._tail = bytearray(os.pread(self._file, self._written, 0)) + self._tail
+                self._end()
+            self.close()
+            self._directory, self._file, self._written = _nowhere, None, 0
             return
         self._written += len(self._tail)
         self._tail = bytearray()
 
     def _has(self, file: int) -> None:
         self._file, self._end = file, weakref.finalize(self, os.close, file)
-
-    def _into_memory(self) -> None:
-        """Go on without a file: there is no room for it."""
-        if self._file is not None:
-            self._tail = bytearray(os.pread(self._file, self._written, 0)) + self._tail
-            self._end()
-        self.close()
-        self._directory, self._file, self._written = _nowhere, None, 0
 
     def _read(self, at: int) -> bytes:
         head = self._bytes(at, _HEAD)

@@ -28,10 +28,10 @@ def prompt_of(row: Row, data: Data) -> Any:
     if data.prompt_format is None:
         return value_of(row, data, "prompt_key")
 
-    def column(found: re.Match[str]) -> str:
-        if (value := _look_up(row.values, found[1])) is None:
+    def column(name: re.Match[str]) -> str:
+        if (value := _look_up(row.values, name[1])) is None:
             raise SpecError(
-                f"{row.where}: data.prompt_format names {found[1]!r}, which the row does not have",
+                f"{row.where}: data.prompt_format names {name[1]!r}, which the row does not have",
                 hint=f"There is {some_of(row.values)}.",
             )
         return text_of(value)
@@ -58,16 +58,16 @@ def find_value(row: Row, data: Data, setting: str) -> Any:
     key = getattr(data, setting)
     others = _ELSEWHERE.get(setting, ()) if key == getattr(_USUAL, setting) else ()
     for name in (key, *others):
-        if (found := _look_up(row.values, name)) is not None:
-            return found
+        if (value := _look_up(row.values, name)) is not None:
+            return value
     return None
 
 
 def _look_up(values: Mapping[str, Any], name: str) -> Any:
-    found: Any = values
+    value: Any = values
     for part in [name] if name in values else name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def text_of(answer: Any) -> str:

@@ -19,7 +19,8 @@ _SIDES = ("prompt_key", "completion_key", "chosen_key", "rejected_key")
 def row_doubts(key: str, rows: Iterable[Row], data: Data, form: DataFormat | None) -> list[str]:
     """Return warnings about rows that are chats for the model; each says which of them it is about.
 
-    key: of the spec, which names the rows. form: None for prompts.
+    key: the key of the spec that names the rows.
+    form: None for prompts.
     """
     doubtful: dict[str, dict[tuple[str, int], str]] = {sentence: {} for sentence in _DOUBTS}
     for row in rows:

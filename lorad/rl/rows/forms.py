@@ -71,6 +71,6 @@ def advice(need: _Need, columns: Iterable[str], otherwise: str) -> str:
 
     otherwise: for a form that is not known.
     """
-    there = set(columns)
-    known = (text for needed, names, text in _FORMS if needed == need and there.issuperset(names.split()))
-    return next(known, otherwise)
+    present = set(columns)
+    texts = (text for needed, names, text in _FORMS if needed == need and present.issuperset(names.split()))
+    return next(texts, otherwise)

@@ -47,10 +47,12 @@ class Judgement(NamedTuple):
 def preference_doubts(key: str, judgements: Iterable[Judgement], data: Data) -> list[str]:
     """Return warnings about preferences; each says which rows it is about.
 
-    key: of the spec, which names the rows. Raises SpecError where no pair has two sides.
+    key: the key of the spec that names the rows. Raises SpecError where no pair has two sides.
     """
     doubtful: dict[str, dict[tuple[str, int], str]] = {}
-    seen, labels, rows = set[tuple[int, ...]](), set[bool | None](), set[tuple[str, int]]()
+    seen = set[tuple[int, ...]]()
+    labels = set[bool | None]()
+    rows = set[tuple[str, int]]()
     for judgement in judgements:
         place = judgement.row.source, judgement.row.number
         labels.add(judgement.label)
@@ -107,7 +109,7 @@ def _of_columns(judgement: Judgement, data: Data) -> Iterator[tuple[str, str]]:
 
 
 def _said(value: Any) -> str:
-    """Return a completion as text: of messages the last one."""
+    """Return a completion as text, the last message where it is several."""
     last = value[-1] if isinstance(value, list) and value else value
     if not isinstance(last, dict):
         return text_of(last)

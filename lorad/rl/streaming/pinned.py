@@ -11,28 +11,29 @@ from lorad.spec.data import GENERATED, single
 from lorad.spec.model import Spec
 
 
-def pinned(spec: Spec, known: Mapping[str, str], newest: Callable[[str], str | None]) -> Spec:
+def pinned(spec: Spec, before: Mapping[str, str], newest: Callable[[str], str | None]) -> Spec:
     """Return the spec with the commit of each hub dataset that is streamed.
 
-    known: commits of before, by the dataset's name. newest: asks for those that are not there.
+    before: commits of the attempt before, by the dataset's name.
+    newest: asks for a commit that is not there.
     """
     if not spec.data.streaming:
         return spec
-    found = dict(known)
+    commit_of = dict(before)
 
     def with_commit(source: str) -> str:
         named = None if _is_local(source) else hub_named(source)
         if named is None or named["revision"]:
             return source
         name = named["name"]
-        commit = found[name] = found.get(name) or newest(name) or ""
+        commit = commit_of[name] = commit_of.get(name) or newest(name) or ""
         parts = f":{named['parts']}" if named["parts"] else ""
         return f"{name}@{commit}{parts}" if commit else source
 
     data = structs.replace(spec.data, train=with_commit(single(spec.data.train)))
     if source := single(data.eval):
         data = structs.replace(data, eval=with_commit(source))
-    sets = {name: structs.replace(one, data=with_commit(one.data)) for name, one in spec.eval.sets.items()}
+    sets = {name: structs.replace(s, data=with_commit(s.data)) for name, s in spec.eval.sets.items()}
     return structs.replace(spec, data=data, eval=structs.replace(spec.eval, sets=sets))
 
 

@@ -1,5 +1,5 @@
-"""Rows of a source in its order, from any place on: of a hub dataset, which the library `datasets` streams,
-or of a file.
+"""Rows of a file, or of a hub dataset, which the library `datasets` streams; in their order, from any place
+on.
 """
 
 import hashlib
@@ -58,13 +58,14 @@ class _FileReader:
 
     def __init__(self, source: str, split: str, cwd: Path) -> None:
         self._arguments = source, split, cwd
-        self._read, self._rows = 0, read_rows(source, split, cwd)
+        self._read = 0
+        self._rows = read_rows(source, split, cwd)
         self.known = f"{Path(source).name} {_content_of(cwd / expanded(source))}"
 
     def read(self, n: int) -> list[Row]:
-        found = list(islice(self._rows, n))
-        self._read += len(found)
-        return found
+        rows = list(islice(self._rows, n))
+        self._read += len(rows)
+        return rows
 
     def place(self) -> Place:
         return {"rows": self._read}
@@ -75,19 +76,19 @@ class _FileReader:
 
 
 def _content_of(path: Path) -> str:
-    """Say what is in a file: its sha256, or of a large one size, mtime and the sha256 of both of its ends.
+    """Say what is in a file by its sha256, or by size, mtime and the sha256 of both ends of a large one.
 
     Raises SpecError.
     """
     try:
         with open_data(path) as file:
-            there = os.fstat(file.fileno())
-            if there.st_size <= HASHED_BYTES:
+            stat = os.fstat(file.fileno())
+            if stat.st_size <= HASHED_BYTES:
                 return hashlib.file_digest(file, "sha256").hexdigest()
             digest = hashlib.sha256(file.read(_END_BYTES))
             file.seek(-_END_BYTES, os.SEEK_END)
             digest.update(file.read(_END_BYTES))
-            return f"{there.st_size} {there.st_mtime_ns} {digest.hexdigest()}"
+            return f"{stat.st_size} {stat.st_mtime_ns} {digest.hexdigest()}"
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}", key="data") from error
 
@@ -96,8 +97,11 @@ class _HubReader:
     """A hub dataset, of one revision from its first row to its last."""
 
     def __init__(self, source: str, name: str, config: str | None, split: str, revision: str | None) -> None:
-        """Raises SpecError where the package `datasets` is missing, and for an unknown dataset."""
-        self._source, self._name, self._config, self._split = source, name, config, split
+        """Open a dataset. Raises SpecError where it is unknown, or the package `datasets` is missing."""
+        self._source = source
+        self._name = name
+        self._config = config
+        self._split = split
         self._revision = revision
         self.known = " ".join(filter(None, (name, config, split, revision)))
         self._read = 0
@@ -105,13 +109,12 @@ class _HubReader:
         self._dataset, self._rows = self._tried(self._opened, ())  # somebody waits
 
     def read(self, n: int) -> list[Row]:
-        found: list[Any] = self._tried(lambda: list(islice(self._rows, n)), _PAUSES, self._again)
+        rows: list[Any] = self._tried(lambda: list(islice(self._rows, n)), _PAUSES, self._again)
         first = self._read + 1
-        self._read += len(found)
+        self._read += len(rows)
         self._place = json.loads(json.dumps(self._dataset.state_dict()))
         return [
-            Row(number, f"{self._source}:{number}", dict(values))
-            for number, values in enumerate(found, first)
+            Row(number, f"{self._source}:{number}", dict(values)) for number, values in enumerate(rows, first)
         ]
 
     def place(self) -> Place:
@@ -125,14 +128,17 @@ class _HubReader:
         self._dataset, self._rows = self._opened()
 
     def _opened(self) -> tuple[Any, Iterator[Any]]:
-        datasets = _library(self._source)
+        datasets = hub_library(self._source)
+        datasets.config.STREAMING_READ_MAX_RETRIES = 1  # of 5 s each, without a word
+        datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
+        datasets.disable_progress_bars()
         self._revision = self._revision or newest_commit(self._name)
-        found = datasets.load_dataset(
+        dataset = datasets.load_dataset(
             self._name, self._config, split=self._split, revision=self._revision, streaming=True
         )
         if self._place is not None:
-            found.load_state_dict(self._place)
-        return found, iter(found)
+            dataset.load_state_dict(self._place)
+        return dataset, iter(dataset)
 
     def _tried(
         self, work: Callable[[], Any], pauses: tuple[float, ...], again: Callable[[], None] | None = None
@@ -171,7 +177,7 @@ class _HubReader:
 
 
 def eval_rows(data: Data, problems: int, cwd: Path) -> Iterator[Row] | None:
-    """Yield the first rows to evaluate on: of data.eval, else those of data.train that are held out.
+    """Yield the first rows to evaluate on, from data.eval, else the held-out ones of data.train.
 
     None where data.eval is not read in this way. Raises SpecError.
     """
@@ -198,15 +204,6 @@ def _is_held_out(row: Row, data: Data) -> bool:
 def _rows(reader: Reader) -> Iterator[Row]:
     while rows := reader.read(_AT_ONCE):
         yield from rows
-
-
-def _library(source: str) -> Any:
-    """Return the module `datasets`, which is not to try again by itself. Raises SpecError."""
-    datasets = hub_library(source)
-    datasets.config.STREAMING_READ_MAX_RETRIES = 1  # of 5 s each, without a word
-    datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
-    datasets.disable_progress_bars()
-    return datasets
 
 
 def newest_commit(name: str) -> str | None:

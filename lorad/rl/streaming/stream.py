@@ -24,8 +24,10 @@ _BOOKMARKS = 256  # of the blocks last read
 class Bookmark(Struct, frozen=True):
     """Where a block begins.
 
-    position: of its first item among all that the source ever gives. epoch, block: its numbers, from 0.
-    usable: whether the epoch had an item before. place: of its first row; None is the beginning.
+    position: where its first item is among all that the source ever gives.
+    epoch, block: its numbers, from 0.
+    usable: whether the epoch had an item before.
+    place: where its first row is; None is the beginning.
     """
 
     position: int = 0
@@ -39,11 +41,22 @@ class Stream(Generic[Item]):
     """What is made of the rows of a source, epoch after epoch. Safe between threads."""
 
     def __init__(
-        self, reader: Reader, made: Callable[[list[Row]], list[Item]], seed: int, size: int, *, shuffled: bool
+        self,
+        reader: Reader,
+        items_of: Callable[[list[Row]], list[Item]],
+        seed: int,
+        size: int,
+        *,
+        shuffled: bool,
     ) -> None:
-        """made: the items of some rows, in their order. size: rows of a block."""
-        self._reader, self._made, self._seed = reader, made, seed
-        self._size, self._shuffled = size, shuffled
+        """Begin at the beginning. `items_of` makes the items of some rows, in their order; a block has `size`
+        rows.
+        """
+        self._reader = reader
+        self._items_of = items_of
+        self._seed = seed
+        self._size = size
+        self._shuffled = shuffled
         self._blocks: deque[tuple[Bookmark, list[Item]]] = deque(maxlen=_BLOCKS)
         self._bookmarks = deque([Bookmark()], maxlen=_BOOKMARKS)  # the last is that of the next block
         self._lock = threading.Lock()
@@ -76,8 +89,8 @@ class Stream(Generic[Item]):
             self._go(mark)
 
     def _before(self, position: int) -> Bookmark:
-        known = [mark for mark in self._bookmarks if mark.position <= position]
-        return known[-1] if known else Bookmark()
+        earlier = [mark for mark in self._bookmarks if mark.position <= position]
+        return earlier[-1] if earlier else Bookmark()
 
     def _go(self, mark: Bookmark) -> None:
         self._blocks.clear()
@@ -92,7 +105,7 @@ class Stream(Generic[Item]):
         name = self._reader.known.partition(" ")[0]
         with bounded_memory(name), HEART.tells(f"reading {name}"):
             rows = self._reader.read(self._size)
-            items = self._made(rows)
+            items = self._items_of(rows)
         if self._shuffled:
             random.Random(f"{self._seed}/{mark.epoch}/{mark.block}").shuffle(items)
         end, usable = mark.position + len(items), mark.usable or bool(items)

@@ -55,10 +55,10 @@ def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Sai
     schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
     begin = _end_of_thought(text)
     kept, calls, end = [text[:begin]], list[ToolCall](), begin
-    for start, stop, found in _READERS[form](text, begin, schemas):
+    for start, stop, inside in _READERS[form](text, begin, schemas):
         outside = text[end:start]
         kept.append(outside if not calls or outside.strip() else "")
-        calls += found
+        calls += inside
         end = stop
     rest = text[end:]
     kept.append(rest if not calls or rest.strip() else "")
@@ -69,14 +69,17 @@ class Splitter:
     """Splits a turn that arrives piece by piece: text outside of calls goes out at once."""
 
     def __init__(self, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._form, self._tools = form, tools
-        self._text, self._sent = "", 0
+        self._form = form
+        self._tools = tools
+        self._text = ""
+        self._sent = 0
 
     def add(self, text: str) -> str:
         """Return what can be shown now."""
         self._text += text
         end = max(self._sent, min(self._certain(), len(self._text)))
-        shown, self._sent = self._text[self._sent : end], end
+        shown = self._text[self._sent : end]
+        self._sent = end
         return shown
 
     def rest(self) -> _Said:
@@ -89,15 +92,13 @@ class Splitter:
         begin = _end_of_thought(self._text)
         if self._form == "llama":  # a call is the whole turn
             turn = self._text[begin:].lstrip()
-            return begin if not turn or _begins(turn, _MARKS["llama"]) else len(self._text)
+            marks = _MARKS["llama"]
+            is_call = any(turn.startswith(mark) or mark.startswith(turn) for mark in marks)
+            return begin if not turn or is_call else len(self._text)
         behind = self._text[begin:]
         places = [place for mark in _MARKS[self._form] if (place := behind.find(mark)) >= 0]
         parts = [_part_at_end(behind, mark) for mark in _MARKS[self._form]]
         return begin + min([*places, *(len(behind) - part for part in parts)])
-
-
-def _begins(text: str, marks: Sequence[str]) -> bool:
-    return any(text.startswith(mark) or mark.startswith(text) for mark in marks)
 
 
 def _part_at_end(text: str, mark: str) -> int:
@@ -113,13 +114,13 @@ def _end_of_thought(text: str) -> int:
 
 
 def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = function.get("parameters", {}).get("properties", {})
-    return found if isinstance(found, Mapping) else {}
+    properties = function.get("parameters", {}).get("properties", {})
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _hermes(text: str, begin: int, tools: _Tools) -> list[_Found]:
     """Read JSON first: a string in it may have the mark of the end."""
-    found = []
+    parts = []
     mark = _MARKS["hermes"][0]
     while (start := text.find(mark, begin)) >= 0:
         inside = start + len(mark)
@@ -129,9 +130,9 @@ def _hermes(text: str, begin: int, tools: _Tools) -> list[_Found]:
         behind = text[end : len(text) if closed < 0 else closed]
         if not error and behind.strip():
             error = f"there is more behind its JSON: {behind.strip()[:_MOST_ERROR]}"
-        found.append((start, stop, [_call(value, error, text[start:stop], tools)]))
+        parts.append((start, stop, [_call(value, error, text[start:stop], tools)]))
         begin = stop
-    return found
+    return parts
 
 
 def _llama(text: str, begin: int, tools: _Tools) -> list[_Found]:
@@ -153,7 +154,7 @@ def _llama(text: str, begin: int, tools: _Tools) -> list[_Found]:
 
 def _mistral(text: str, begin: int, tools: _Tools) -> list[_Found]:
     mark = _MARKS["mistral"][0]
-    found = []
+    parts = []
     while (start := text.find(mark, begin)) >= 0:
         place = start + len(mark)
         stop = text.find(mark, place) if text.find(mark, place) >= 0 else len(text)
@@ -165,23 +166,23 @@ def _mistral(text: str, begin: int, tools: _Tools) -> list[_Found]:
         elif error:
             calls = [_call(None, error, written, tools)]
         else:
-            some = value if isinstance(value, list) else [value]
-            calls = [_call(one, "", written, tools) for one in some]
-        found.append((start, stop, calls))
+            values = value if isinstance(value, list) else [value]
+            calls = [_call(one, "", written, tools) for one in values]
+        parts.append((start, stop, calls))
         begin = stop
-    return found
+    return parts
 
 
 def _xml(text: str, begin: int, tools: _Tools) -> list[_Found]:
-    found = []
+    parts = []
     for block in _XML_BLOCK.finditer(text, begin):
         named = _XML_NAME.match(block[1])
         if named is None:
             call = _call(None, "a call begins with <function=name>", block[0], tools)
         else:
             call = _call_of_texts(named[1], _XML_ARGUMENT.findall(block[1]), block[0], tools)
-        found.append((block.start(), block.end(), [call]))
-    return found
+        parts.append((block.start(), block.end(), [call]))
+    return parts
 
 
 def _glm(text: str, begin: int, tools: _Tools) -> list[_Found]:
@@ -240,10 +241,10 @@ def _call(value: Any, error: str, written: str, tools: _Tools) -> ToolCall:
     return _known(named, arguments or {}, written, tools)
 
 
-def _call_of_texts(name: str, given: Sequence[tuple[str, str]], written: str, tools: _Tools) -> ToolCall:
+def _call_of_texts(name: str, texts: Sequence[tuple[str, str]], written: str, tools: _Tools) -> ToolCall:
     """Make a call of arguments that were written as text; what is no string by its schema is JSON."""
     arguments: dict[str, Any] = {}
-    for key, text in given:
+    for key, text in texts:
         if _is_text(tools.get(name, {}).get(key.strip())):
             arguments[key.strip()] = text
             continue

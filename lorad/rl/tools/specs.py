@@ -46,20 +46,20 @@ def tool_of(function: Callable[..., Any]) -> dict[str, Any]:
     return wrapped({"name": name, "description": description, "parameters": parameters})
 
 
-def wrapped(given: Mapping[str, Any]) -> dict[str, Any]:
+def wrapped(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a description in the wrapped form, in which chat templates show tools as models were trained.
 
     Raises SpecError.
     """
-    function = given.get("function", given) if given.get("type", "function") == "function" else None
+    function = tool.get("function", tool) if tool.get("type", "function") == "function" else None
     if not isinstance(function, Mapping):
-        raise SpecError(f"a tool of type {given.get('type')!r} is no function", hint=_HINT)
+        raise SpecError(f"a tool of type {tool.get('type')!r} is no function", hint=_HINT)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SpecError(f"{name!r} is no name of a tool: letters, digits, _, . and - only", hint=_HINT)
     if not isinstance(function.get("parameters", {}), Mapping):
         raise SpecError(f"the parameters of tool {name} are no JSON schema", hint=_HINT)
-    return in_function(given)
+    return in_function(tool)
 
 
 def in_function(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def in_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def wrapped_all(given: Sequence[Any]) -> list[dict[str, Any]]:
+def wrapped_all(tools_: Sequence[Any]) -> list[dict[str, Any]]:
     """Return all of them, functions and mappings mixed. Raises SpecError; also when two have one name."""
-    tools = [wrapped(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in given]
+    tools = [wrapped(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in tools_]
     names = [tool["function"]["name"] for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SpecError(f"two tools have the name {twice[0]}", hint="Give each tool a name of its own.")
@@ -98,8 +98,8 @@ def _read_calls(calls: Any) -> list[dict[str, Any]]:
     return [_read_call(call) for call in calls]
 
 
-def _read_call(given: Any) -> dict[str, Any]:
-    function = given.get("function", given) if isinstance(given, Mapping) else None
+def _read_call(call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise SpecError(
             "tool_calls: a call needs a function with a name",
@@ -113,7 +113,7 @@ def _read_call(given: Any) -> dict[str, Any]:
             raise _bad_arguments(function["name"], f"are no JSON: {error}") from None
     if not isinstance(arguments, Mapping):
         raise _bad_arguments(function["name"], "are no JSON object")
-    return {**given, "type": "function", "function": {**function, "arguments": arguments}}
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _bad_arguments(name: str, why: str) -> SpecError:
@@ -143,8 +143,8 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     about: dict[str, str] = {}
     section, last = "", ""
     for line in text.splitlines():
-        if found := _SECTION.match(line.strip()):
-            section, last = found[1], ""
+        if heading := _SECTION.match(line.strip()):
+            section, last = heading[1], ""
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():

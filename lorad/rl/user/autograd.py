@@ -28,10 +28,10 @@ def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
         return functools.partial(differentiated, stops=stops)
 
     @functools.wraps(loss)
-    def derived(**given: Any) -> tuple[float | None, np.ndarray]:
+    def derived(**arguments: Any) -> tuple[float | None, np.ndarray]:
         tensors = {
             name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            for name, value in given.items()
+            for name, value in arguments.items()
         }
         logprobs = tensors["logprobs"].requires_grad_()
         value = loss(**tensors)

@@ -64,7 +64,8 @@ class LossInput(Struct, frozen=True, eq=False):
     """The samples of a minibatch.
 
     logprobs, sampler, old: [T], log-probabilities of the trainer now, of the engine, and of the trainer
-        before the step's first update. ref: those of the reference, or None.
+        before the step's first update.
+    ref: [T], log-probabilities of the reference, or None.
     advantages: [T]. mask: bool [T], the tokens that are trained.
     lengths: int [S], in tokens. groups: int [G], in samples.
     """
@@ -108,9 +109,11 @@ def sample_of(kind: str, *, with_reference: bool) -> AdvantageInput | LossInput:
     return LossInput(old, sampler, old, ref, advantages, np.ones(tokens, bool), lengths, groups)
 
 
-def as_advantages(found: Any, samples: int, tokens: int) -> np.ndarray:
-    """float64 [S] or [T]. Raises LoradError unless what was returned has such a shape and is finite."""
-    array = _array(found, "advantages")
+def as_advantages(returned: Any, samples: int, tokens: int) -> np.ndarray:
+    """Take what a function returned as advantages, float64 [S] or [T]. Raises LoradError unless it has such a
+    shape and is finite.
+    """
+    array = _array(returned, "advantages")
     if array.shape not in ((samples,), (tokens,)):
         raise LoradError(
             f"returned advantages of shape {list(array.shape)} for {samples} samples with {tokens} tokens",
@@ -119,16 +122,18 @@ def as_advantages(found: Any, samples: int, tokens: int) -> np.ndarray:
     return _finite(array, "advantage", "token" if array.size == tokens else "sample")
 
 
-def as_loss(found: Any, tokens: int) -> tuple[float | None, np.ndarray]:
-    """(value or None, float64 [T]). Raises LoradError unless what was returned is that, and finite."""
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        what = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__
+def as_loss(returned: Any, tokens: int) -> tuple[float | None, np.ndarray]:
+    """Take what a function returned as a value or None, and a derivative, float64 [T]. Raises LoradError
+    unless it is that, and finite.
+    """
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        what = f"{len(returned)} values" if isinstance(returned, tuple | list) else type(returned).__name__
         raise LoradError(
             f"returned {what}, not a pair",
             hint="Return (value, derivative), or make the pair of a torch loss by "
             "`lorad.rl.user.autograd.differentiated`.",
         )
-    value, derivative = found[0], _array(found[1], "a derivative")
+    value, derivative = returned[0], _array(returned[1], "a derivative")
     if value is not None:
         value = float(_finite(_array(value, "a value").reshape(-1), "value", "place").sum())
     if derivative.shape != (tokens,):
@@ -139,18 +144,18 @@ def as_loss(found: Any, tokens: int) -> tuple[float | None, np.ndarray]:
     return value, _finite(derivative, "derivative", "token")
 
 
-def _array(found: Any, what: str) -> np.ndarray:
+def _array(returned: Any, what: str) -> np.ndarray:
     try:
-        return np.asarray(found, np.float64)
+        return np.asarray(returned, np.float64)
     except (TypeError, ValueError) as error:
         raise LoradError(
-            f"returned {type(found).__name__} for {what}, and that is no array of numbers: {error}",
+            f"returned {type(returned).__name__} for {what}, and that is no array of numbers: {error}",
             hint="Return numpy arrays.",
         ) from None
 
 
 def _finite(array: np.ndarray, what: str, place: str) -> np.ndarray:
-    """Raises LoradError."""
+    """Return the array. Raises LoradError where a number is not finite."""
     wrong = np.flatnonzero(~(np.abs(array) < _LARGEST))  # NaN too
     if wrong.size:
         raise LoradError(
@@ -161,42 +166,37 @@ def _finite(array: np.ndarray, what: str, place: str) -> np.ndarray:
     return array
 
 
-def check_derivative(loss: Callable[..., Any], given: LossInput, seed: int) -> None:
+def check_derivative(loss: Callable[..., Any], samples: LossInput, seed: int) -> None:
     """Compare derivatives with finite differences, at some tokens. Raises LoradError where one is wrong.
 
-    Two points are looked at: the given one, and one nearby, since ratios of 1 hide much. A derivative at a
+    Two points are looked at: the sample's own, and one nearby, since ratios of 1 hide much. A derivative at a
     kink is right where it lies between those of both sides. seed: draws tokens and the second point.
     """
     noise = np.random.default_rng(seed)
-    moved = given.logprobs + noise.uniform(-_JITTER, _JITTER, given.logprobs.size)
+    moved = samples.logprobs + noise.uniform(-_JITTER, _JITTER, samples.logprobs.size)
     moved = -np.abs(moved) - 10 * _STEP  # still log-probabilities
-    for point in (given.logprobs.astype(np.float64), moved):
-        value, derivative = as_loss(loss(**replace(given, logprobs=point).arguments()), point.size)
+    for point in (samples.logprobs.astype(np.float64), moved):
+        value, derivative = as_loss(loss(**replace(samples, logprobs=point).arguments()), point.size)
         if value is None:
             return
-        for token in _chosen(derivative, given.mask, noise):
-            _compare(loss, replace(given, logprobs=point), token, value, derivative)
-
-
-def _chosen(derivative: np.ndarray, mask: np.ndarray, noise: np.random.Generator) -> list[int]:
-    """Choose trained tokens: the one with the largest derivative, and others by chance."""
-    trained = np.flatnonzero(mask)
-    drawn = noise.permutation(trained)[: _TOKENS - 1].tolist()
-    largest = trained[np.abs(derivative[trained]).argmax()] if trained.size else None
-    return list(dict.fromkeys([*([] if largest is None else [int(largest)]), *drawn]))
+        trained = np.flatnonzero(samples.mask)
+        drawn = noise.permutation(trained)[: _TOKENS - 1].tolist()
+        largest = [int(trained[np.abs(derivative[trained]).argmax()])] if trained.size else []
+        for token in dict.fromkeys([*largest, *drawn]):
+            _compare(loss, replace(samples, logprobs=point), token, value, derivative)
 
 
 def _compare(
-    loss: Callable[..., Any], given: LossInput, token: int, value: float, derivative: np.ndarray
+    loss: Callable[..., Any], samples: LossInput, token: int, value: float, derivative: np.ndarray
 ) -> None:
     sides = []
     for step in (-_STEP, _STEP):
-        point = given.logprobs.copy()
+        point = samples.logprobs.copy()
         point[token] += step
-        there, _ = as_loss(loss(**replace(given, logprobs=point).arguments()), point.size)
-        if there is None:
+        moved, _ = as_loss(loss(**replace(samples, logprobs=point).arguments()), point.size)
+        if moved is None:
             return
-        sides.append((there - value) / step)
+        sides.append((moved - value) / step)
     claimed = float(derivative[token])
     largest = max(abs(claimed), *map(abs, sides))
     slack = _TOLERANCE * largest + 1e-6 * float(np.abs(derivative).max()) + 1e-9 * max(1.0, abs(value))
