@@ -137,9 +137,9 @@ class Adapter(Struct, frozen=True, dict=True):
 
     def amplified(self, times: float) -> "Adapter":
         """Return the same tensors with an alpha so many times as large; what is known of them stays known."""
-        made = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
-        made.__dict__.update(self.__dict__)
-        return made
+        copy = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
+        copy.__dict__.update(self.__dict__)
+        return copy
 
     def parts(self) -> list[builtins.bytes | memoryview]:
         """`adapter_model.safetensors` in order, keys with PEFT's prefix: equal tensors give equal bytes."""
@@ -176,5 +176,5 @@ class Adapter(Struct, frozen=True, dict=True):
             return compute()
         if what not in self.__dict__:
             self.__dict__[what] = compute()
-        found: T = self.__dict__[what]
-        return found
+        value: T = self.__dict__[what]
+        return value

@@ -65,8 +65,8 @@ def write_directory(
     temporary = begin(final)
     try:
         with _storage(final):
-            known = write(temporary)
-        return commit(temporary, final, facts, known)
+            facts_of_files = write(temporary)
+        return commit(temporary, final, facts, facts_of_files)
     except BaseException:
         discard(temporary)
         raise
@@ -129,16 +129,16 @@ def verify(directory: Path) -> Mapping[str, FileFact]:
     missing, changed or unknown.
     """
     manifest = read_manifest(directory)
-    there = set(_walk(directory)[0]) - {MANIFEST}
+    on_disk = set(_walk(directory)[0]) - {MANIFEST}
     for name, fact in manifest.files.items():
-        if name not in there:
+        if name not in on_disk:
             raise IntegrityError(f"{directory / name}: missing", hint=_ELSEWHERE)
         if (present := _fact(directory / name, fact.bytes)) != fact:
             change = f"changed bytes: sha256 {present.sha256}, not {fact.sha256}"
             if present.bytes != fact.bytes:
                 change = f"{present.bytes} bytes instead of {fact.bytes}"
             raise IntegrityError(f"{directory / name}: {change}", hint=_ELSEWHERE)
-    for name in sorted(there - set(manifest.files)):
+    for name in sorted(on_disk - set(manifest.files)):
         raise IntegrityError(
             f"{directory / name}: not in {MANIFEST}", hint="Move it away; these directories are immutable."
         )
@@ -203,14 +203,14 @@ def _walk(directory: Path) -> tuple[list[str], list[str]]:
     return files, [*directories, "."]
 
 
-def _fact(path: Path, wanted: int | None = None) -> FileFact:
+def _fact(path: Path, expected: int | None = None) -> FileFact:
     """Return the size and the digest of a file.
 
-    wanted: the bytes that it should have; a file of another size is not read, and gets no digest.
+    expected: the bytes that it should have; a file of another size is not read, and gets no digest.
     """
     with open_file(path, links=False) as file:
         size = os.fstat(file.fileno()).st_size
-        if wanted is not None and size != wanted:
+        if expected is not None and size != expected:
             return FileFact(sha256="", bytes=size)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileFact(sha256=digest, bytes=file.tell())

@@ -91,13 +91,13 @@ def _pair(
 def split_shapes(pair: Fused, shapes: Mapping[str, _Shape]) -> dict[str, _Shape]:
     """Return the shapes of the tensors of each expert, by logical name."""
     a, b = (shapes[f"{pair.module}.lora_{half}.weight"] for half in "AB")
-    found: dict[str, _Shape] = {}
+    singles: dict[str, _Shape] = {}
     for expert in range(pair.total):
         for linear in pair.linears:
             name = pair.name(expert, linear)
-            found[f"{name}.lora_A.weight"] = (pair.rank, a[1])
-            found[f"{name}.lora_B.weight"] = (b[0] // len(pair.linears), pair.rank)
-    return found
+            singles[f"{name}.lora_A.weight"] = (pair.rank, a[1])
+            singles[f"{name}.lora_B.weight"] = (b[0] // len(pair.linears), pair.rank)
+    return singles
 
 
 def split(pair: Fused, tensors: _Arrays) -> dict[str, np.ndarray]:
@@ -108,7 +108,7 @@ def split(pair: Fused, tensors: _Arrays) -> dict[str, np.ndarray]:
     a, b = (tensors[f"{pair.module}.lora_{half}.weight"] for half in "AB")
     a = a.reshape(pair.total, -1, a.shape[1])
     b = b.reshape(b.shape[0], -1, pair.total).transpose(2, 0, 1)
-    out, found = b.shape[1] // len(pair.linears), {}
+    out, parts = b.shape[1] // len(pair.linears), {}
     for number, linear in enumerate(pair.linears):
         rows, ranks = slice(number * out, (number + 1) * out), slice(None)
         if pair.owns:
@@ -118,10 +118,10 @@ def split(pair: Fused, tensors: _Arrays) -> dict[str, np.ndarray]:
         for expert in range(pair.total):
             halves = {"A": a[expert, ranks], "B": b[expert, rows, ranks]}
             for half, tensor in halves.items():
-                made = np.ascontiguousarray(tensor)
-                made.flags.writeable = False
-                found[f"{pair.name(expert, linear)}.lora_{half}.weight"] = made
-    return found
+                contiguous = np.ascontiguousarray(tensor)
+                contiguous.flags.writeable = False
+                parts[f"{pair.name(expert, linear)}.lora_{half}.weight"] = contiguous
+    return parts
 
 
 def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Arrays, dict[str, Any]]:
@@ -132,7 +132,7 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
     """
     config = adapter.config
     layers = sorted({experts_of(module) for module in config.experts})
-    made = {name: tensor for name, tensor in adapter.tensors.items() if not experts_of(_module(name))}
+    kept = {name: tensor for name, tensor in adapter.tensors.items() if not experts_of(_module(name))}
     owns = not all(_shares(adapter, layer, shapes) for layer in layers)
     for layer in layers:
         count = len({name for name in shapes if experts_of(name) == layer}) // 3
@@ -145,12 +145,12 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
                 blocks = np.zeros((count, 2 * rows, (1 + owns) * ranks), np.float32)
                 blocks[:, :rows, :ranks], blocks[:, rows:, -ranks:] = b, other_b
                 a, b = np.concatenate([a, other_a], 1) if owns else a, blocks
-            made[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))
-            made[f"{module}.lora_B.weight"] = np.ascontiguousarray(
+            kept[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))
+            kept[f"{module}.lora_B.weight"] = np.ascontiguousarray(
                 b.transpose(1, 2, 0).reshape(b.shape[1], -1)
             )
     if not layers:
-        return made, {}
+        return kept, {}
     rank = config.rank_of_experts
     settings = {
         "target_parameters": [f"{layer}.{parameter}" for layer in layers for parameter in _PARAMETERS],
@@ -161,7 +161,7 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
     if owns:
         factor = 2**0.5 if config.rslora else 2
         settings["alpha_pattern"] = {r"experts\.gate_up_proj": config.alpha * factor}
-    return made, settings
+    return kept, settings
 
 
 def _module(name: str) -> str:

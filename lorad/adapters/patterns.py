@@ -45,13 +45,13 @@ class Pattern:
             return otherwise
         parts = module.split(".")
         ends = [".".join(parts[start:]) for start in range(len(parts))]
-        found = [self._exact[end] for end in ends if end in self._exact]
-        found += [self._whole[module]] if module in self._whole else []
-        found += [number for number, key in self._wild if _ends(parts, key)]
-        if not found:
+        numbers = [self._exact[end] for end in ends if end in self._exact]
+        numbers += [self._whole[module]] if module in self._whole else []
+        numbers += [number for number, key in self._wild if _ends(parts, key)]
+        if not numbers:
             return otherwise
-        self.used.add(self.keys[min(found)])
-        return self.values[min(found)]
+        self.used.add(self.keys[min(numbers)])
+        return self.values[min(numbers)]
 
 
 def _ends(parts: list[str], key: list[str]) -> bool:

@@ -100,18 +100,18 @@ def outline(directory: Path) -> Outline:
         pairs = pairs_of(named, settings, ranks, alphas)
     single = tuple(module for module in modules if not is_fused(module))
     named_by_config = _named(single, settings, directory)
-    found = {name: shape for name, shape in named.items() if not is_fused(name.rpartition(".lora_")[0])}
-    config = _config_of(single, found, settings, (ranks, alphas), directory)
+    singles = {name: shape for name, shape in named.items() if not is_fused(name.rpartition(".lora_")[0])}
+    config = _config_of(single, singles, settings, (ranks, alphas), directory)
     if pairs:
         config = _with_pairs(config, pairs, directory)
-        found |= {name: shape for pair in pairs for name, shape in split_shapes(pair, named).items()}
+        singles |= {name: shape for pair in pairs for name, shape in split_shapes(pair, named).items()}
     if config.dora and config.experts:
         raise AdapterRefused(
             f"{directory / CONFIG}: use_dora on experts ({config.experts[0]})",
             hint="DoRA is computed on linears beside the experts alone; train without use_dora",
         )
     _check_used(config, settings, (ranks, alphas), directory)
-    return Outline(config, found, copies, tuple(pairs), named_by_config)
+    return Outline(config, singles, copies, tuple(pairs), named_by_config)
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
@@ -121,19 +121,19 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
     Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's
     own.
     """
-    found = outline(directory)
+    outlined = outline(directory)
     if base is not None:
-        for module in found.copies:
+        for module in outlined.copies:
             _refuse_other_weight(directory / WEIGHTS, module, base)
-    fused = {f"{pair.module}.lora_{half}.weight" for pair in found.fused for half in "AB"}
-    tensors = read_tensors(directory / WEIGHTS, {PEFT_PREFIX + name for name in (*found.shapes, *fused)})
+    fused = {f"{pair.module}.lora_{half}.weight" for pair in outlined.fused for half in "AB"}
+    tensors = read_tensors(directory / WEIGHTS, {PEFT_PREFIX + name for name in (*outlined.shapes, *fused)})
     named = {name.removeprefix(PEFT_PREFIX): array for name, array in tensors.items()}
     with _refused(directory / WEIGHTS):
-        apart = [split(pair, named) for pair in found.fused if fused <= named.keys()]
+        apart = [split(pair, named) for pair in outlined.fused if fused <= named.keys()]
     named = {name: array for part in (named, *apart) for name, array in part.items() if name not in fused}
-    if {name: array.shape for name, array in named.items()} != found.shapes:
+    if {name: array.shape for name, array in named.items()} != outlined.shapes:
         raise AdapterRefused(f"{directory / WEIGHTS}: it was changed while it was read", hint="try again")
-    return Adapter(config=found.config, tensors={name: named[name] for name in sorted(named)})
+    return Adapter(config=outlined.config, tensors={name: named[name] for name in sorted(named)})
 
 
 def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> None:
@@ -141,16 +141,16 @@ def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> No
     names = [f"{module}.weight"] + [f"{tied}.weight" for tied in _TIED if leaf(module) == HEAD]
     copy = f"{PEFT_PREFIX}{module}{_COPY}"
     try:
-        there = [(path, name) for name in names if (path := find_tensor(base, name))]
-        is_own = bool(there) and same_values(weights, copy, there[0][0], there[0][1])
+        places = [(path, name) for name in names if (path := find_tensor(base, name))]
+        is_own = bool(places) and same_values(weights, copy, places[0][0], places[0][1])
     except OSError as error:
         raise AdapterRefused(
             f"{error.filename}: not readable: {error.strerror}", hint="check its mode"
         ) from error
     if not is_own:
-        told = "is not that of the base" if there else "is a weight of a base that is not known here"
+        why = "is not that of the base" if places else "is a weight of a base that is not known here"
         raise AdapterRefused(
-            f"{weights}: {copy} {told}",
+            f"{weights}: {copy} {why}",
             hint="only adapters are loaded, never weights of the base: train with these frozen, and save "
             "with save_pretrained(…, save_embedding_layers=False)",
         )
@@ -187,7 +187,7 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
 
 def _target_names(modules: tuple[str, ...]) -> list[str]:
     """Leaf names where they mean exactly `modules` in layers 0 to n - 1, else the full names."""
-    numbers = {int(found.group()) for module in modules if (found := _LAYER.search(module))}
+    numbers = {int(match.group()) for module in modules if (match := _LAYER.search(module))}
     leaves = sorted({leaf(module) for module in modules})
     even = numbers == set(range(len(numbers))) and _named_by(leaves, modules) == set(modules)
     return leaves if even else list(modules)
@@ -195,7 +195,7 @@ def _target_names(modules: tuple[str, ...]) -> list[str]:
 
 def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
     """Return the modules that `targets` name when every layer has what any layer has."""
-    numbers = {found.group() for module in modules if (found := _LAYER.search(module))}
+    numbers = {match.group() for module in modules if (match := _LAYER.search(module))}
     kinds = {_LAYER.sub("*", module): module for module in modules}.values()
     everywhere = {_LAYER.sub(number, module) for module in kinds for number in numbers} | set(modules)
     return {module for module in everywhere if any(entry_matches(target, module) for target in targets)}
@@ -236,15 +236,15 @@ def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tu
     """Return the modules, each of which has all of its parts and no others. Raises AdapterRefused."""
     parts: dict[str, set[str]] = {}
     for name in tensors:
-        found = _KEY.fullmatch(name)
-        assert found is not None
-        parts.setdefault(found["module"], set()).add(found["part"])
+        match = _KEY.fullmatch(name)
+        assert match is not None
+        parts.setdefault(match["module"], set()).add(match["part"])
     if not parts:
         raise AdapterRefused(f"{directory / WEIGHTS}: it holds no tensor", hint="export the adapter again")
-    wanted = {"lora_A.weight", "lora_B.weight", *([MAGNITUDE] if dora else [])}
-    for module, there in sorted(parts.items()):
-        for part in sorted(wanted ^ there):
-            what = "is missing" if part in wanted else f"is there, but {CONFIG} has no use_dora: true"
+    needed = {"lora_A.weight", "lora_B.weight", *([MAGNITUDE] if dora else [])}
+    for module, present in sorted(parts.items()):
+        for part in sorted(needed ^ present):
+            what = "is missing" if part in needed else f"is there, but {CONFIG} has no use_dora: true"
             raise AdapterRefused(
                 f"{directory / WEIGHTS}: {module}.{part} {what}", hint="export the adapter again"
             )
@@ -294,9 +294,9 @@ def _with_pairs(config: AdapterConfig, pairs: Sequence[Fused], directory: Path) 
     Raises AdapterRefused where their ranks differ, or experts are adapted one by one beside them.
     """
     if (ranks := {pair.rank for pair in pairs}) != {pairs[0].rank} or config.experts:
-        told = f"ranks {sorted(ranks)}" if len(ranks) > 1 else "pairs of single experts beside others of all"
+        why = f"ranks {sorted(ranks)}" if len(ranks) > 1 else "pairs of single experts beside others of all"
         raise AdapterRefused(
-            f"{directory / WEIGHTS}: its experts have {told}",
+            f"{directory / WEIGHTS}: its experts have {why}",
             hint="train gate_up_proj and down_proj at one rank, in PEFT's own form alone",
         )
     linears = {

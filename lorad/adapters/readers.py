@@ -32,11 +32,11 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
         raise SpecError(why, key="--format", hint="Export with --merge, or serve it with lorad.")
 
 
-def refuse_interleaved(found: Outline, model_type: str, interleaved: Collection[str]) -> None:
+def refuse_interleaved(outlined: Outline, model_type: str, interleaved: Collection[str]) -> None:
     """Raise AdapterRefused for PEFT's own form where gate and up take turns in a base's tensors, and so in
     those of the adapter. interleaved: the model types of such bases.
     """
-    if found.fused and model_type in interleaved:
+    if outlined.fused and model_type in interleaved:
         raise AdapterRefused(
             f"PEFT's own form of adapters on experts is not read for {model_type}",
             hint="train it without target_parameters, or with lorad",

@@ -55,17 +55,17 @@ def _at_rank(tensor: np.ndarray, rank: int, times: float, name: str) -> np.ndarr
     missing = rank - tensor.shape[0 if is_a else 1]
     if not missing and (is_a or times == 1):
         return tensor
-    made = np.pad(tensor, ((0, missing), (0, 0)) if is_a else ((0, 0), (0, missing)))
-    made *= np.float32(1 if is_a else times)
-    made.flags.writeable = False
-    return made
+    padded = np.pad(tensor, ((0, missing), (0, 0)) if is_a else ((0, 0), (0, missing)))
+    padded *= np.float32(1 if is_a else times)
+    padded.flags.writeable = False
+    return padded
 
 
 def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
     adapter on as well; of experts those of the whole layer.
     """
-    there, partners = set(modules), set[str]()
+    present, partners = set(modules), set[str]()
     for module in modules:
         parent, _, last = module.rpartition(".")
         for names in joined:
@@ -73,7 +73,7 @@ def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequen
                 partners.update(f"{parent}.{name}" for name in names)
     if touched := {experts_of(module) for module in modules} - {""}:
         partners.update(name for name in shapes if experts_of(name) in touched)
-    return sorted(name for name in partners - there if name in shapes)
+    return sorted(name for name in partners - present if name in shapes)
 
 
 def _cast(tensor: np.ndarray, dtype: str) -> np.ndarray:

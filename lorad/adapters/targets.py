@@ -90,17 +90,17 @@ def match_modules(
         raise SpecError(
             "there is no linear to put an adapter on", key="lora.target_modules", hint="use another model"
         )
-    wanted = _matched(shapes, target_modules, "lora.target_modules")
+    chosen = _matched(shapes, target_modules, "lora.target_modules")
     excluded = _matched(
         (*shapes, *others), exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer")
     )
-    if not wanted - excluded:
+    if not chosen - excluded:
         raise SpecError(
             f"no module is left of {_shown(target_modules)} without {_shown(exclude_modules)}",
             key="lora.target_modules",
             hint=f"name other modules; there are {', '.join(_leaves(shapes))}",
         )
-    return tuple(sorted(wanted - excluded))
+    return tuple(sorted(chosen - excluded))
 
 
 def leaf(name: str) -> str:
@@ -110,8 +110,8 @@ def leaf(name: str) -> str:
 
 def experts_of(name: str) -> str:
     """`model.layers.0.mlp.experts.3.up_proj` -> `model.layers.0.mlp.experts`; "" for what is of no expert."""
-    found = _OF_EXPERT.fullmatch(name)
-    return found[1] if found else ""
+    match = _OF_EXPERT.fullmatch(name)
+    return match[1] if match else ""
 
 
 def entry_matches(entry: str, name: str) -> bool:
@@ -131,13 +131,13 @@ def _matched(
     shapes: Iterable[str], modules: str | Sequence[str], key: str, may_lack: tuple[str, ...] = ()
 ) -> frozenset[str]:
     names = list(shapes)
-    found: set[str] = set()
+    matched: set[str] = set()
     for entry in entries(modules):
         matches = {name for name in names if entry_matches(entry, name)}
         if not matches and entry not in may_lack:
             raise SpecError(f"{entry!r} matches no linear of the model", key=key, hint=_advice(entry, names))
-        found |= matches
-    return frozenset(found)
+        matched |= matches
+    return frozenset(matched)
 
 
 def _hugging_face(entry: str) -> list[str]:

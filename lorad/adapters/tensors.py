@@ -88,8 +88,8 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     the file and the tensor.
     """
     with _opened(path) as (file, entries):
-        wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
-        return {name: _array(entry, _bytes_of(file, entry, path, name)) for name, entry in wanted.items()}
+        chosen = {name: entry for name, entry in entries.items() if names is None or name in names}
+        return {name: _array(entry, _bytes_of(file, entry, path, name)) for name, entry in chosen.items()}
 
 
 def find_tensor(paths: Iterable[Path], name: str) -> Path | None:
@@ -112,9 +112,9 @@ def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
         (low, high), theirs = _span(header[base_name], base, base_name), header[base_name]
         if entry.shape != tuple(theirs["shape"]):
             return False
-        there = _Entry(theirs["dtype"], entry.shape, start + low, start + high)
+        in_other = _Entry(theirs["dtype"], entry.shape, start + low, start + high)
         for first in range(0, math.prod(entry.shape), _SLICE):
-            pieces = (_slice(file, entry, first, path, name), _slice(other, there, first, base, base_name))
+            pieces = (_slice(file, entry, first, path, name), _slice(other, in_other, first, base, base_name))
             if not np.array_equal(*pieces, equal_nan=True):
                 return False
     return True
@@ -180,10 +180,10 @@ def _read_header(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a name is there twice")
-    return found
+    return values
 
 
 def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:

@@ -21,30 +21,30 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
     `shapes`: (out, in) of every linear of the base by logical name. Nothing is changed.
     """
-    wanted = refuse_unfit(
+    expected = refuse_unfit(
         Outline(adapter.config, {name: t.shape for name, t in adapter.tensors.items()}), shapes
     )
-    for name in wanted:
+    for name in expected:
         if (dtype := adapter.tensors[name].dtype) != np.float32:
             _refuse(f"{name} is {dtype}, not float32", "export it in fp32")
     if not adapter.is_finite():
-        name = next(name for name in wanted if not np.isfinite(adapter.tensors[name]).all())
+        name = next(name for name in expected if not np.isfinite(adapter.tensors[name]).all())
         tensor = adapter.tensors[name]
         bad = f"{np.count_nonzero(~np.isfinite(tensor))} of {tensor.size} values that are NaN or infinite"
         _refuse(f"{name} holds {bad}", "lower the learning rate, or start from an earlier version")
 
 
-def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
+def refuse_unfit(outlined: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`:
     before any weight
     is read."""
-    wanted = expected_shapes(found.config, shapes)
-    _check_keys(found.shapes.keys(), wanted)
-    for name, shape in wanted.items():
-        if (there := found.shapes[name]) != shape:
-            _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", _OTHER_BASE)
-    _check_named(found, shapes)
-    return wanted
+    expected = expected_shapes(outlined.config, shapes)
+    _check_keys(outlined.shapes.keys(), expected)
+    for name, shape in expected.items():
+        if (own := outlined.shapes[name]) != shape:
+            _refuse(f"{name} has shape {list(own)}, the base needs {list(shape)}", _OTHER_BASE)
+    _check_named(outlined, shapes)
+    return expected
 
 
 def _check_named(adapter: Outline, shapes: Mapping[str, tuple[int, int]]) -> None:
@@ -88,12 +88,12 @@ def expected_shapes(
     return expected
 
 
-def _check_keys(there: Collection[str], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    if not wanted:
+def _check_keys(present: Collection[str], expected: Mapping[str, tuple[int, ...]]) -> None:
+    if not expected:
         _refuse("it adapts no module", "name some in lora.target_modules")
-    if missing := sorted(set(wanted) - set(there)):
-        _refuse(f"{missing[0]} is missing ({len(missing)} of {len(wanted)} tensors)", "export it again")
-    if extra := sorted(set(there) - set(wanted)):
+    if missing := sorted(set(expected) - set(present)):
+        _refuse(f"{missing[0]} is missing ({len(missing)} of {len(expected)} tensors)", "export it again")
+    if extra := sorted(set(present) - set(expected)):
         _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
 
 

@@ -96,53 +96,53 @@ class _Episodes:
         try:
             for episode in ask.over:
                 self._close(episode)
-            env, found = self._heard(ask)
-            found = _checked(found)
+            env, observed = self._heard(ask)
+            observed = _checked(observed)
             tools = [] if ask.turns else wrapped_all(getattr(env, "tools", ()))
         except BaseException as error:
             self._there.pop(ask.episode, None)
             failure = describe(error, self._setup)
             return Answer(error=failure, is_last=isinstance(error, MemoryError))
-        messages = found.messages if isinstance(found.messages, str | None) else [*found.messages]
+        messages = observed.messages if isinstance(observed.messages, str | None) else [*observed.messages]
         seconds = time.monotonic() - started
         return Answer(
             messages,
-            float(found.reward),
-            dict(found.metrics),
+            float(observed.reward),
+            dict(observed.metrics),
             seconds=seconds,
-            replaces=found.replaces,
+            replaces=observed.replaces,
             tools=tools,
-            tool_errors=found.tool_errors,
+            tool_errors=observed.tool_errors,
             scores_at_limit=hasattr(env, "at_limit"),
         )
 
     def _heard(self, ask: Ask) -> tuple[Env, Any]:
         env, heard = self._there.get(ask.episode, (None, 0))
-        found: Any = None
+        observed: Any = None
         if env is None or heard != len(ask.turns) - (not ask.at_limit):
             self._close(ask.episode)
             env, heard = self._kind(**self._setup.args), 0
-            found = env.reset(ask.task.row, ask.task.seed)
+            observed = env.reset(ask.task.row, ask.task.seed)
         for turn in ask.turns[heard:]:
-            found = stepped(env, turn)
+            observed = stepped(env, turn)
         self._there[ask.episode] = (env, len(ask.turns))
         if ask.at_limit:
             scored: Any = env
-            found = Observation(None, float(scored.at_limit()))
-        return env, found
+            observed = Observation(None, float(scored.at_limit()))
+        return env, observed
 
     def _close(self, episode: int) -> None:
         if episode in self._there:
             self._there.pop(episode)[0].close()
 
 
-def _checked(found: Any) -> Observation:
+def _checked(returned: Any) -> Observation:
     """Return an observation of the right types. Raises ValueError."""
-    if not isinstance(found, Observation):
-        raise ValueError(f"returned {type(found).__name__}, not an Observation")
-    if not abs(float(found.reward)) < 1e30:  # NaN too
-        raise ValueError(f"returned the reward {found.reward}, not a finite number")
-    return found
+    if not isinstance(returned, Observation):
+        raise ValueError(f"returned {type(returned).__name__}, not an Observation")
+    if not abs(float(returned.reward)) < 1e30:  # NaN too
+        raise ValueError(f"returned the reward {returned.reward}, not a finite number")
+    return returned
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ class Factory:
 
     def __init__(self, kind: Callable[..., Any], args: dict[str, Any]) -> None:
         self._theirs = kind(**args)
-        found = {name: getattr(self._theirs, name) for name in _tools_of(type(self._theirs))}
-        self.tools = [*found.values()]
-        self._by_name = {name: _awaited(tool) for name, tool in found.items()}
+        functions = {name: getattr(self._theirs, name) for name in _tools_of(type(self._theirs))}
+        self.tools = [*functions.values()]
+        self._by_name = {name: _awaited(tool) for name, tool in functions.items()}
 
     def reset(self, row: dict[str, Any], seed: int) -> Observation:
         """Begin. seed: TRL's contract has none."""

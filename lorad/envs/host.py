@@ -93,8 +93,8 @@ class Host:
 
     def begin(self, tasks: Sequence[Task]) -> list[tuple[Heard, Answer]]:
         """Make an episode of each task and reset it."""
-        made = [self.new(task) for task in tasks]
-        return [*zip(made, self.answers(made), strict=True)]
+        episodes = [self.new(task) for task in tasks]
+        return [*zip(episodes, self.answers(episodes), strict=True)]
 
     def answers(self, episodes: Sequence[Heard]) -> list[Answer]:
         """What each says to its last turn, in order. Blocks; never raises for what user code does."""
@@ -102,12 +102,12 @@ class Host:
             [place for place, heard in enumerate(episodes) if heard.number % len(self._workers) == number]
             for number in range(len(self._workers))
         ]
-        found: dict[int, Answer] = {}
+        answered: dict[int, Answer] = {}
 
         def work(worker: _EnvProcess, share: list[int]) -> None:
             with HEART.waits():  # for a child, each time for no longer than its time limit
                 for place in share:
-                    found[place] = worker.answer(episodes[place])
+                    answered[place] = worker.answer(episodes[place])
 
         busy = [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
         if len(busy) == 1:
@@ -116,7 +116,7 @@ class Host:
             with HEART.waits(), ThreadPoolExecutor(len(busy), "env") as pool:
                 for future in [pool.submit(work, *each) for each in busy]:
                     future.result()
-        return [found[place] for place in range(len(episodes))]
+        return [answered[place] for place in range(len(episodes))]
 
     def answer(self, heard: Heard) -> Answer:
         """What it says to its last turn, by the first process that has time. Safe between threads.
@@ -191,15 +191,15 @@ class _EnvProcess:
     def _answer(self, heard: Heard) -> Answer:
         if self._closed:
             return Answer(error="the environments are closed")
-        started, made, left = time.monotonic(), 1, self._spec.episode_timeout - heard.seconds
+        started, turns, left = time.monotonic(), 1, self._spec.episode_timeout - heard.seconds
         if left <= 0:
             return Answer(error=self._too_long)
         try:
             child = self._child if self._child is not None and self._child.alive else self.start()
             over = [self.over.popleft() for _ in range(len(self.over))]
             self._held.difference_update(over)
-            made = 1 if heard.number in self._held else max(len(heard.turns), 1)
-            limit = min(self._spec.timeout, left) * made
+            turns = 1 if heard.number in self._held else max(len(heard.turns), 1)
+            limit = min(self._spec.timeout, left) * turns
             started = time.monotonic()
             answer = child.ask(
                 Ask(heard.number, heard.task, heard.turns, over, heard.at_limit), Answer, limit
@@ -210,7 +210,7 @@ class _EnvProcess:
         except (SpecError, Lost) as error:
             self._stop()
             answer = Answer(error=str(error), seconds=time.monotonic() - started)
-        heard.seconds += answer.seconds / made  # what others made necessary again does not count
+        heard.seconds += answer.seconds / turns  # what others made necessary again does not count
         if answer.error and heard.seconds >= self._spec.episode_timeout:
             return changed(answer, error=self._too_long)
         return answer

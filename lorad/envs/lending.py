@@ -61,12 +61,12 @@ class Lending:
             return self._knows.pop(episode, None)
 
     def _serve(self, waiter: _WaitingEpisode) -> bool:
-        known = self._knows.get(waiter.episode)
-        if known is not None and not self._busy[known]:
-            chosen = known
+        process = self._knows.get(waiter.episode)
+        if process is not None and not self._busy[process]:
+            chosen = process
         else:
             idle = [worker for worker, busy in enumerate(self._busy) if not busy]
-            if not idle or (known is not None and time.monotonic() - waiter.since < waiter.cost):
+            if not idle or (process is not None and time.monotonic() - waiter.since < waiter.cost):
                 return False
             loads = [*self._knows.values()]
             chosen = min(idle, key=loads.count)

@@ -29,10 +29,10 @@ class Lookup:
         self._left -= 1
         said = turn.text.strip() if turn.finish == "stop" else "?"
         if self._found:
-            wanted = "".join(sorted(self._value))
-            near = difflib.SequenceMatcher(None, said, wanted).ratio()
-            reward = _SOLVED - _FOUND if said == wanted else _NEAR * near
-            return Observation(None, reward, {"solved": float(said == wanted)})
+            expected = "".join(sorted(self._value))
+            near = difflib.SequenceMatcher(None, said, expected).ratio()
+            reward = _SOLVED - _FOUND if said == expected else _NEAR * near
+            return Observation(None, reward, {"solved": float(said == expected)})
         self._found = said == self._key[::-1]
         asked = f"\nS:{self._value}=" if self._found else f"\nR:{self._key}="
         reward = _FOUND * self._found

@@ -64,15 +64,15 @@ class _RendererFormat(Format):
     ) -> list[int]:
         read, said = map(list, before if before[0] else self._made_up)
         extend = self._renderer.bridge_to_next_turn
-        found = self._asked(lambda new, **more: extend(read, said, new, **more), chat_of(messages), tools)
-        known = len(read) + len(said)
-        if found is None or [*found.token_ids[:known]] != read + said:
+        extended = self._asked(lambda new, **more: extend(read, said, new, **more), chat_of(messages), tools)
+        size = len(read) + len(said)
+        if extended is None or [*extended.token_ids[:size]] != read + said:
             raise SpecError(
                 f"the renderer {self._name} cannot say what follows this turn",
                 key="env.format",
                 hint="The environment may begin a new row: Observation(…, replaces=True).",
             )
-        return [*found.token_ids[known:]]
+        return [*extended.token_ids[size:]]
 
     def _asked(self, ask: Callable[..., Any], chat: Sequence[Message], tools: Tools, **more: Any) -> Any:
         try:
@@ -84,22 +84,22 @@ class _RendererFormat(Format):
             ) from error
 
 
-def _call(one: Any, names: Sequence[str]) -> ToolCall:
+def _call(parsed: Any, names: Sequence[str]) -> ToolCall:
     """Return a call that the library read. names: of the tools that there are."""
-    name, status = one.name or "", str(one.status)
+    name, status = parsed.name or "", str(parsed.status)
     if status not in ("ok", "unknown_tool"):
-        return ToolCall(name, None, f"the call cannot be read: {status}", "invalid_json", one.raw)
-    arguments = one.arguments
+        return ToolCall(name, None, f"the call cannot be read: {status}", "invalid_json", parsed.raw)
+    arguments = parsed.arguments
     try:
         arguments = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except ValueError as error:
         return ToolCall(
-            name, None, f"the arguments of {name} cannot be read: {error}", "invalid_json", one.raw
+            name, None, f"the arguments of {name} cannot be read: {error}", "invalid_json", parsed.raw
         )
     if name in names:
-        return ToolCall(name, arguments, written=one.raw)
+        return ToolCall(name, arguments, written=parsed.raw)
     wrong = f"there is no tool {name!r}; there are: {', '.join(names)}"
-    return ToolCall(name, arguments, wrong, "unknown_tool", one.raw)
+    return ToolCall(name, arguments, wrong, "unknown_tool", parsed.raw)
 
 
 class _Vocabulary:
@@ -136,15 +136,15 @@ def _renderer(spec: Spec, tokenizer: Tokenizer) -> Any:
         ) from None
     kinds: Mapping[str, Any] = configs._CONFIG_BY_NAME
     if name not in kinds or name in _LEFT_OUT:
-        there = ", ".join((*_OWN, *sorted(set(kinds) - set(_LEFT_OUT))))
-        raise SpecError(f"there is no format {name!r}", key="env.format", hint=f"There are {there}.")
+        offered = ", ".join((*_OWN, *sorted(set(kinds) - set(_LEFT_OUT))))
+        raise SpecError(f"there is no format {name!r}", key="env.format", hint=f"There are {offered}.")
     try:
         config = configs.config_from_name(name)
         # of what the model thought, nothing is taken away unless the spec says so
         keeps = {} if "thinking_retention" in settings else {"thinking_retention": "all"}
         vocabulary = _Vocabulary(tokenizer, spec.model.path)
-        made = type(config)(**keeps)
-        return create_renderer(vocabulary, made, chat_template_kwargs=settings)
+        configured = type(config)(**keeps)
+        return create_renderer(vocabulary, configured, chat_template_kwargs=settings)
     except Exception as error:  # of the library: any, also of assertions about the vocabulary
         raise SpecError(
             f"the renderer {name} is not for this model: {error}",

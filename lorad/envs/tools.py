@@ -37,11 +37,11 @@ def stepped(env: Env, turn: Turn) -> Any:
         return env.step(turn)
     errors = [result_of(call.name or "unknown", str({"error": call.error})) for call in wrong]
     good = tuple(call for call in turn.calls if not call.error)
-    found: Any = env.step(changed(turn, calls=good)) if good else Observation(errors)
-    if not isinstance(found, Observation):
-        return found
-    messages = found.messages
-    if good and messages is not None and not found.replaces:
+    observed: Any = env.step(changed(turn, calls=good)) if good else Observation(errors)
+    if not isinstance(observed, Observation):
+        return observed
+    messages = observed.messages
+    if good and messages is not None and not observed.replaces:
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         messages = [*errors, *said]
-    return changed(found, messages=messages, tool_errors=found.tool_errors + len(wrong))
+    return changed(observed, messages=messages, tool_errors=observed.tool_errors + len(wrong))

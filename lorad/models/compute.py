@@ -90,17 +90,17 @@ class Compute:
 
     async def each(self, quanta: Iterable[Callable[[], T]]) -> list[T]:
         """Return the results of all of them, in their order."""
-        left, found = iter(quanta), list[T]()
+        left, results = iter(quanta), list[T]()
         following = next(left, None)
         if following is None:
-            return found
+            return results
 
         def quantum() -> list[T] | None:
             nonlocal following
             assert following is not None
-            found.append(following())
+            results.append(following())
             following = next(left, None)
-            return found if following is None else None
+            return results if following is None else None
 
         return await self.until(quantum)
 

@@ -189,8 +189,8 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     """
     architecture = _architecture(data, where)
     family = FAMILIES[architecture]
-    given = {key: value for key, value in data.items() if key != "rope_parameters" or value is not None}
-    data = {**family.defaults, **given}
+    written = {key: value for key, value in data.items() if key != "rope_parameters" or value is not None}
+    data = {**family.defaults, **written}
     layers, positions = (
         _integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings")
     )
@@ -284,18 +284,18 @@ def _architecture(data: Mapping[str, Any], where: str) -> str:
 def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:
     """Return the sizes of attention, which must fit each other."""
     hidden, heads = (_integer(data, key, where) for key in ("hidden_size", "num_attention_heads"))
-    found = {"num_key_value_heads": heads, "head_dim": hidden // heads}
-    for key in found:
+    usual = {"num_key_value_heads": heads, "head_dim": hidden // heads}
+    for key in usual:
         if data.get(key) is not None:
-            found[key] = _integer(data, key, where)
-    if heads % found["num_key_value_heads"] or found["head_dim"] % 2:
+            usual[key] = _integer(data, key, where)
+    if heads % usual["num_key_value_heads"] or usual["head_dim"] % 2:
         raise SpecError(
-            f"{where}: {heads} heads over {found['num_key_value_heads']} kv heads of head_dim "
-            f"{found['head_dim']}",
+            f"{where}: {heads} heads over {usual['num_key_value_heads']} kv heads of head_dim "
+            f"{usual['head_dim']}",
             hint="heads must be a multiple of num_key_value_heads, and head_dim even; download the model "
             "again",
         )
-    return {"hidden_size": hidden, "num_attention_heads": heads, **found}
+    return {"hidden_size": hidden, "num_attention_heads": heads, **usual}
 
 
 def _integer(data: Mapping[str, Any], key: str, where: str) -> int:
@@ -319,8 +319,8 @@ def _refuse_options(data: Mapping[str, Any], slides: bool, where: str) -> None:
         f"clip_qkv {data.get('clip_qkv')}": data.get("clip_qkv") is not None,
         f"quantization {(quantization or {}).get('quant_method')}": bool(quantization),
     }
-    for option, found in refused.items():
-        if found:
+    for option, value in refused.items():
+        if value:
             raise SpecError(
                 f"{where}: the builtin backend does not compute {option}",
                 hint="use a conversion to bfloat16, as transformers saves it after loading with "

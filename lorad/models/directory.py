@@ -123,9 +123,9 @@ def weight_files(directory: Path) -> list[Path]:
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
         pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
-        there = f" (there is {pickles[0]}, which is never read: it could run code)" if pickles else ""
+        pickled = f" (there is {pickles[0]}, which is never read: it could run code)" if pickles else ""
         raise SpecError(
-            f"{directory}: missing {', '.join(missing[:5]) or 'every weight file'}{there}",
+            f"{directory}: missing {', '.join(missing[:5]) or 'every weight file'}{pickled}",
             hint="complete the download; only safetensors weights are read (never .bin or .pt)",
         )
     return [directory / name for name in names]
@@ -166,8 +166,8 @@ def read_json(path: Path, most: int = CONFIG_BYTES) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SpecError(f"{path.parent}: missing {path.name}", hint=_GIVE) from error
     except (OSError, ValueError, RecursionError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
+        why = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {why}", hint="download the model again") from error
     if not isinstance(data, dict):
         raise SpecError(f"{path}: not a JSON object", hint="download the model again")
     return data

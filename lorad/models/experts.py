@@ -200,21 +200,21 @@ class Replay:
 
     def __call__(self, layer: int, rows: Tensor | None, own: Tensor) -> Tensor:
         every = slice(None) if rows is None else rows
-        given, known = self.routes[every, layer], self.known[every]
-        is_other = (given.sort(-1).values != own.sort(-1).values).any(-1)
-        self.differs[every] |= known & is_other
-        return torch.where(known[:, None], given.to(own.dtype), own)
+        engine, is_known = self.routes[every, layer], self.known[every]
+        is_other = (engine.sort(-1).values != own.sort(-1).values).any(-1)
+        self.differs[every] |= is_known & is_other
+        return torch.where(is_known[:, None], engine.to(own.dtype), own)
 
     def counts(self, tokens: slice = slice(None)) -> tuple[int, int, int]:
         """Return how many tokens were sent where `routes` says, how many of them the router would have sent
         elsewhere, and how many were sent by the router since nothing was known.
         """
-        known = int(self.known[tokens].sum())
-        return known, int(self.differs[tokens].sum()), self.known[tokens].numel() - known
+        replayed = int(self.known[tokens].sum())
+        return replayed, int(self.differs[tokens].sum()), self.known[tokens].numel() - replayed
 
 
 def replayed(routes: np.ndarray, device: torch.device) -> Replay:
     """Return what replays an array of routes, see `lorad/routes.py`."""
     largest = np.iinfo(routes.dtype).max
-    found = torch.from_numpy(routes.astype(np.int32)).to(device)
-    return Replay(torch.where(found == largest, -1, found))
+    index = torch.from_numpy(routes.astype(np.int32)).to(device)
+    return Replay(torch.where(index == largest, -1, index))

@@ -306,19 +306,19 @@ def _routes(config: Mapping[str, Any], tensors: Iterable[str]) -> RouteShape | N
 
 def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shapes:
     """transformers' Conv1D, which has its weights transposed, is none: c_attn is wider than high there."""
-    found = {
+    linears = {
         name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)
     }
-    if any(leaf(name) == "c_attn" and rows < columns for name, (rows, columns) in found.items()):
-        found = {name: shape for name, shape in found.items() if not leaf(name).startswith("c_")}
-    if not found:
+    if any(leaf(name) == "c_attn" and rows < columns for name, (rows, columns) in linears.items()):
+        linears = {name: shape for name, shape in linears.items() if not leaf(name).startswith("c_")}
+    if not linears:
         name = next(iter(data.get("architectures") or ()), "it")
         raise SpecError(
             f"{name} has no linear that an adapter could be put on",
             key="model.path",
             hint="use a model whose layers are made of linears (transformers' Conv1D is none)",
         )
-    return found
+    return linears
 
 
 def is_left_out(name: str, layers: int) -> bool:
@@ -342,8 +342,8 @@ def _is_target(module: str) -> bool:
 def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
     """Count the parameters that a token uses: all, without the experts that it is not sent to."""
     experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
-    used, there = _first(config, _PER_TOKEN), _first(config, _EXPERTS)
-    idle = experts * (there - used) // there if experts and used and there else 0
+    used, of_layer = _first(config, _PER_TOKEN), _first(config, _EXPERTS)
+    idle = experts * (of_layer - used) // of_layer if experts and used and of_layer else 0
     return sum(counts.values()) - idle
 
 
@@ -360,8 +360,8 @@ def _cached(config: Mapping[str, Any]) -> int:
 
 def _dtype(config: Mapping[str, Any], own: Counter[str]) -> str:
     named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    found = named or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
-    return found if found in BYTES else "float32"
+    dtype = named or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
+    return dtype if dtype in BYTES else "float32"
 
 
 def _integer(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int:
@@ -391,9 +391,9 @@ def tensor_places(path: Path) -> dict[str, TensorPlace]:
                 raise ValueError("it ends too early")
             return dict(_places(json.loads(text), 8 + size))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        told = getattr(error, "strerror", None) or error
+        why = getattr(error, "strerror", None) or error
         raise SpecError(
-            f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
+            f"{path} is damaged: {why}", key="model.path", hint="Download or copy it again."
         ) from None
 
 

@@ -93,8 +93,8 @@ class _Source:
         """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. gate_up: outputs of
         gate and up take turns in the file, and follow each other here.
         """
-        found, is_pair = self._mapped(name, shape), ".gate_up_" in name
-        parts = [found[..., first::2] for first in range(2)] if is_pair else [found]
+        mapped, is_pair = self._mapped(name, shape), ".gate_up_" in name
+        parts = [mapped[..., first::2] for first in range(2)] if is_pair else [mapped]
         parts = [part.mT if len(shape) == 3 else part for part in parts]
         whole = torch.empty(shape[0], shape[-1], *shape[1:-1], dtype=self.dtype, device=self.device)
         for half, part in zip(whole.chunk(len(parts), 1), parts, strict=True):
@@ -109,9 +109,9 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
         return source.take(f"{prefix}{name}.weight", size)
 
-    def bias(group: str, there: bool) -> torch.Tensor | None:
+    def bias(group: str, is_there: bool) -> torch.Tensor | None:
         names = [f"{prefix}{module}.bias" for module in modules_in(config, group)]
-        return source.stack(names, [rows for rows, _ in shapes_in(config, group)]) if there else None
+        return source.stack(names, [rows for rows, _ in shapes_in(config, group)]) if is_there else None
 
     return Layer(
         input_norm=norm("input_layernorm"),

@@ -110,13 +110,13 @@ def row_norms(
     weight: torch.Tensor, b: torch.Tensor | None = None, a: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return |W + B A| of each row, [out] in fp32; without B and A that of W. The scale is in B."""
-    found = []
+    norms = []
     for start in range(0, len(weight), _ROWS):
         rows = weight[start : start + _ROWS].float()
         if b is not None and a is not None:
             rows = torch.addmm(rows, b[start : start + _ROWS].float(), a.float())
-        found.append(torch.linalg.vector_norm(rows, dim=1))
-    return torch.cat(found)
+        norms.append(torch.linalg.vector_norm(rows, dim=1))
+    return torch.cat(norms)
 
 
 _numbers = itertools.count(1)
@@ -204,13 +204,13 @@ has a c of DoRA."""
 
 def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
     """Return what the shapes of a `MixedLora` depend on beside the number of its adapters."""
-    found = []
+    parts = []
     for place in fused_groups(base):
         ranks = [lora.pairs[place][0].shape[0] for lora in loras if lora is not None and place in lora.pairs]
         if ranks:
             gains = any(lora is not None and place in lora.gains for lora in loras)
-            found.append((place, max(ranks), gains))
-    return tuple(found)
+            parts.append((place, max(ranks), gains))
+    return tuple(parts)
 
 
 def number_of(lora: FrozenLora | None) -> int:

@@ -61,11 +61,11 @@ def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.T
     """
 
     def of(index: int, layer: Layer) -> Layer:
-        there = [group for group in GROUPS if getattr(layer, group) is not None]
-        found: dict[str, Any] = {group: changed(index, group, getattr(layer, group)) for group in there}
+        groups = [group for group in GROUPS if getattr(layer, group) is not None]
+        merged: dict[str, Any] = {group: changed(index, group, getattr(layer, group)) for group in groups}
         if layer.experts is not None:
-            found["experts"] = _with_experts(index, layer.experts, changed)
-        return replace(layer, **found)
+            merged["experts"] = _with_experts(index, layer.experts, changed)
+        return replace(layer, **merged)
 
     layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
     return replace(base, layers=layers, head=changed(len(layers), "lm_head", base.head))
@@ -75,15 +75,15 @@ def _with_experts(
     index: int, experts: Experts, changed: Callable[[int, str, torch.Tensor], torch.Tensor]
 ) -> Experts:
     """Experts of which none is changed stay where they are."""
-    found: dict[str, torch.Tensor] = {}
+    merged: dict[str, torch.Tensor] = {}
     for group in ("gate_up", "down"):
         before = getattr(experts, group)
         weights = [changed(index, f"experts.{n}.{group}", weight) for n, weight in enumerate(before)]
         is_same = all(new.data_ptr() == old.data_ptr() for new, old in zip(weights, before, strict=True))
-        found[group] = before if is_same else torch.stack(weights)
+        merged[group] = before if is_same else torch.stack(weights)
         if (shared := getattr(experts, f"shared_{group}")) is not None:
-            found[f"shared_{group}"] = changed(index, f"shared.{group}", shared)
-    return replace(experts, **found)
+            merged[f"shared_{group}"] = changed(index, f"shared.{group}", shared)
+    return replace(experts, **merged)
 
 
 @torch.no_grad()

@@ -191,8 +191,8 @@ def _merged(rows: bytes, target: _Target, start: int) -> bytes:
     else:
         with np.errstate(over="ignore"):
             rounded = added.astype("<f4" if target.place.dtype == "F32" else "<f2")
-    made: bytes = rounded.tobytes()
-    return made
+    data: bytes = rounded.tobytes()
+    return data
 
 
 def _first(target: _Target, start: int) -> int:

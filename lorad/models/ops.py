@@ -76,8 +76,8 @@ class QKNorm(NamedTuple):
         if not self.heads:  # decoding a small model, a list would be noticed
             normed, r = _rms_norm(qk, None, self.eps)
             return normed * self.weight, [r]
-        found = [_rms_norm(part, None, self.eps) for part in self._parts(qk)]
-        return self._joined([part for part, _ in found], qk) * self.weight, [r for _, r in found]
+        parts = [_rms_norm(part, None, self.eps) for part in self._parts(qk)]
+        return self._joined([part for part, _ in parts], qk) * self.weight, [r for _, r in parts]
 
     def backward(self, grad: Tensor, qk: Tensor, r: Sequence[Tensor]) -> Tensor:
         """Return the gradient with respect to qk."""
@@ -186,8 +186,8 @@ class _RmsNorm(Function):
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Return what F.rms_norm does, bit for bit, and 1 / rms(x): fp32 [..., 1]."""
-    found: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, x.shape[-1:], weight, eps)
-    return found
+    result: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, x.shape[-1:], weight, eps)
+    return result
 
 
 def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, r: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ class Packed:
         if not 0 <= index < self.shape[0]:
             raise IndexError(index)
         blocks = len(self.scales) // self.shape[0]
-        some = slice(index * blocks, (index + 1) * blocks)
-        return Packed(self.form, self.shape[1:], self.dtype, self.codes[some], self.scales[some])
+        part = slice(index * blocks, (index + 1) * blocks)
+        return Packed(self.form, self.shape[1:], self.dtype, self.codes[part], self.scales[part])
 
     def dense(self) -> Tensor:
         """Return the numbers, in `dtype`."""
@@ -86,8 +86,8 @@ def pack(weight: Tensor, form: Quantize, dtype: torch.dtype, device: torch.devic
     if form == "nf4":
         refuse_unfilled({"a linear": (weight.shape[0], weight.shape[1])})
     rows = weight.view(-1, NF4_BLOCK if form == "nf4" else weight.shape[-1])
-    found = [_nearest(part, form) for part in rows.split(max(1, _CHUNK // rows.shape[1]))]
-    codes, scales = (torch.cat(parts).to(device) for parts in zip(*found, strict=True))
+    packed = [_nearest(part, form) for part in rows.split(max(1, _CHUNK // rows.shape[1]))]
+    codes, scales = (torch.cat(parts).to(device) for parts in zip(*packed, strict=True))
     _pairs(device)
     return Packed(form, tuple(weight.shape), dtype, codes, scales)
 

@@ -208,8 +208,8 @@ class Batch(Struct, frozen=True):
             return self.completion_lengths
         before = np.concatenate([[0], np.cumsum(self.sampled)])
         ends = np.cumsum(self.completion_lengths)
-        found: np.ndarray = (before[ends] - before[ends - self.completion_lengths]).astype(np.int32)
-        return found
+        lengths: np.ndarray = (before[ends] - before[ends - self.completion_lengths]).astype(np.int32)
+        return lengths
 
     def check(self) -> None:
         """Raises ValueError when the lengths do not add up."""

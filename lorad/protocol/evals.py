@@ -62,8 +62,8 @@ def is_better(metric: str, value: float, other: float, by: float = 0.0) -> bool:
 def best_first(metric: str, evals: Sequence[Mapping[str, float]]) -> list[int]:
     """Return the places of the evaluations that have the metric, the best first; of equal ones the first."""
     sign = 1.0 if metric in LOWER_IS_BETTER else -1.0
-    found = [(sign * one[metric], place) for place, one in enumerate(evals) if metric in one]
-    return [place for _, place in sorted(found)]
+    ranked = [(sign * one[metric], place) for place, one in enumerate(evals) if metric in one]
+    return [place for _, place in sorted(ranked)]
 
 
 def ks(n: int) -> list[int]:

@@ -115,10 +115,10 @@ class Heart:
 
     def beat(self) -> Beat:
         """Make a beat and count progress. A thread that ended is not busy any more."""
-        there = {thread.ident for thread in threading.enumerate()}
+        threads = {thread.ident for thread in threading.enumerate()}
         now, busy = (
             time.monotonic(),
-            {who: doing for who, doing in list(self._doing.items()) if doing and who in there},
+            {who: doing for who, doing in list(self._doing.items()) if doing and who in threads},
         )
         if self._looped is not None and now - self._looped > LOOP_SECONDS:
             return Beat(time.time(), self._progress, "one turn of its event loop", self._words)
@@ -189,11 +189,11 @@ def read_beat(path: Path) -> Beat | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            told = json.loads(os.read(fd, BYTES))
+            beat = json.loads(os.read(fd, BYTES))
         finally:
             os.close(fd)
-        at, progress, doing = float(told["at"]), int(told["progress"]), str(told["doing"])
-        words = " ".join(str(told.get("words", "")).split())[:_WORDS]  # an older lorad says none
+        at, progress, doing = float(beat["at"]), int(beat["progress"]), str(beat["doing"])
+        words = " ".join(str(beat.get("words", "")).split())[:_WORDS]  # an older lorad says none
         return Beat(at, progress, doing, words)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

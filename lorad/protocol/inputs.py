@@ -47,14 +47,14 @@ class Input(Struct, frozen=True):
 def look(path: Path, *, at_most: float = math.inf) -> Input:
     """Look at a file, and read it for its digest where it has `at_most` bytes. Raises OSError."""
     with open_file(path) as file:
-        found = os.fstat(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest() if found.st_size <= at_most else ""
-    return Input(str(path), found.st_size, found.st_mtime_ns, digest)
+        stat = os.fstat(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest() if stat.st_size <= at_most else ""
+    return Input(str(path), stat.st_size, stat.st_mtime_ns, digest)
 
 
 def changes(before: Mapping[str, Input]) -> list[str]:
     """List the files that changed since `before`, a sentence each."""
-    found = []
+    changed = []
     for key, old in before.items():
         try:
             now = look(Path(old.path), at_most=-1)
@@ -62,9 +62,9 @@ def changes(before: Mapping[str, Input]) -> list[str]:
             if not is_same and old.sha256:
                 is_same = look(Path(old.path)).sha256 == old.sha256
         except OSError as error:
-            found.append(f"{key}: {old.path} cannot be read any more: {error.strerror}")
+            changed.append(f"{key}: {old.path} cannot be read any more: {error.strerror}")
             continue
         if not is_same:
             what = "is not what it was in" if old.sha256 else "was written to after the beginning of"
-            found.append(f"{key}: {old.path} {what} the attempt before")
-    return found
+            changed.append(f"{key}: {old.path} {what} the attempt before")
+    return changed

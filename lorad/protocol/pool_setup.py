@@ -224,16 +224,16 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
         """Widen the server so that it takes runs for `other` too;
         nothing changes when anything else differs.
         """
-        mine, wanted = self.server, other.server
-        if mine is None or wanted is None:
+        mine, theirs = self.server, other.server
+        if mine is None or theirs is None:
             return self
-        rank = max(mine.max_rank, wanted.max_rank)
-        length = max(mine.context_length, wanted.context_length)
+        rank = max(mine.max_rank, theirs.max_rank)
+        length = max(mine.context_length, theirs.context_length)
         both = [
             msgspec.structs.replace(
                 setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length)
             )
-            for setup, server in ((self, mine), (other, wanted))
+            for setup, server in ((self, mine), (other, theirs))
         ]
         return both[0] if both[0].key == both[1].key else self
 

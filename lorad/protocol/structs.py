@@ -13,9 +13,9 @@ def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
 
     Call it at the start of a process, when its modules are imported.
     """
-    known = 0
+    count = 0
     for struct in base.__subclasses__():
         if struct.__module__.partition(".")[0] == "lorad":
             msgspec.json.Decoder(struct)
-            known += 1 + learn_structs(struct)
-    return known
+            count += 1 + learn_structs(struct)
+    return count
