@@ -142,11 +142,11 @@ class Adapter(Struct, frozen=True, dict=True):
         return copy
 
     def parts(self) -> list[builtins.bytes | memoryview]:
-        """`adapter_model.safetensors` in order, keys with PEFT's prefix: equal tensors give equal bytes."""
+        """Return `adapter_model.safetensors` with PEFT's prefix, in order: equal tensors give equal bytes."""
         return serialized({PEFT_PREFIX + name: tensor for name, tensor in self.tensors.items()})
 
     def digest(self) -> str:
-        """sha256 (hex) of `parts()`: what `sha256sum adapter_model.safetensors` prints."""
+        """Return the sha256 (hex) of `parts()`, as `sha256sum adapter_model.safetensors` prints it."""
         return self._once("_sha256", self._hashed)
 
     def is_finite(self) -> bool:

@@ -27,7 +27,7 @@ _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up"}
 
 
 class FileFact(Struct, frozen=True):
-    """sha256 in hex."""
+    """What the manifest says of a file; sha256 is in hex."""
 
     sha256: str
     bytes: int

@@ -104,7 +104,7 @@ def match_modules(
 
 
 def leaf(name: str) -> str:
-    """`model.layers.0.self_attn.q_proj` -> `q_proj`."""
+    """Return `q_proj` of `model.layers.0.self_attn.q_proj`."""
     return name.rpartition(".")[2]
 
 

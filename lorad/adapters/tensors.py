@@ -1,5 +1,5 @@
-"""safetensors files: writing one, and reading one that somebody else wrote, of whose header every claim is
-checked.
+"""Files of safetensors: writing one, and reading one that somebody else wrote, of whose header every claim
+is checked.
 
 Format: 8 bytes little-endian header length, JSON header, data; see the safetensors project's README. Unlike
 `safetensors.numpy`, this reads bfloat16.
@@ -187,7 +187,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
-    """(start, end) of one tensor's bytes, equal to what its shape and dtype need."""
+    """Return where one tensor's bytes start and end, equal to what its shape and dtype need."""
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         sound = len(shape) <= _DIMENSIONS and all(

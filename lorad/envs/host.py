@@ -51,7 +51,7 @@ class Hosts:
     """
 
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
-        """cwd: where a relative path starts. Raises SpecError for an unknown name or file."""
+        """Read the spec; relative paths start at `cwd`. Raises SpecError for an unknown name or file."""
         self.format = format
         self.training, self.evals = Host(spec, cwd), Host(spec, cwd)
 
@@ -61,7 +61,7 @@ class Hosts:
 
 
 class Host:
-    """`env.workers` processes; each has every so many-th episode. Nothing of it is left after `close`.
+    """Runs `env.workers` processes; each has every so many-th episode. Nothing of it is left after `close`.
 
     A process that hangs, dies or exceeds its memory is killed. The episode at work is then asked again in a
     new process, `env.retry` times, and else fails; the others of that process are brought back to where they

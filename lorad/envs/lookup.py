@@ -1,4 +1,4 @@
-"""`lookup`: two turns with a tool, which the builtin base learns on a CPU in minutes."""
+"""The environment `lookup`: two turns with a tool, which the builtin base learns on a CPU in minutes."""
 
 import difflib
 from typing import Any

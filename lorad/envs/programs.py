@@ -26,7 +26,7 @@ _CHILD = "lorad.envs.program_child"
 
 
 class _Setup(Code):
-    """args: keywords for the function."""
+    """The function of a program, with `args` as its keywords."""
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -61,7 +61,7 @@ def is_program(spec: EnvSpec, cwd: Path) -> bool:
 
 
 class Programs:
-    """`env.workers` processes, each with an episode at a time. Safe between threads."""
+    """Runs `env.workers` processes, each with an episode at a time. Safe between threads."""
 
     def __init__(self, spec: EnvSpec, cwd: Path) -> None:
         """Raises SpecError for an unknown file or interpreter."""

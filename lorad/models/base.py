@@ -102,8 +102,8 @@ class Base:
             yield "head", self.head
 
     def checksum(self) -> str:
-        """sha256 over the names and numbers of every weight; equal before and after any work, or the base was
-        changed.
+        """Return the sha256 over the names and numbers of every weight; it is equal before and after any
+        work, or the base was changed.
         """
         digest = hashlib.sha256()
         for name, tensor in self.weights():

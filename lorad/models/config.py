@@ -183,7 +183,7 @@ def shapes_in(config: ModelConfig, group: str) -> tuple[tuple[int, int], ...]:
 
 
 def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
-    """`data` is a parsed `config.json`, `where` names it in errors.
+    """Read a parsed `config.json`, which `where` names in errors.
 
     Raises: SpecError for an architecture or an option that the builtin forward does not compute.
     """

@@ -121,7 +121,7 @@ def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> t
 def _project(
     base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None, first: First | None
 ) -> torch.Tensor:
-    """[tokens, (heads + 2 kv heads) * head_dim]: q, k and v before their norm and rotation."""
+    """Return q, k and v before norm and rotation, [tokens, (heads + 2 kv heads) * head_dim]."""
     if first is not None:
         x, lora = F.embedding(first.ids, base.embed), first.lora
     normed = rms_norm(x, layer.input_norm, base.config.rms_norm_eps)
@@ -138,7 +138,7 @@ def _attend(
     rope: Rope,
     attention: Attention,
 ) -> torch.Tensor:
-    """[tokens, heads * head_dim]: what the heads saw, before the output projection."""
+    """Return what the heads saw, before the output projection; [tokens, heads * head_dim]."""
     config = base.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     norm = None
@@ -169,7 +169,7 @@ def _feed_forward(
 
 
 def _shared(x: torch.Tensor, experts: Experts, index: int, lora: LoraApply | None) -> torch.Tensor:
-    """[tokens, hidden] to the same: the MLP that all tokens go through."""
+    """Apply the MLP that all tokens go through, [tokens, hidden] to the same."""
     assert experts.shared_gate_up is not None and experts.shared_down is not None
     gate_up = _linear(x, experts.shared_gate_up, None, index, "shared.gate_up", lora)
     out = _linear(swiglu(gate_up), experts.shared_down, None, index, "shared.down", lora)

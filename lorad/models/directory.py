@@ -28,7 +28,7 @@ _GIVE = "give a Hugging Face model directory"
 
 
 def resolve(path: str, *, any_architecture: bool = False) -> Path:
-    """`builtin:tiny`, a local Hugging Face directory, or a hub id -> the directory that holds it.
+    """Return the directory of `builtin:tiny`, of a local Hugging Face model, or of a hub id.
 
     A hub id is `org/name` or `org/name@revision` (a branch, tag or commit). Its snapshot is taken from the
     hub cache as it is there, without asking the network: a base does not change under a run because a branch

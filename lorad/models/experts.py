@@ -39,8 +39,8 @@ def mixture(
     lora: LoraApply | None = None,
     choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """[tokens, hidden] to the same: the weighted sum of each token's experts, with adapters where `lora` has
-    some at this layer's.
+    """Return the weighted sum of each token's experts, [tokens, hidden], with adapters where `lora` has some
+    at this layer's.
 
     choose: from the experts that the router chose to those that are taken; see `Routing`.
     """
@@ -72,7 +72,7 @@ class _Order(NamedTuple):
 
     @staticmethod
     def by_expert(index: Tensor) -> "_Order":
-        """index: the experts of each token, [tokens, per token]."""
+        """Sort pairs of token and expert by expert. index: the experts of each token, [tokens, per token]."""
         pairs = torch.argsort(index.reshape(-1), stable=True)
         rows = torch.empty_like(pairs)
         rows[pairs] = torch.arange(len(pairs), device=pairs.device)

@@ -125,8 +125,8 @@ def known_config(directory: Path) -> ModelConfig | None:
 
 
 def weights_sha256(directory: Path, quantize: Quantize | None = None) -> str:
-    """sha256 (hex) over the names and bytes of the weight files, and the grid that linears are rounded to:
-    equal for every trainer and any sharding.
+    """Return the sha256 (hex) over the names and bytes of the weight files, and the grid that linears are
+    rounded to; it is equal for every trainer and any sharding.
     """
     digest = hashlib.sha256(f"{quantize}\n".encode() if quantize else b"")
     for path in weight_files(directory):
@@ -305,7 +305,7 @@ def _routes(config: Mapping[str, Any], tensors: Iterable[str]) -> RouteShape | N
 
 
 def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shapes:
-    """transformers' Conv1D, which has its weights transposed, is none: c_attn is wider than high there."""
+    """Return the linears; transformers' Conv1D, whose weights are transposed (see c_attn), is none."""
     linears = {
         name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)
     }

@@ -222,7 +222,7 @@ def attend_in_part(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bi
 
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """[n, kv heads, queries, span]; a GPU leaves them in float32."""
+    """Return scores, [n, kv heads, queries, span]; a GPU leaves them in float32."""
     count, heads, queries, dim = q.shape
     flat = q.reshape(-1, queries, dim), keys.flatten(0, 1).transpose(1, 2)
     is_narrow = q.device.type == "cuda" and q.dtype != torch.float32

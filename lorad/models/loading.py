@@ -179,7 +179,7 @@ def _fused_experts(source: _Source, hidden: int, experts: ExpertsConfig, prefix:
 
 
 def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> torch.Tensor:
-    """[heads + kv heads, head_dim]: those of q, then those of k."""
+    """Return the norms of q, then of k, [heads + kv heads, head_dim]."""
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     names = [f"{prefix}self_attn.{name}.weight" for name in ("q_norm", "k_norm")]
     if config.norms_all_heads:

@@ -274,7 +274,7 @@ class MixedLora:
         self.numbers = [number_of(lora) for lora in loras]
 
     def assign(self, owner: _Array) -> None:
-        """owner[token], int64: the index of the adapter that each token of the next forwards uses.
+        """Say which adapter each token of the next forwards uses, by its index, int64.
 
         When the forwards have more tokens, what is added to the rest of them is of no adapter in particular.
         """
@@ -298,7 +298,7 @@ class MixedLora:
         return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place)
 
     def _of_tokens(self, stack: torch.Tensor, tokens: int) -> torch.Tensor:
-        """[tokens, out] of [count, out]: what each token's adapter has."""
+        """Return what each token's adapter has, [tokens, out] of [count, out]."""
         if self.count == 1:
             return stack
         if self.gather is None:

@@ -95,7 +95,7 @@ class QKNorm(NamedTuple):
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """`function.apply`, which torch leaves untyped."""
+    """Call `function.apply`, which torch leaves untyped."""
     return function.apply(*arguments)
 
 
@@ -105,13 +105,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up (arXiv 2002.05202); the last dimension holds gate, then up."""
+    """Compute silu(gate) * up (arXiv 2002.05202); the last dimension holds gate, then up."""
     return apply(_SwiGlu, gate_up) if gate_up.requires_grad else _SwiGlu.plain(gate_up)
 
 
 def clamped_swiglu(gate_up: Tensor, limit: float, gain: float) -> Tensor:
-    """(up + 1) * gate * sigmoid(gain * gate), up within -limit and limit and gate at most limit, as gpt-oss
-    (OpenAI, 2025, arXiv 2508.10925) has it; the last dimension holds gate, then up.
+    """Compute (up + 1) * gate * sigmoid(gain * gate), up within -limit and limit and gate at most limit, as
+    gpt-oss (OpenAI, 2025, arXiv 2508.10925) has it; the last dimension holds gate, then up.
     """
     gate, up = gate_up.chunk(2, -1)
     gate = gate.clamp(max=limit)
@@ -119,7 +119,7 @@ def clamped_swiglu(gate_up: Tensor, limit: float, gain: float) -> Tensor:
 
 
 def split_rotate(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v) of [..., heads + 2 kv heads, head_dim]: q and k normalised, if there is a norm,
+    """Split [..., heads + 2 kv heads, head_dim] into q, k and v; q and k are normalised, if there is a norm,
     and rotated.
     """
     if qkv.requires_grad:
@@ -130,7 +130,7 @@ def split_rotate(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tu
 def recomputed(
     layer: Callable[[Tensor], Tensor], x: Tensor, anchor: Tensor, generators: Sequence[torch.Generator]
 ) -> Tensor:
-    """layer(x), of which only x is kept: the backward computes the rest again (arXiv 1604.06174).
+    """Compute layer(x) and keep only x: the backward computes the rest again (arXiv 1604.06174).
 
     The layer puts its parameters' gradients where they belong by itself; it has some, or x requires grad.
     anchor: any tensor that requires grad.

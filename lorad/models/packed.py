@@ -108,6 +108,6 @@ def _nearest(rows: Tensor, form: Quantize) -> tuple[Tensor, Tensor]:
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
-    """fp32 [256, 2]: the two values of each byte of nf4, made before a GPU's steps are captured."""
+    """Return the two values of each byte of nf4, fp32 [256, 2], made before a GPU's steps are captured."""
     values = torch.tensor(_NF4, device=device)
     return torch.cartesian_prod(values, values)

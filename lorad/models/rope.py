@@ -15,7 +15,7 @@ from lorad.models.rope_parameters import RopeParameters
 def rope_tables(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin), each [max positions, rotated], the first half of sin negated; computed in fp32,
+    """Return cos and sin, each [max positions, rotated], the first half of sin negated; computed in fp32,
     then cast. rotated: head_dim, or the part of it that is.
     """
     rotated = int(config.head_dim * config.rope.partial_rotary_factor)

@@ -155,7 +155,7 @@ def caller() -> Caller:
 
 
 class _Turn(NamedTuple, Generic[T]):
-    """is_ahead: it goes first, and pays nothing."""
+    """A turn that is waited for. is_ahead: it goes first, and pays nothing."""
 
     work: Work
     what: T

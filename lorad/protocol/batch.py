@@ -196,14 +196,14 @@ class Batch(Struct, frozen=True):
 
     @property
     def targets(self) -> np.ndarray:
-        """int32 [M]."""
+        """Return what is predicted, int32 [M]."""
         if self.labels is not None:
             return self.labels
         return self.completions if self.sampled is None else self.completions[self.sampled]
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """int32 [S], sums to M."""
+        """Return how many targets each sample has, int32 [S], which sum to M."""
         if self.sampled is None:
             return self.completion_lengths
         before = np.concatenate([[0], np.cumsum(self.sampled)])

@@ -440,7 +440,7 @@ answer.
 
 
 class Call(Struct, frozen=True):
-    """`id` is the connection's; answers carry it."""
+    """One call. Its `id` is unique in the connection, and answers carry it."""
 
     id: int
     verb: str

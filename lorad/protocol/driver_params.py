@@ -1,4 +1,4 @@
-"""`params.json` in the directory of an attempt, which the daemon writes and the driver reads."""
+"""The file `params.json` in the directory of an attempt, which the daemon writes and the driver reads."""
 
 from pathlib import Path
 from typing import Any

@@ -79,7 +79,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class GrantRequest(Struct, frozen=True, kw_only=True):
-    """`grant.json`, mode 0600, which the pool writes for its grant process.
+    """The file `grant.json`, mode 0600, which the pool writes for its grant process.
 
     life: `POOL@LIFE`, of the pool that asks.
     socket: of the pool; the grant process connects to it.

@@ -1,4 +1,4 @@
-"""`pool.json` in a pool's directory: what the daemon wants a pool to be.
+"""The file `pool.json` in a pool's directory: what the daemon wants a pool to be.
 
 The daemon writes it, the pool reads it.
 """
