@@ -260,7 +260,7 @@ async def test_caller_cancelled_on_its_turn_delays_nobody(
     shared = Phases(engine, is_timesliced=True)
     let_in, training = shared._let_in, Work(shared, "training")
 
-    def let_in_and_cancel(kind: phases.Kind, error: Exception | None) -> None:
+    def let_in_and_cancel(kind: phases.Kind, error: Exception | None = None) -> None:
         let_in(kind, error)
         training.task.cancel()
 
