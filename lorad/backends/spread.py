@@ -20,7 +20,8 @@ def places(spec: Spec, cluster: Cluster | None, device: str, count: int) -> tupl
     Where the spec asks for a cluster and there is none, it is "cluster": `check_spread` refuses that.
     Servers with devices of their own are on this machine.
     """
-    wish, has_nodes = spec.resources.where, spec.resources.nodes > 1
+    wish = spec.resources.where
+    has_nodes = spec.resources.nodes > 1
     if wish == "any" and not has_nodes:
         return ("local",) if spec.server_devices else ("local", "cluster")
     if wish == "auto":
@@ -107,7 +108,9 @@ def _asks_for_nodes(spec: Spec) -> bool:
 
 def _of_server_devices(spec: Spec) -> Iterator[SpecError]:
     """Devices of this machine that servers have for themselves are as many as the servers take."""
-    asked, mode, rollout = spec.resources.rollout_devices, spec.pool.mode, spec.rollout
+    asked = spec.resources.rollout_devices
+    mode = spec.pool.mode
+    rollout = spec.rollout
     if asked and mode not in ("auto", "split"):
         yield SpecError(
             f"{asked}, but with pool.mode {mode} servers share the devices of the trainer",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from lorad.errors import SpecError
-from lorad.preflight.pool_memory import Side
+from lorad.preflight.pool_memory import MemorySide
 from lorad.text import size as in_units
 
 
@@ -21,7 +21,7 @@ def check_memory(parts: dict[str, int], free: int | None, device: str, fraction:
         )
 
 
-def check_gpus(sides: Iterable[Side], each: int, fraction: float) -> None:
+def check_gpus(sides: Iterable[MemorySide], each: int, fraction: float) -> None:
     """Refuse what does not fit on its GPUs. each: bytes of one GPU. Raises SpecError."""
     for side in sides:
         needed = sum(side.parts.values())

@@ -60,7 +60,7 @@ class Step(NamedTuple):
         return int(self.prompt * (self.prompts if shared else self.samples)) + self.tokens - self.samples
 
 
-class Side(NamedTuple):
+class MemorySide(NamedTuple):
     """What is on some GPUs: whose it is, bytes by part, and how many GPUs they are."""
 
     who: str
@@ -137,11 +137,14 @@ def pool_memory(
 
 def memory_of_gpus(
     spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, data: Dataset
-) -> list[Side]:
-    """Return what is known to be on the GPUs of this machine at a time: of trainer and servers by itself
-    where they have devices of their own or take turns, of the pool where they share them.
+) -> list[MemorySide]:
+    """Return what is known to be on the GPUs of this machine at a time.
+
+    Trainer and servers are a side each where they have devices of their own or take turns; where they share
+    them, the pool is the one side.
     """
-    device, step = "cuda", step_of(spec, data)
+    device = "cuda"
+    step = step_of(spec, data)
     dtype = _dtype_of(spec, model, device)
     trained = _training(spec, model, step, device, dtype)
     trained["adapter"] = _of_adapters(spec, model, adapter, numbers, dtype)["adapter"]
@@ -150,11 +153,11 @@ def memory_of_gpus(
     if spec.server_devices or _takes_turns(spec, device):
         trainers = spec.gpus - spec.server_devices
         return [
-            Side("the trainer", trained, trainers),
-            Side("the servers", sampled, spec.server_devices or trainers),
+            MemorySide("the trainer", trained, trainers),
+            MemorySide("the servers", sampled, spec.server_devices or trainers),
         ]
     both = {name: trained.get(name, 0) + sampled.get(name, 0) for name in {**trained, **sampled}}
-    return [Side("the pool", both, spec.gpus)]
+    return [MemorySide("the pool", both, spec.gpus)]
 
 
 def adapters_alone(

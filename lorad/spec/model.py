@@ -265,7 +265,8 @@ class Spec(Part, frozen=True):
         """Return how many devices of one machine servers have for themselves; 0 where they share those of the
         trainer, or have nodes.
         """
-        resources, mode = self.resources, self.pool.mode
+        resources = self.resources
+        mode = self.pool.mode
         if resources.rollout_nodes or mode not in ("auto", "split"):
             return 0
         return resources.rollout_devices or (self.rollout.tp * self.rollout.servers) * (mode == "split")
