@@ -14,29 +14,29 @@ _WORD = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 _Span = tuple[str, int, int]
 
 
-class _Piece(NamedTuple):
+class _Passage(NamedTuple):
     """A part of a text, and what became of it: `op` is SAME, GONE or NEW."""
 
     op: str
     text: str
 
 
-def words(before: str, after: str) -> list[_Piece]:
+def words(before: str, after: str) -> list[_Passage]:
     """Return one text made of both: without what is NEW it is `before`,
     without what is GONE it is `after`.
     """
     old, new = _WORD.findall(before), _WORD.findall(after)
     return [
-        _Piece(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
+        _Passage(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
     ]
 
 
-def lines(before: str, after: str) -> list[_Piece]:
+def lines(before: str, after: str) -> list[_Passage]:
     """Return the same by lines: each piece is one line, without its end."""
     old = before.splitlines()
     new = after.splitlines()
     return [
-        _Piece(op, line)
+        _Passage(op, line)
         for op, start, end in _spans(old, new)
         for line in (old if op == GONE else new)[start:end]
     ]

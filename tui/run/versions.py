@@ -31,7 +31,7 @@ _KINDS = (
 _RUNS = 1000  # ended runs that are looked at for forks
 
 
-class _Shown(NamedTuple):
+class _VersionList(NamedTuple):
     """What is shown: the cells of each row by key, in order, and the history that they were made of."""
 
     known: History
@@ -66,7 +66,7 @@ class Versions(RunTab):
         yield Line(id="version-facts")
 
     # -- what is shown ---------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: RunDetails) -> _Shown | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> _VersionList | None:
         """Read all versions; where there are thousands, it takes a while and is done less often."""
         if changes.everything or any({"forked", "removed"} & kinds for kinds in changes.kinds.values()):
             self._forks = forks(client.list(all=True, limit=_RUNS), self.run_name)
@@ -78,9 +78,9 @@ class Versions(RunTab):
             versions = client.adapters(self.run_name)
         self._is_stale = False
         seen = history(versions, run, dict(self._forks))
-        return _Shown(seen, self._painter.rows(seen))
+        return _VersionList(seen, self._painter.rows(seen))
 
-    def show(self, data: _Shown) -> None:
+    def show(self, data: _VersionList) -> None:
         is_first = not self._history.versions
         self._history = data.known
         self._versions = {str(version.version): version for version in data.known.versions}
