@@ -183,9 +183,8 @@ def _checked(
     warm: bool = False,
     reference: Path | None = None,
 ) -> tuple[SpecFacts, Dataset, Tokenizer]:
-    """Check `spec` against the disk and the machine; the arguments are those of `Question`.
-
-    box: its config.yaml. Returns what it found, and the data that it read. Raises SpecError.
+    """Check a spec against disk, machine and config.yaml; the arguments are those of `Question`. Returns what
+    it found, with the data that it read and the tokenizer. Raises SpecError.
     """
     refuse_contradictions(spec)
     check_backends(spec, box)

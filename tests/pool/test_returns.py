@@ -1,6 +1,9 @@
 """Engines that were away, engines of several servers, engines that die: what the pool serves from them."""
 
+import os
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +24,18 @@ from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo, PoolStatus
 from lorad.records.pools import Pool
 from tests.kit.fakes.sleeping_engines import Served
-from tests.kit.pool_kit import OPEN, SHAPES, TINY, config_of, generate, learn, publish, running_pool, texts
+from tests.kit.pool_kit import (
+    OPEN,
+    SHAPES,
+    TINY,
+    config_of,
+    generate,
+    learn,
+    publish,
+    running_pool,
+    texts,
+    until,
+)
 
 SETUP = ServerSetup(max_rank=16, targets=("q_proj",), context_length=256)
 
@@ -246,3 +260,26 @@ def test_base_must_fit_twice_when_timesliced(monkeypatch: pytest.MonkeyPatch) ->
 
 def of_bytes(count: int) -> ModelFacts:
     return replace(read_facts(TINY), dtype="bfloat16", parameters=count // 2)
+
+
+APART: dict[str, Any] = {
+    "mode": "split",
+    "devices": ("cpu:0", "cpu:1", "cpu:2"),
+    "rollout_devices": 2,
+    "server": ServerSetup(
+        python=sys.executable, servers=2, max_rank=16, targets=("q_proj",), context_length=64
+    ),
+    "engine_class": "tests.kit.fakes.stub_engine:StubEngine",
+}
+
+
+def test_a_lost_server_costs_itself_alone(tmp_path: Path) -> None:
+    """It is started again, and the other one is as it was."""
+    with running_pool(tmp_path, **APART) as running:
+        fleet = running.pool.engine._fleet  # type: ignore[attr-defined]
+        lost = fleet.servers[1]
+        own, other = lost.process.pid, fleet.servers[0].process.pid
+        os.kill(own, signal.SIGKILL)
+        until(lambda: lost.state == "up" and lost.process.pid != own)
+        assert running.pool.info.mode == "split"
+        assert fleet.servers[0].process.pid == other and len(fleet.serving) == 2

@@ -64,7 +64,7 @@ MUTATIONS = {
     "masked values bootstrap": ("gae", "if mask[token]:", "if True:"),
     "returns without values": ("gae", "advantages, advantages + values", "advantages, advantages"),
     "value loss without its half": ("value_loss", "return 0.5 * weights", "return weights"),
-    "value clip by the minimum": ("value_loss", "torch.maximum(free, held)", "torch.minimum(free, held)"),
+    "value clip by the minimum": ("value_loss", "torch.maximum(free, bound)", "torch.minimum(free, bound)"),
     "value clip around the return": ("value_loss", "(old + (values", "(returns + (values"),
     "truncation as a mask": ("correction", "weights.clip(low, high)", "weights * (weights <= high)"),
 }
