@@ -50,7 +50,7 @@ with quick_imports():
     from lorad.preflight.directory import check_weights, checked_tokenizer, model_directory
     from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
-    from lorad.preflight.memory import check_gpus, check_memory
+    from lorad.preflight.memory import check_memory
     from lorad.preflight.notify import check_receivers
     from lorad.preflight.pool_memory import (
         Numbers,
@@ -189,8 +189,7 @@ def _checked(
     refuse_contradictions(spec)
     check_backends(spec, box)
     is_here, device = _where(spec, box, device, devices)
-    warnings = check_trainer(spec, box, device, elsewhere=not is_here)
-    warnings += check_bits(spec, device) + check_dtype(spec, device)
+    warnings = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
     refuse(backend_setup(spec, model))
@@ -207,10 +206,9 @@ def _checked(
     begin("reading the data")
     data = load_train(spec, tokenizer, cwd)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
-    free = (available or (available_memory() if is_here else None)) if device == "cpu" else None
-    check_memory(parts, free, device, spec.pool.memory_fraction)
-    if device != "cpu" and is_here and available and not warm:
-        check_gpus(memory_of_gpus(spec, model, adapter, numbers, data), available, spec.pool.memory_fraction)
+    free = available or (available_memory() if device == "cpu" and is_here else None)
+    sides = [] if warm or not is_here else memory_of_gpus(spec, model, adapter, numbers, data)
+    check_memory(parts, sides, free, device, spec.pool.memory_fraction)
     held_out = load_held_out(spec, tokenizer, cwd) if _is_evaluated(spec) else []
     is_scored, doubtful = _check_user_code(spec, data, held_out, tokenizer, cwd)
     warnings += doubtful + check_rows(spec, data, held_out, tokenizer, is_scored=is_scored)
@@ -237,14 +235,14 @@ def _checked(
         critic_parameters=numbers.critic,
         memory_needed=sum(parts.values()),
         memory_parts=parts,
-        memory_available=free,
+        memory_available=free if device == "cpu" else None,
         dataset_size=data.size,
         dropped=data.dropped,
         data_format=data.form if isinstance(data, TargetDataset) else "",
         eval_size=len(held_out),
         eval_scored=is_scored,
         eval_likely=any(example.targets for example in held_out),
-        warnings=warnings + doubts(spec),
+        warnings=warnings + check_dtype(spec, device) + doubts(spec),
     )
     return facts, data, tokenizer
 

@@ -1,16 +1,30 @@
 """The refusal of what needs more memory than there is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lorad.errors import SpecError
 from lorad.preflight.pool_memory import MemorySide
 from lorad.text import size as in_units
 
 
-def check_memory(parts: dict[str, int], free: int | None, device: str, fraction: float) -> None:
-    """parts: bytes by what takes them. Raises SpecError when they are more than may be taken."""
-    needed = sum(parts.values())
-    if free is not None and needed > free * fraction:
+def check_memory(
+    parts: Mapping[str, int], sides: Iterable[MemorySide], free: int | None, device: str, fraction: float
+) -> None:
+    """Refuse what needs more memory than there is.
+
+    parts: bytes by what takes them, of a CPU's machine.
+    sides: what is on the GPUs.
+    free: bytes that are free on a CPU, or that each GPU has; None where that is not known.
+
+    Raises SpecError.
+    """
+    if free is None:
+        return
+    if device != "cpu":
+        for side in sides:
+            _check_gpus(side, free, fraction)
+        return
+    if (needed := sum(parts.values())) > free * fraction:
         of = ", ".join(f"{name} {in_units(size)}" for name, size in parts.items())
         raise SpecError(
             f"the pool needs {in_units(needed)} on {device}, {in_units(free)} are free, of "
@@ -21,20 +35,18 @@ def check_memory(parts: dict[str, int], free: int | None, device: str, fraction:
         )
 
 
-def check_gpus(sides: Iterable[MemorySide], each: int, fraction: float) -> None:
-    """Refuse what does not fit on its GPUs. each: bytes of one GPU. Raises SpecError."""
-    for side in sides:
-        needed = sum(side.parts.values())
-        if needed <= side.gpus * each * fraction:
-            continue
-        of = ", ".join(f"{name} {in_units(size)}" for name, size in side.parts.items() if size)
-        count = (
-            f"{side.gpus} GPUs of {in_units(each)} each" if side.gpus > 1 else f"a GPU of {in_units(each)}"
-        )
-        raise SpecError(
-            f"{side.who} would need {in_units(needed)} of {count}, of which {fraction:.0%} may be taken "
-            f"(pool.memory_fraction): {of}",
-            key="model.path",
-            hint="Give it more GPUs (trainer.dp, resources.devices, resources.rollout_devices), lower "
-            "trainer.tokens_per_microbatch or lora.rank, or take a smaller model.",
-        )
+def _check_gpus(side: MemorySide, each: int, fraction: float) -> None:
+    """Refuse what does not fit on its GPUs of so many bytes each."""
+    needed = sum(side.parts.values())
+    if needed <= side.gpus * each * fraction:
+        return
+    of = ", ".join(f"{name} {in_units(part)}" for name, part in side.parts.items() if part)
+    size = in_units(each)
+    count = f"{side.gpus} GPUs of {size} each" if side.gpus > 1 else f"a GPU of {size}"
+    raise SpecError(
+        f"{side.who} would need {in_units(needed)} of {count}, of which {fraction:.0%} may be taken "
+        f"(pool.memory_fraction): {of}",
+        key="model.path",
+        hint="Give it more GPUs (trainer.dp, resources.devices, resources.rollout_devices), lower "
+        "trainer.tokens_per_microbatch or lora.rank, or take a smaller model.",
+    )
