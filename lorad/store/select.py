@@ -44,7 +44,7 @@ _LAST_STEP = """(SELECT {what} FROM steps s WHERE s.run = runs.name AND s.lineag
 ORDER BY s.attempt DESC LIMIT 1)"""
 
 
-class Selected(Struct, frozen=True):
+class _Selected(Struct, frozen=True):
     """A run, and what it has for the keys that were asked for; None where it has none."""
 
     run: RunSummary
@@ -64,7 +64,7 @@ def select(
     keys: Sequence[str] = (),
     sort: Sequence[str] = (),
     limit: int = 0,
-) -> list[Selected]:
+) -> list[_Selected]:
     """Choose runs, newest first where `sort` says nothing else.
 
     owner_uid: whose runs; None: everybody's. recent: leave out what ended over a day ago.
@@ -82,7 +82,7 @@ def select(
     )
     found = store.tuples(sql, (*given, limit or -1))
     return [
-        Selected(run_summary(row[len(keys) :]), dict(zip(keys, map(_decoded, row), strict=False)))
+        _Selected(run_summary(row[len(keys) :]), dict(zip(keys, map(_decoded, row), strict=False)))
         for row in found
     ]
 

@@ -73,7 +73,10 @@ def _too_large(most: int) -> TooLarge:
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
     """Read the body, empty without one. Raises SpecError, NotFound, TooLarge and TooSlow."""
-    _refuse_nul(request)
+    if "\0" in request.path:
+        raise NotFound(f"no such request: {request.path!r}", hint=_HINT)
+    if any("\0" in key + value for key, value in request.query.items()):
+        raise SpecError("the request's address holds a NUL character", hint=_HINT)
     try:
         async with asyncio.timeout(seconds):
             return await request.read()
@@ -85,11 +88,3 @@ async def read_body(request: web.Request, seconds: float) -> bytes:
         raise _too_large(BODY_BYTES) from None
     except web.RequestPayloadError as error:
         raise SpecError(f"the request cannot be read: {error}", hint=_HINT) from None
-
-
-def _refuse_nul(request: web.Request) -> None:
-    """Raises SpecError, NotFound."""
-    if "\0" in request.path:
-        raise NotFound(f"no such request: {request.path!r}", hint=_HINT)
-    if any("\0" in key + value for key, value in request.query.items()):
-        raise SpecError("the request's address holds a NUL character", hint=_HINT)

@@ -80,11 +80,11 @@ class _Read(Struct, frozen=True):
 
 
 async def exposition(ctx: Context) -> str:
-    found = await ctx.read(_read, ctx.requests.meter.totals)
-    ctx.requests.meter.totals = found.totals
+    facts = await ctx.read(_read, ctx.requests.meter.totals)
+    ctx.requests.meter.totals = facts.totals
     rows = aliases(ctx.store)[:_ALIASES] if ctx.config.sharing.read == "all" else []
     traffic = await traffic_of(ctx, rows)
-    return "".join(f"{line}\n" for line in (*_lines(ctx, found), *_of_traffic(traffic)))
+    return "".join(f"{line}\n" for line in (*_lines(ctx, facts), *_of_traffic(traffic)))
 
 
 def _read(rows: Rows, before: StepTotals) -> _Read:
@@ -128,7 +128,7 @@ def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
         yield reading.run, (behind, max(0.0, journal.st_mtime - (reading.newest or 0.0)) if is_late else 0.0)
 
 
-def _lines(ctx: Context, found: _Read) -> Iterator[str]:
+def _lines(ctx: Context, facts: _Read) -> Iterator[str]:
     yield from _one(
         "lorad_info",
         "gauge",
@@ -136,20 +136,24 @@ def _lines(ctx: Context, found: _Read) -> Iterator[str]:
         1,
         {"version": lorad.__version__, "schema": ctx.store.schema},
     )
-    yield from _of_runs(ctx, found)
-    yield from _of_each_run(found.progress if ctx.config.sharing.read == "all" else {})
-    yield from _of_devices(ctx, is_open=ctx.config.sharing.read == "all")
-    yield from _of_bill(found.bill, is_open=ctx.config.sharing.read == "all")
+    yield from _of_runs(ctx, facts)
+    is_open = ctx.config.sharing.read == "all"
+    progress = facts.progress if is_open else {}
+    for key, says in _OF_RUN:
+        values = {("run", run): value for run, row in progress.items() if (value := row[key]) is not None}
+        yield from _many(f"lorad_run_{key}", "gauge", says, values)
+    yield from _of_devices(ctx, is_open=is_open)
+    yield from _of_bill(facts.bill, is_open=is_open)
     yield from _of_requests(ctx)
     yield from _of_process(ctx)
 
 
-def _of_runs(ctx: Context, found: _Read) -> Iterator[str]:
-    totals = found.totals
+def _of_runs(ctx: Context, facts: _Read) -> Iterator[str]:
+    totals = facts.totals
     yield from _many(
-        "lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in found.states.items()}
+        "lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in facts.states.items()}
     )
-    ended = {("reason", k): v for k, v in found.attempts.items()}
+    ended = {("reason", k): v for k, v in facts.attempts.items()}
     yield from _many("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
     yield from _one(
         "lorad_steps_total", "counter", "Optimizer steps, those behind a rewind too.", totals.steps
@@ -162,25 +166,17 @@ def _of_runs(ctx: Context, found: _Read) -> Iterator[str]:
     yield from _summary("lorad_step_seconds", "Seconds of a step.", totals.seconds, totals.steps)
     says = "Seconds in which a step's version was exported, loaded and attested."
     yield from _summary("lorad_publish_seconds", says, totals.publish_seconds, totals.published)
-    yield from _one("lorad_versions", "gauge", "Versions that are known.", found.versions)
-    yield from _one("lorad_aliases", "gauge", "Aliases.", found.aliases)
-    yield from _one("lorad_events", "gauge", "The number of the newest event.", found.events)
-    yield from _one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
+    yield from _one("lorad_versions", "gauge", "Versions that are known.", facts.versions)
+    yield from _one("lorad_aliases", "gauge", "Aliases.", facts.aliases)
+    yield from _one("lorad_events", "gauge", "The number of the newest event.", facts.events)
+    yield from _one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(facts.waits))
     yield from _one(
         "lorad_queue_longest_wait_seconds",
         "gauge",
         "The longest wait of these runs.",
-        max(found.waits, default=0.0),
+        max(facts.waits, default=0.0),
     )
-    yield from _of_ingest(ctx, found.lags)
-
-
-def _of_each_run(progress: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
-    """Write what active runs measured; what was not measured is absent."""
-    for key, says in _OF_RUN:
-        known = {("run", run): figures[key] for run, figures in progress.items()}
-        values = {label: value for label, value in known.items() if value is not None}
-        yield from _many(f"lorad_run_{key}", "gauge", says, values)
+    yield from _of_ingest(ctx, facts.lags)
 
 
 def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
@@ -198,11 +194,11 @@ def _of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str
 def _of_devices(ctx: Context, *, is_open: bool) -> Iterator[str]:
     """Write who has the devices, and how pools are, by their names where everybody may see these."""
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
-    held = {
+    leases = {
         ("device", device, "pool", pool.id if is_open else "*"): 1 for pool in up for device in pool.holds
     }
     yield from _one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
-    yield from _many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
+    yield from _many("lorad_leases", "gauge", "1 for each device that a pool holds.", leases)
     states = Counter(("state", pool.state) for pool in up)
     yield from _many("lorad_pools", "gauge", "Pools that are up, by state.", states)
     answering = [(pool.id, pool.status) for pool in up if pool.status and is_open]
@@ -244,11 +240,11 @@ def _of_requests(ctx: Context) -> Iterator[str]:
     yield from _one("lorad_readers_active", "gauge", "Long questions under way.", ctx.readers.active)
 
 
-def _of_traffic(found: Mapping[str, Figures | None]) -> Iterator[str]:
+def _of_traffic(traffic: Mapping[str, Figures | None]) -> Iterator[str]:
     """Write the gateways' figures by alias. The counters start from zero when a gateway restarts."""
-    known = {("alias", alias): figures for alias, figures in found.items() if figures is not None}
+    reporting = {("alias", alias): figures for alias, figures in traffic.items() if figures is not None}
     for key, kind, says in _TRAFFIC:
-        values = {label: getattr(figures, key) for label, figures in known.items()}
+        values = {label: getattr(figures, key) for label, figures in reporting.items()}
         name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
         yield from _many(
             name, kind, says, {label: value for label, value in values.items() if value is not None}
@@ -287,7 +283,10 @@ def _one(name: str, kind: str, says: str, value: float, labels: _Labels = _NONE)
 
 
 def _many(name: str, kind: str, says: str, values: Mapping[tuple[Any, ...], float]) -> Iterator[str]:
-    """values: by names and values of labels, one after the other."""
+    """Write a metric with a sample for each value.
+
+    values: a value for each set of labels, whose names and values follow one another in the key.
+    """
     yield from _head(name, kind, says)
     for key, value in values.items():
         yield sample(name, dict(zip(key[::2], key[1::2], strict=True)), value)
@@ -299,13 +298,13 @@ def _summary(name: str, says: str, total: float, count: int) -> Iterator[str]:
     yield sample(f"{name}_count", _NONE, count)
 
 
-def _histogram(name: str, says: str, found: Histogram) -> Iterator[str]:
+def _histogram(name: str, says: str, histogram: Histogram) -> Iterator[str]:
     yield from _head(name, "histogram", says)
     reached = 0
-    for bound, count in zip((*BOUNDS, "+Inf"), found.counts, strict=True):
+    for bound, count in zip((*BOUNDS, "+Inf"), histogram.counts, strict=True):
         reached += count
         yield sample(f"{name}_bucket", {"le": bound}, reached)
-    yield sample(f"{name}_sum", _NONE, found.sum)
+    yield sample(f"{name}_sum", _NONE, histogram.sum)
     yield sample(f"{name}_count", _NONE, reached)
 
 
@@ -315,9 +314,6 @@ def _head(name: str, kind: str, says: str) -> Iterator[str]:
 
 
 def sample(name: str, labels: _Labels, value: float) -> str:
-    pairs = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+    escapes = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+    pairs = ",".join(f'{key}="{str(text).translate(escapes)}"' for key, text in labels.items())
     return f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,6 +1,4 @@
-"""`/metrics` on 127.0.0.1, for Prometheus: plain HTTP, nothing else,
-and to nobody who came by another name.
-"""
+"""Serve `/metrics` on 127.0.0.1, for Prometheus: plain HTTP, nothing else, and to nobody by another name."""
 
 import contextlib
 from contextlib import AbstractAsyncContextManager
@@ -25,7 +23,10 @@ def scraped(ctx: Context) -> AbstractAsyncContextManager[None]:
 
 def _scrape_app(ctx: Context) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
-        if not _is_ours(request.headers.get("Host", ""), ctx.config.metrics.port):
+        host = request.headers.get("Host", "")
+        port = str(ctx.config.metrics.port)
+        name, _, number = host.rpartition(":") if ":" in host else (host, "", port)
+        if name.lower() not in _NAMES or number != port:
             return web.Response(status=403, text="ask by the name of 127.0.0.1 or localhost\n")
         if request.headers.get("Origin"):
             return web.Response(status=403, text="not for web pages\n")
@@ -36,8 +37,3 @@ def _scrape_app(ctx: Context) -> web.Application:
     app = web.Application(client_max_size=1024)
     app.router.add_route("*", "/{rest:.*}", answer)
     return app
-
-
-def _is_ours(host: str, port: int | None) -> bool:
-    name, _, number = host.rpartition(":") if ":" in host else (host, "", str(port))
-    return name.lower() in _NAMES and number == str(port)

@@ -69,11 +69,18 @@ def _endpoint(
     async def whole(request: web.Request) -> web.StreamResponse:
         try:
             _refuse_other_protocol(request)
-            caller = _caller(ctx, request)
+            uid = peer_uid(request)
+            if uid is None:
+                raise NotAllowed("the connection is gone", hint="Try again.")
+            ctx.users.refuse_stranger(uid)
+            caller = Caller(uid, user_name(uid))
             call = Call(request, caller, await read_body(request, ctx.requests.bounds.body))
             _authorize(ctx, call, access)
             result = await handler(ctx, call)
-            return result if isinstance(result, web.StreamResponse) else _json(result)
+            if isinstance(result, web.StreamResponse):
+                return result
+            body = {"items": result} if isinstance(result, list) else result
+            return web.Response(body=msgspec.json.encode(body), content_type="application/json")
         except LoradError as error:
             return in_words(error, error.status)
         except Exception as error:
@@ -112,12 +119,13 @@ def _subject_of(ctx: Context, call: Call) -> Subject | None:
     Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises
     NotFound.
     """
-    named, caller = call.request.match_info, call.caller
+    named = call.request.match_info
+    caller = call.caller
     if run := named.get("run") or (None if named else call.text("run")):
         return of_run(ctx, caller, find_run(ctx, caller, run))
     if version := named.get("version"):
-        found = find_version(ctx, caller, version)
-        return of_run(ctx, caller, runs.get(ctx.store, found.run))
+        row = find_version(ctx, caller, version)
+        return of_run(ctx, caller, runs.get(ctx.store, row.run))
     if alias := find_alias(ctx, caller, named.get("alias", "")):
         return of_alias(alias)
     pool = find_pool(ctx, caller, named.get("pool", ""))
@@ -157,17 +165,3 @@ async def _in_words(
 
 async def _nowhere(ctx: Context, call: Call) -> None:
     raise NotFound(f"no such request: {call.request.method} {call.request.path}", hint=_UP_TO_DATE)
-
-
-def _caller(ctx: Context, request: web.Request) -> Caller:
-    """Identify the caller. Raises NotAllowed for a user who may not connect."""
-    uid = peer_uid(request)
-    if uid is None:
-        raise NotAllowed("the connection is gone", hint="Try again.")
-    ctx.users.refuse_stranger(uid)
-    return Caller(uid, user_name(uid))
-
-
-def _json(result: Any) -> web.Response:
-    body = {"items": result} if isinstance(result, list) else result
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

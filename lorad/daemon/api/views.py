@@ -21,7 +21,6 @@ from lorad.daemon.storage.footprint import files_of
 from lorad.errors import LoradError
 from lorad.files import read_file
 from lorad.protocol.evals import Expected, SetScore, judged
-from lorad.protocol.preflight import Rate
 from lorad.protocol.status import PoolStatus
 from lorad.records.measured import Result
 from lorad.records.pools import Pool, PoolEngine, PoolRun, PoolRuntime, PoolTrainer
@@ -120,13 +119,28 @@ def history(rows: Rows, row: RunRow) -> _History:
     """Read what took place in a run; it takes its time where that was much."""
     warnings = events.of_kind(rows, row.name, "warning", limit=_WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
-    best, sets = _best_of(rows, row), _sets_of(rows, row)
-    began = events.of_kind(rows, row.name, "attempt", limit=1)
-    trainable, begun = (_trainable(began[0]), _beginning(began[0])) if began else (None, None)
-    attempts, files = _attempts_of(rows, row), files_of(row)
-    of_versions = results(rows, row.name)
-    expected = _expected_of(rows, row)
-    return _History(attempts, trainable, messages, best, sets, of_versions, expected, begun, files)
+    sets: dict[str, list[SetScore]] = {}  # the first and the last evaluation of each
+    for evaluation in evals(rows, row.name):
+        for name, score in evaluation.sets.items():
+            sets[name] = [sets.get(name, [score])[0], score]
+    trainable = None
+    begun = None
+    for began in events.of_kind(rows, row.name, "attempt", limit=1):
+        own = began.get("parameters", 0)
+        base = began.get("base_parameters", 0)
+        trainable = Trainable(own, base or None, own / (own + base) if base else None)
+        begun = _beginning(began)
+    return _History(
+        attempts=_attempts_of(rows, row),
+        trainable=trainable,
+        warnings=messages,
+        best=_best_of(rows, row),
+        sets=sets,
+        results=results(rows, row.name),
+        expected=_expected_of(rows, row),
+        begun=begun,
+        files=files_of(row),
+    )
 
 
 def _best_of(rows: Rows, row: RunRow) -> Best | None:
@@ -135,17 +149,8 @@ def _best_of(rows: Rows, row: RunRow) -> Best | None:
         best_by = from_json(row.spec.encode()).checkpoint.best_by
     except msgspec.MsgspecError:
         return None
-    metric, found = best_evals(rows, row.name, best_by)
-    return Best(found[0].version, found[0].step, metric, found[0].figures[metric]) if found else None
-
-
-def _sets_of(rows: Rows, row: RunRow) -> dict[str, list[SetScore]]:
-    """Read the first and the last evaluation of each set."""
-    found: dict[str, list[SetScore]] = {}
-    for evaluation in evals(rows, row.name):
-        for name, score in evaluation.sets.items():
-            found[name] = [found.get(name, [score])[0], score]
-    return found
+    metric, best = best_evals(rows, row.name, best_by)
+    return Best(best[0].version, best[0].step, metric, best[0].figures[metric]) if best else None
 
 
 def _expected_of(rows: Rows, row: RunRow) -> list[Expected]:
@@ -162,16 +167,21 @@ def _expected_of(rows: Rows, row: RunRow) -> list[Expected]:
 
 
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
+    try:
+        request = request_of(row)
+    except LoradError:  # it was not kept
+        request = None
+    reference = request and request.reference
     return extended(
         RunDetails,
         with_place(ctx, run_view(ctx, row)),
         directory=row.directory,
         cwd=asked_in(row),
-        reference=_reference_of(row),
-        rate=_rate_of(row),
+        reference=reference and KlReference(reference.name, reference.sha256),
+        rate=request and request.facts.rate,
         serving=row.serving,
         spec=json.loads(row.spec),
-        data_format=_format_of(row),
+        data_format=request.facts.data_format if request else "",
         processes=_processes_of(ctx, row),
         **{key: getattr(history, key) for key in history.__struct_fields__},
     )
@@ -185,47 +195,22 @@ def asked_in(row: RunRow) -> str | None:
         return None
 
 
-def _format_of(row: RunRow) -> str:
-    """Name what the preflight took the run's data for; "" where that is not known, or nothing to know."""
-    try:
-        return request_of(row).facts.data_format
-    except LoradError:
-        return ""
-
-
-def _reference_of(row: RunRow) -> KlReference | None:
-    """Name the reference that KL is measured against; None where that is the base."""
-    try:
-        there = request_of(row).reference
-    except LoradError:
-        return None
-    return None if there is None else KlReference(there.name, there.sha256)
-
-
-def _rate_of(row: RunRow) -> Rate | None:
-    """Look up the learning rate that fits the run; None where nobody said."""
-    try:
-        return request_of(row).facts.rate
-    except LoradError:
-        return None
-
-
 def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
     """Describe the attempts of a run.
 
     changed, before: dotted keys whose values differ from the attempt before, for attempts that kept their
         spec, with the values of both.
     """
-    found: list[Attempt] = []
+    described: list[Attempt] = []
     before: dict[str, Any] | None = None  # a spec as JSON
     for attempt in runs.attempts(rows, row.name):
         spec = spec_at(row.dir.attempt(attempt.attempt))
         plain = msgspec.to_builtins(spec) if spec else None
         pair = (before, plain) if before and plain else ({}, {})
         ways = {"changed": _differences(*pair), "before": _differences(*pair[::-1])}
-        found.append(replace(attempt, **ways))
+        described.append(replace(attempt, **ways))
         before = plain
-    return found
+    return described
 
 
 def spec_at(attempt: AttemptDir) -> Spec | None:
@@ -249,17 +234,13 @@ def _differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def _trainable(began: Mapping[str, Any]) -> Trainable:
-    """Read an attempt's counts of parameters, of the adapter and of its base."""
-    own, base = began.get("parameters", 0), began.get("base_parameters", 0)
-    return Trainable(own, base or None, own / (own + base) if base else None)
-
-
 def _beginning(began: Mapping[str, Any]) -> Beginning | None:
     """Read what an attempt began with; None where its driver wrote something else."""
     files = began.get("inputs")
-    told = files if isinstance(files, dict) else {}
-    digests = {key: one["sha256"] for key, one in told.items() if isinstance(one, dict) and one.get("sha256")}
+    inputs = files if isinstance(files, dict) else {}
+    digests = {
+        key: one["sha256"] for key, one in inputs.items() if isinstance(one, dict) and one.get("sha256")
+    }
     try:
         return msgspec.convert({**began, "inputs": digests}, Beginning)
     except msgspec.ValidationError:
@@ -273,12 +254,12 @@ def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
     attempts = {"driver": row.attempt_dir}
     if pool := ctx.pools.get(row.pool or ""):
         attempts["pool"] = pool.attempt()
-    found = []
+    processes = []
     for role, attempt in attempts.items():
         if (state := ctx.processes.inspect(attempt)).phase == "alive":
             status = read_status(attempt) or {}
-            found += [RunProcess(role, state.pid), RunProcess(f"{role} shim", status.get("shim_pid"))]
-    return found
+            processes += [RunProcess(role, state.pid), RunProcess(f"{role} shim", status.get("shim_pid"))]
+    return processes
 
 
 def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) -> Version:

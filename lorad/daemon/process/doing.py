@@ -14,7 +14,8 @@ class Told:
     """Words, and since when they are of one phase. Times are of the monotonic clock."""
 
     def __init__(self, words: str, now: float) -> None:
-        self._words, self._since = words, now
+        self._words = words
+        self._since = now
 
     def hear(self, words: str, now: float) -> None:
         if phase(words) != phase(self._words):
@@ -23,12 +24,13 @@ class Told:
 
     def in_words(self, now: float) -> str:
         """Say what is being done: how far it is, or else for how long already."""
-        words, seconds = self._words, now - self._since
+        words = self._words
+        seconds = now - self._since
         is_told = not words or phase(words) != words or seconds < _SOON
         return words if is_told else f"{words}, {duration(seconds)}"
 
 
-class Doing:
+class _Doing:
     """What a request does at the moment. Any thread may tell."""
 
     def __init__(self) -> None:
@@ -45,16 +47,16 @@ class Doing:
         return more or self._told.in_words(time.monotonic())
 
 
-_DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
+_DOING: ContextVar[_Doing | None] = ContextVar("doing", default=None)
 
 
-def begin_telling() -> Doing:
+def begin_telling() -> _Doing:
     """Have `doing` of this task, and of those that it starts, return what is returned here."""
-    doing = Doing()
+    doing = _Doing()
     _DOING.set(doing)
     return doing
 
 
-def doing() -> Doing:
+def doing() -> _Doing:
     """Return what the present request tells whoever waits for it; nobody hears of any other."""
-    return _DOING.get() or Doing()
+    return _DOING.get() or _Doing()

@@ -15,12 +15,11 @@ from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.serving.traffic import traffic_of
 from lorad.errors import LoradError, SpecError, StorageError
-from lorad.protocol.calls import Attestation
 from lorad.protocol.listener import user_name
 from lorad.records.requests import SwapRequest
 from lorad.records.versions import Alias, AliasMove, RemovedAlias, ServedAlias, Swapped, Verdict
 from lorad.store import aliases, runs
-from lorad.store.rows import RunRow, VersionRow
+from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version, held_versions
 
 
@@ -29,7 +28,7 @@ async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
     rows = seen_aliases(ctx, call.caller)
     owners = [of_alias(row).owner_uid for row in rows]
     names = {uid: user_name(uid) for uid in {*owners}}
-    held = {(version.run, version.version): version for version in held_versions(ctx.store)}
+    version_of = {(version.run, version.version): version for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)
     before = {alias: f"{run}@{version}" for alias, (run, version) in aliases.rollbacks(ctx.store).items()}
     return [
@@ -37,7 +36,7 @@ async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
             ServedAlias,
             row,
             owner=names[uid],
-            step=None if (version := held.get((row.run, row.version))) is None else version.step,
+            step=None if (version := version_of.get((row.run, row.version))) is None else version.step,
             traffic=traffic[row.alias],
             previous=before.get(row.alias),
             loaded=version is not None and is_loaded(ctx, version),
@@ -52,10 +51,10 @@ async def list_moves(ctx: Context, call: Call) -> list[AliasMove]:
     Raises NotFound if it never existed.
     """
     alias = call.request.match_info["alias"]
-    found = seen_by_run(ctx, call.caller, await ctx.read(aliases.moves, alias))
-    if not found and find_alias(ctx, call.caller, alias) is None:
+    moves = seen_by_run(ctx, call.caller, await ctx.read(aliases.moves, alias))
+    if not moves and find_alias(ctx, call.caller, alias) is None:
         raise aliases.missing(alias)
-    return found
+    return moves
 
 
 async def swap(ctx: Context, call: Call) -> Swapped:
@@ -64,15 +63,22 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then
     the alias serves what it served. Swaps of one alias go one after another.
     """
-    body, alias, started = call.json(SwapRequest), call.request.match_info["alias"], time.monotonic()
+    body = call.json(SwapRequest)
+    alias = call.request.match_info["alias"]
+    started = time.monotonic()
     aliases.check_name(alias)
     async with ctx.serving.moving[alias]:
-        before, version = aliases.find(ctx.store, alias), _wanted(ctx, call.caller, alias, body)
+        before = aliases.find(ctx.store, alias)
+        version = _wanted(ctx, call.caller, alias, body)
         run = runs.get(ctx.store, version.run)
         must_move(ctx, call.caller, alias, before, run)  # the alias may have been made while this one waited
         with in_hand(ctx, version):
             try:
-                attestation = await _prepare(ctx, run, version)
+                await await_files(ctx, version)
+                await on_behalf(ctx, run.owner_uid, check_files, version)
+                async with hold_pool(ctx, run) as pool:
+                    refuse_other_base(ctx, run, pool)
+                    attestation = await load(ctx, pool, version, keep=True)
                 row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
                 kept = (
@@ -104,21 +110,13 @@ def _wanted(ctx: Context, caller: Caller, alias: str, body: SwapRequest) -> Vers
     return find_version(ctx, caller, "{}@{}".format(*aliases.before(ctx.store, alias)))
 
 
-async def _prepare(ctx: Context, run: RunRow, version: VersionRow) -> Attestation:
-    """Verify the version's files and load it into a pool of its base."""
-    await await_files(ctx, version)
-    await on_behalf(ctx, run.owner_uid, check_files, version)
-    async with hold_pool(ctx, run) as pool:
-        refuse_other_base(ctx, run, pool)
-        return await load(ctx, pool, version, keep=True)
-
-
 def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> Alias:
     """Move the alias, with its log and event: all or none. Nothing happens where it serves that version.
 
     Raises NotFound for a version that was removed meanwhile.
     """
-    run, number = version.run, version.version
+    run = version.run
+    number = version.version
     if alias in get_version(ctx.store, run, number).aliases:
         return aliases.get(ctx.store, alias)
     return aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)

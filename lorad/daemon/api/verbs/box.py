@@ -131,13 +131,15 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
 
 def _on_nodes(ctx: Context, who: Reader) -> list[Device]:
     """Describe the devices of nodes that pools have; nobody measures them here."""
-    found = []
+    listed = []
     for pool in ctx.pools.values():
         if pool.nodes and pool.process.is_up:
-            held = holder_of_pool(ctx, pool, who)
-            lease = Lease(held.pool or None, held.uid, held.user, held.why, held.since, held.idle_timeout)
-            found += [Device(name, pool=lease.pool, lease=lease) for name in pool.holds]
-    return sorted(found, key=lambda device: device.device)
+            holder = holder_of_pool(ctx, pool, who)
+            lease = Lease(
+                holder.pool or None, holder.uid, holder.user, holder.why, holder.since, holder.idle_timeout
+            )
+            listed += [Device(name, pool=lease.pool, lease=lease) for name in pool.holds]
+    return sorted(listed, key=lambda device: device.device)
 
 
 def _device_view(
@@ -151,21 +153,26 @@ def _device_view(
 
     cpu: what was measured just now of a machine without GPUs. past: samples of the last hour.
     """
-    sight, who = cpu or ctx.gpus.sights.seen.get(device.uuid), reader(ctx, call.caller)
+    sight = cpu or ctx.gpus.sights.seen.get(device.uuid)
+    who = reader(ctx, call.caller)
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
-    here = [pool for pool in up if who.sees(pool.setup.owner)]
-    held, lease = lease_of(ctx, device, who), None
-    reserved, aside = _reserved(ctx, device), ctx.gpus.set_aside.get(device.name)
-    if held is not None:
-        lease = Lease(held.pool or None, held.uid, held.user, held.why, held.since, held.idle_timeout)
+    own_pools = [pool for pool in up if who.sees(pool.setup.owner)]
+    holder = lease_of(ctx, device, who)
+    lease = None
+    reserved = _reserved(ctx, device)
+    aside = ctx.gpus.set_aside.get(device.name)
+    if holder is not None:
+        lease = Lease(
+            holder.pool or None, holder.uid, holder.user, holder.why, holder.since, holder.idle_timeout
+        )
     return Device(
         device=device.name,
         name=device.label,
         memory_total=device.memory_total,
         memory_used=sight.memory_used if sight else 0,
         utilization=sight.utilization if sight else None,
-        pool=here[0].id if here else None,
-        part=here[0].part_on(device.name) if here else "",
+        pool=own_pools[0].id if own_pools else None,
+        part=own_pools[0].part_on(device.name) if own_pools else "",
         lease=lease,
         processes=[
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
@@ -198,7 +205,10 @@ async def reserve_device(ctx: Context, call: Call) -> Device:
     Raises NotFound, SpecError for a time that is over, Conflict where somebody else reserved it, and
     NotAllowed for a longer time than a user may have, or where runs of others would have to stop.
     """
-    body, device, caller, now = call.json(ReserveRequest), _named(ctx, call), call.caller, ctx.queue.clock()
+    body = call.json(ReserveRequest)
+    device = _named(ctx, call)
+    caller = call.caller
+    now = ctx.queue.clock()
     if body.until is not None and (body.until <= now or body.seconds is not None):
         hint = "Give a time to come, or how long from when the device is free; not both."
         raise SpecError(f"{device.name} cannot be reserved until {moment(body.until)}", hint=hint)
@@ -257,8 +267,8 @@ def _named(ctx: Context, call: Call) -> devices.Device:
     for device in ctx.gpus.devices:
         if name in (device.name, device.key, device.name.removeprefix("cuda:")):
             return device
-    known = ", ".join(device.name for device in ctx.gpus.devices)
-    raise NotFound(f"this machine has no device {name}", hint=f"It has {known}.")
+    names = ", ".join(device.name for device in ctx.gpus.devices)
+    raise NotFound(f"this machine has no device {name}", hint=f"It has {names}.")
 
 
 def _reserved(ctx: Context, device: devices.Device) -> ReservationRow | None:

@@ -24,13 +24,14 @@ async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Eve
 
     `after=-1` streams only new events. An `idle` line shows the reader that the connection is up.
     """
-    run, after = call.text("run"), call.number("after", 0)
+    run = call.text("run")
+    after = call.number("after", 0)
     if run is not None:
         runs.get(ctx.store, run)
     if call.text("last") is not None:
-        wanted = min(max(call.number("last", 0), 0), _MOST)
-        found = await ctx.read(events.newest, wanted, run)
-        return seen_by_run(ctx, call.caller, found)
+        count = min(max(call.number("last", 0), 0), _MOST)
+        newest = await ctx.read(events.newest, count, run)
+        return seen_by_run(ctx, call.caller, newest)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     cursor = events.last_id(ctx.store) if after < 0 else after
     await response.prepare(call.request)
@@ -49,15 +50,16 @@ async def _send(
 
     Waits for a slow reader.
     """
-    until, rung = time.monotonic() + IDLE_SECONDS, ctx.loop.bell()
-    while not (found := ctx.tail.after(cursor, run)):
+    until = time.monotonic() + IDLE_SECONDS
+    rung = ctx.loop.bell()
+    while not (lines := ctx.tail.after(cursor, run)):
         cursor = ctx.tail.newest
         if ctx.loop.closing or not await ctx.loop.rung(rung, until - time.monotonic()):
             await response.write(msgspec.json.encode(Event(cursor, time.time(), None, "idle")) + b"\n")
             return cursor
         rung = ctx.loop.bell()  # the bell may have rung for other runs
-    shown = seen_by_run(ctx, caller, found)
+    shown = seen_by_run(ctx, caller, lines)
     if shown:
         await response.write(b"".join(line.text for line in shown))
     await asyncio.sleep(0)  # others have their turn, however fast this one reads
-    return found[-1].id
+    return lines[-1].id

@@ -59,12 +59,13 @@ async def fork(ctx: Context, call: Call) -> Forked:
 
     Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError.
     """
-    body, version = call.json(ForkRequest), find_version(ctx, call.caller, call.request.match_info["version"])
+    body = call.json(ForkRequest)
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
     # read before anything is awaited: the parent may be removed meanwhile
-    asked, written = replace(request_of(parent), bases=bases_of(ctx, parent)), parent.dir.spec_text
+    asked = replace(request_of(parent), bases=bases_of(ctx, parent))
+    written = parent.dir.spec_text
     text = written.read_text() if written.exists() else ""  # the spec as the user wrote it
-    overrides = merged(asked.overrides, body.overrides)
     anew = await in_thread(ctx, call.caller.uid, _other_kind, parent, body)
     body = replace(body, fresh=body.fresh or bool(anew))
     if body.fresh:
@@ -79,9 +80,12 @@ async def fork(ctx: Context, call: Call) -> Forked:
         staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
     kl: Staged | None = None
     try:
-        begins = Begins(staged, parent, asked.reference if _inherits(body, spec) else None)
+        keys = {overridden(text) for text in body.overrides}
+        has_own = spec.algorithm.kl.reference in (None, "start")  # `start` is each run's own
+        inherits = not has_own and keys.isdisjoint({"algorithm", "algorithm.kl", "algorithm.kl.reference"})
+        begins = Begins(staged, parent, asked.reference if inherits else None)
         kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
-        asked = replace(asked, overrides=overrides)
+        asked = replace(asked, overrides=merged(asked.overrides, body.overrides))
         request, spec = await _looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
         refuse_used(ctx, spec)
         row = _settled(ctx, call, spec, request, (start, staged, text), kl)
@@ -98,10 +102,10 @@ def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:
     Raises SpecError.
     """
     before = spec_of(parent)
-    wanted = override(before, body.overrides).algorithm
-    if body.fresh or wanted.kind == before.algorithm.kind:
+    algorithm = override(before, body.overrides).algorithm
+    if body.fresh or algorithm.kind == before.algorithm.kind:
         return []
-    return [f"only weights are taken: Adam's moments are of {before.algorithm.name}, not of {wanted.name}"]
+    return [f"only weights are taken: Adam's moments are of {before.algorithm.name}, not of {algorithm.name}"]
 
 
 def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _ForkStart:
@@ -113,16 +117,16 @@ def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _F
     if fresh:
         return _ForkStart(origin, Path(version.path), version.step)
     present = [row for row in checkpoints(ctx.store, parent.name) if has_files(row.path)]
-    found = [row for row in present if row.version == version.version]
-    if not found:
-        known = ", ".join(f"{row.run}@{row.version}" for row in present)
-        there = f"These have one: {known}. " if known else f"No version of {parent.name} has one. "
+    holding = [row for row in present if row.version == version.version]
+    if not holding:
+        names = ", ".join(f"{row.run}@{row.version}" for row in present)
+        says = f"These have one: {names}. " if names else f"No version of {parent.name} has one. "
         raise NotFound(
             f"no checkpoint holds {origin}, so its optimizer's state is gone",
-            hint=f"{there}With --fresh only the weights are taken, and Adam starts from zero.",
+            hint=f"{says}With --fresh only the weights are taken, and Adam starts from zero.",
         )
-    trained = spec_at(parent.dir.attempt(found[-1].attempt))
-    return _ForkStart(origin, Path(found[-1].path), found[-1].step, trained)
+    trained = spec_at(parent.dir.attempt(holding[-1].attempt))
+    return _ForkStart(origin, Path(holding[-1].path), holding[-1].step, trained)
 
 
 def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
@@ -175,7 +179,8 @@ def _refuse_other_critic(before: Spec, spec: Spec) -> None:
 
 def _free_name(ctx: Context, parent: str) -> str:
     """Choose a name that is free: `sorter-fork`, `sorter-fork-2`, …"""
-    number, suffix = 1, "-fork"
+    number = 1
+    suffix = "-fork"
     while True:
         name = parent[: _NAME_LENGTH - len(suffix)] + suffix
         if not runs.exists(ctx.store, name) and not (ctx.runs_root / name).exists():
@@ -218,7 +223,9 @@ async def taken(ctx: Context, start: _ForkStart, spec: Spec, uids: tuple[int, in
 
 
 def _linked(source: Path, target: Path, user: User | None) -> bool:
-    """False, and nothing is in it, where the file system does not do that."""
+    """Link the files of a version into a new directory; False, with nothing in it, where the file system
+    cannot do that.
+    """
     with as_user(user):
         try:
             for name in (*read_manifest(source).files, MANIFEST):
@@ -228,7 +235,10 @@ def _linked(source: Path, target: Path, user: User | None) -> bool:
                 fsync(path)
         except OSError:
             for path in target.iterdir():
-                discard(path) if path.is_dir() else path.unlink()
+                if path.is_dir():
+                    discard(path)
+                else:
+                    path.unlink()
             return False
     return True
 
@@ -237,14 +247,6 @@ def _copied(source: Path, target: Path, owner: User | None, reader: User | None)
     with as_user(owner):
         names = (*read_manifest(source).files, MANIFEST)
     files_into(source, target, names, owner, reader)
-
-
-def _inherits(body: ForkRequest, spec: Spec) -> bool:
-    """Check whether the parent's spec names what KL is measured against: `start` is each run's own."""
-    said = any(
-        overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides
-    )
-    return spec.algorithm.kl.reference not in (None, "start") and not said
 
 
 async def _looked_at(

@@ -69,7 +69,8 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
 
 async def _deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
     """Delete the items, except what was asked for since they were found. Returns what was deleted."""
-    done, gone = list[Doomed](), list[Path]()
+    done = list[Doomed]()
+    gone = list[Path]()
     for run, group in groupby(items, key=lambda item: item.run):
         for item in still(ctx, run, group):
             done.append(item)

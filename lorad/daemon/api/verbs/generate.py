@@ -44,7 +44,8 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
                 await await_bytes(ctx, version)
                 chat = spec_of(run).data if await is_chat(ctx, run) else None
                 doing().tell(f"loading {version.name}")
-                model, socket = pool.setup.model_path, pool.setup.socket
+                model = pool.setup.model_path
+                socket = pool.setup.socket
                 return await _answer(ctx, pool, Question(socket, model, load_of(version), chat, body))
 
 

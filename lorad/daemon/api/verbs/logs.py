@@ -1,4 +1,4 @@
-"""Read what processes print, by byte offset: those of a run, the daemon and the gateways."""
+"""Read by byte offset what the processes of a run, the daemon and the gateways print."""
 
 import asyncio
 import os
@@ -30,7 +30,8 @@ async def read_log(ctx: Context, call: Call) -> LogPart:
     Raises SpecError, NotFound for an attempt that there never was.
     """
     run = runs.get(ctx.store, call.run)
-    of, attempt = call.text("of") or "driver", call.number("attempt", 0)
+    of = call.text("of") or "driver"
+    attempt = call.number("attempt", 0)
     path = _of_attempt(ctx, run, of, attempt) if attempt else log_of(ctx, run, of)
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
 
@@ -86,14 +87,15 @@ def _pool_of(ctx: Context, run: RunRow) -> Pool | None:
 
 
 def read(path: Path, offset: int, limit: int) -> LogPart:
-    """A negative offset counts from the end. Cuts no character in two.
+    """Read a part of a log, and cut no character in two. A negative offset counts from the end.
 
-    Offsets count what was cut from the log as well. One that is past the end is of another log: this one
-    begins.
+    Offsets count what was cut from the log as well. One that is past the end was of another log: this one
+    is read from its beginning.
     """
     try:
         with open_file(path, links=False) as file:
-            cut, size = cut_before(file.fileno()), file.seek(0, os.SEEK_END)
+            cut = cut_before(file.fileno())
+            size = file.seek(0, os.SEEK_END)
             start = size + offset if offset < 0 else offset - cut
             start = 0 if start > size else max(0, start)
             file.seek(start)

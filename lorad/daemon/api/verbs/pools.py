@@ -26,7 +26,8 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
     Raises NotFound when it is not up, Conflict while a run or a request uses it or while it is kept up to
     serve.
     """
-    name, force = call.request.match_info["pool"], bool(call.number("force", 0))
+    name = call.request.match_info["pool"]
+    force = bool(call.number("force", 0))
     pool = find_pool(ctx, call.caller, name)
     if pool is not None:
         life.look_at_process(ctx, pool)
@@ -70,11 +71,12 @@ def _node_view(
     count: how many devices config.yaml says that it has.
     grant: the last grant of the node.
     """
-    held, agents = set[str](), list[str]()
+    taken = set[str]()
+    agents = list[str]()
     for pool in ctx.pools.values():
         for node in pool.nodes:
             if node.node == name:
-                held |= {*devices_on(node)}
+                taken |= {*devices_on(node)}
                 agents += [f"{pool.id}@{pool.number}"] if who.sees(pool.setup.owner) else []
     if row is None:
         return NodeStatus(name, cluster="static", count=count, free=count)
@@ -90,7 +92,7 @@ def _node_view(
         address=row.address,
         devices=row.devices,
         count=count,
-        free=0 if row.state == "lost" else max(0, count - len(held & {*gpus})),
+        free=0 if row.state == "lost" else max(0, count - len(taken & {*gpus})),
         agents=agents,
         bases=row.bases if who.sees_all else [],
         seen_at=row.seen_at,

@@ -41,9 +41,11 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     Raises NotFound (no such checkpoint), IntegrityError (it is damaged, or the journal another run's),
     Conflict (not over, nothing to do, or another one came first), SpecError (an override that does not fit).
     """
-    body, run = call.json(ResumeRequest), runs.get(ctx.store, call.run)
+    body = call.json(ResumeRequest)
+    run = runs.get(ctx.store, call.run)
     _refuse_what_cannot_go_on(ctx, run)
-    before, present = spec_of(run), checkpoints(ctx.store, call.run)
+    before = spec_of(run)
+    present = checkpoints(ctx.store, call.run)
     chosen = _choose(run, present, body.step)
     spec, steps = await in_thread(ctx, call.caller.uid, _asked, body, run, chosen)
     done = chosen.step if chosen else 0
@@ -61,7 +63,11 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     changed_inputs = await on_behalf(ctx, run.owner_uid, changes, inputs_of(ctx, run))
     request = None
     if body.overrides or spec != before:
-        request = await _respecified(ctx, run, spec, body.overrides, steps)
+        request = request_of(run)
+        reference = None if request.reference is None else run.dir.reference
+        longer = replace(spec, trainer=replace(spec.trainer, steps=steps or spec.trainer.steps))
+        _, facts = rated(longer, await preflight(ctx, longer, request.cwd, run.owner_uid, reference))
+        request = replace(request, overrides=merged(request.overrides, body.overrides), facts=facts)
     with ctx.store.write():
         _refuse_late(ctx, run)
         runs.move(
@@ -73,10 +79,7 @@ async def resume(ctx: Context, call: Call) -> Resumed:
         )
         runs.set_fields(ctx.store, call.run, steps=steps, resume_step=done if chosen else None)
         if request:
-            text, resources = to_json(spec).decode(), spec.resources
-            columns = {"priority": resources.priority, "queue_group": resources.group}
-            runs.set_fields(ctx.store, call.run, spec=text, **columns)
-            _keep(ctx, run, request)
+            _respecify(ctx, run, spec, request)
     ctx.loop.poke()
     again = _made_again(run, spec, chosen) if body.step is None else ""
     warnings = [*filter(None, [again]), *(request.facts.warnings if request else [])]
@@ -204,30 +207,25 @@ def total(body: ResumeRequest, run: RunRow, before: Spec) -> int:
 
     Raises SpecError for two.
     """
-    asked = _asked_steps(before, body.overrides)
+    # what sets trainer.steps makes the same of any other number, even where that is no change
+    other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
+    steps = override(before, body.overrides).trainer.steps
+    asked = steps if override(other, body.overrides).trainer.steps == steps else None
     if body.steps and asked and body.steps != asked:
         raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
     return int(body.steps or asked or run.steps)
 
 
-def _asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
-    """Find what the overrides set trainer.steps to, even if that is no change;
-    None when they do not set it.
-    """
-    other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
-    steps = override(before, overrides).trainer.steps
-    return steps if override(other, overrides).trainer.steps == steps else None
-
-
-async def _respecified(
-    ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int
-) -> Request:
-    """Make the request of the run with another spec, after the preflight of a new run. Raises SpecError."""
-    request = request_of(run)
-    reference = None if request.reference is None else run.dir.reference
-    wanted = replace(spec, trainer=replace(spec.trainer, steps=steps or spec.trainer.steps))
-    _, facts = rated(wanted, await preflight(ctx, wanted, request.cwd, run.owner_uid, reference))
-    return replace(request, overrides=merged(request.overrides, overrides), facts=facts)
+def _respecify(ctx: Context, run: RunRow, spec: Spec, request: Request) -> None:
+    """Replace the spec and the request of a run, and add the warnings that it has not had yet."""
+    resources = spec.resources
+    columns = {"priority": resources.priority, "queue_group": resources.group}
+    runs.set_fields(ctx.store, run.name, spec=to_json(spec).decode(), **columns)
+    write_json(run.dir.root / "request.json", msgspec.to_builtins(request))
+    old = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
+    for warning in request.facts.warnings:
+        if warning not in old:
+            events.append(ctx.store, run.name, "warning", {"message": warning})
 
 
 def _refuse_late(ctx: Context, run: RunRow) -> None:
@@ -242,14 +240,6 @@ def _refuse_late(ctx: Context, run: RunRow) -> None:
         )
 
 
-def _keep(ctx: Context, run: RunRow, request: Request) -> None:
-    write_json(run.dir.root / "request.json", msgspec.to_builtins(request))
-    known = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
-    for warning in request.facts.warnings:
-        if warning not in known:
-            events.append(ctx.store, run.name, "warning", {"message": warning})
-
-
 def _choose(run: RunRow, present: list[Checkpoint], step: int | None) -> Checkpoint | None:
     """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the
     start.
@@ -257,9 +247,9 @@ def _choose(run: RunRow, present: list[Checkpoint], step: int | None) -> Checkpo
     at_step = [row for row in present if step is None or row.step == step]
     if at_step or step is None:
         return at_step[-1] if at_step else None
-    known = ", ".join(str(row.step) for row in present) or "none"
+    steps = ", ".join(str(row.step) for row in present) or "none"
     raise NotFound(
-        f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {known}."
+        f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {steps}."
     )
 
 

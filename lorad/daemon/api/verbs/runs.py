@@ -27,7 +27,7 @@ from lorad.records.runs import Run, RunDetails
 from lorad.spec.errors import leaves
 from lorad.spec.model import Spec
 from lorad.store import metrics, runs
-from lorad.store.select import COLUMNS, Selected, is_of_spec, measured, select
+from lorad.store.select import COLUMNS, is_of_spec, measured, select
 
 _MOST_NAMES = 100  # that one request may ask for
 _MOST_STEPS = 10000
@@ -72,14 +72,15 @@ async def run(ctx: Context, call: Call) -> Run:
 
 
 async def list_runs(ctx: Context, call: Call) -> list[Run]:
-    """List runs, newest first: those of `names`, or the active ones and those of the last day, or `all`.
+    """List runs, newest first: the named ones, or the active ones and the last day's, or all.
 
-    limit: how many ended runs at most; 0: no limit.
+    limit: how many ended runs at most; 0 for no limit.
     """
     if (names := call.text("names")) is not None:
         rows = await ctx.read(runs.list_named, names.split(",")[:_MOST_NAMES])
         return [with_place(ctx, listed_view(ctx, row)) for row in seen(ctx, call.caller, rows)]
-    everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
+    everything = call.number("all", 0) != 0
+    limit = call.number("limit", 0)
     if runs.count_listed(ctx.store, all=everything) <= _AT_ONCE:
         rows = runs.list_runs(ctx.store, all=everything, limit=limit)
     else:
@@ -98,7 +99,7 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
         _refuse_no_key(word)
     metrics_of = [word for word in (*body.keys, *words) if word not in COLUMNS and not is_of_spec(word)]
     owner_uid = None if sees_all(ctx, call.caller) else call.caller.uid
-    found = await ctx.read(
+    selected = await ctx.read(
         select,
         body.selection.checked(call.caller.name),
         owner_uid=owner_uid,
@@ -107,16 +108,17 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
         sort=body.sort,
         limit=body.limit,
     )
-    lacking = [word for word in metrics_of if all(one.values[word] is None for one in found)]
-    if lacking and any(one.run.step for one in found):
+    lacking = [word for word in metrics_of if all(row.values[word] is None for row in selected)]
+    if lacking and any(row.run.step for row in selected):
         # in a thread, as there may be thousands of names to compare
         await asyncio.to_thread(_refuse_unmeasured, lacking, await ctx.read(measured, owner_uid))
-    return [with_place(ctx, _with_values(ctx, one, body.keys)) for one in found]
-
-
-def _with_values(ctx: Context, one: Selected, keys: Sequence[str]) -> Run:
-    run = listed_view(ctx, one.run)
-    return msgspec.structs.replace(run, values={key: one.values[key] for key in keys}) if keys else run
+    views = []
+    for row in selected:
+        view = with_place(ctx, listed_view(ctx, row.run))
+        if body.keys:
+            view = msgspec.structs.replace(view, values={key: row.values[key] for key in body.keys})
+        views.append(view)
+    return views
 
 
 def _refuse_unmeasured(words: Sequence[str], metrics: Sequence[str]) -> None:
@@ -131,11 +133,11 @@ def _refuse_unmeasured(words: Sequence[str], metrics: Sequence[str]) -> None:
 
 def _refuse_no_key(word: str) -> None:
     """Raise SpecError for a dotted word that is no key of a spec, nor a section or an element of one."""
-    known = leaves(Spec)
+    keys = leaves(Spec)
     if "." in word and not any(
-        f"{key}.".startswith(f"{word}.") or word.startswith(f"{key}.") for key in known
+        f"{key}.".startswith(f"{word}.") or word.startswith(f"{key}.") for key in keys
     ):
-        near = get_close_matches(word, known, 1)
+        near = get_close_matches(word, keys, 1)
         hint = f"Did you mean {near[0]}?" if near else "docs/spec.md lists all keys."
         raise SpecError(f"a spec has no key {word}", hint=hint)
 
@@ -149,7 +151,8 @@ async def show_run(ctx: Context, call: Call) -> RunDetails:
 async def list_steps(ctx: Context, call: Call) -> list[Step]:
     """List the steps of the surviving lineage."""
     runs.get(ctx.store, call.run)
-    after, every = call.number("after", 0), call.number("every", 1)
+    after = call.number("after", 0)
+    every = call.number("every", 1)
     limit = min(max(call.number("limit", _MOST_STEPS), 0), _MOST_STEPS)
     if every > 1:
         return await ctx.read(metrics.sparse_steps, call.run, every, after, limit)

@@ -20,18 +20,20 @@ from lorad.records.samples import Sample
 from lorad.spec.kept import MAIN
 from lorad.store import runs
 from lorad.store.metrics import evals, samples_file
-from lorad.store.rows import EvalRow, RunRow
+from lorad.store.rows import RunRow
 
 _DECODER = msgspec.json.Decoder(Sample)
 _TOKEN = 32  # bytes of a token and its log-probability in an answer, about
 
 
 class _Excerpt(NamedTuple):
-    """What is read of a file.
+    """The part of a file of samples that is read.
 
-    limit: at most so many samples. name: a set of problems, whose lines begin with it; "": of training.
-    choice: which of them. prompt: an id, or a number from 1 in the order of the file; "": of all.
-    is_brief: without tokens and log-probabilities.
+    limit: how many samples at most.
+    name: a set of problems, whose lines begin with it; "" for samples of training.
+    choice: which samples, and in what order.
+    prompt: an id, or a number from 1 in the order of the file; "" for all prompts.
+    is_brief: tokens and log-probabilities are left out.
     """
 
     limit: int
@@ -44,23 +46,29 @@ class _Excerpt(NamedTuple):
 async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     """Read the samples of `step`, by default the run's last one, if there is one.
 
-    eval: a set of problems, whose completions are read instead. problem: only those of one prompt, by its
-    number: of an evaluation at all steps. prompt_id: the same by its id, at one step. where, sort, reverse:
-    see `Choice`. brief: see `Client.samples`. Raises NotFound, IntegrityError, SpecError.
+    eval: a set of problems, whose completions are read instead.
+    problem: the number of the one prompt whose samples are read; of an evaluation, at all steps.
+    prompt_id: the same by its id, at one step.
+    where, sort, reverse: see `Choice`.
+    brief: see `Client.samples`.
+
+    Raises NotFound, IntegrityError, SpecError.
     """
-    run, problem = runs.get(ctx.store, call.run), call.number("problem", 0)
-    sort, reverse = ordered_by(call.text("sort") or "drawn"), call.number("reverse", 0) != 0
+    run = runs.get(ctx.store, call.run)
+    problem = call.number("problem", 0)
+    sort = ordered_by(call.text("sort") or "drawn")
+    reverse = call.number("reverse", 0) != 0
     choice = Choice(call.text("where") or "", sort, reverse)
     choice.test()  # a word that is not understood is refused here
-    wanted = _Excerpt(
+    excerpt = _Excerpt(
         max(call.number("limit", 1000), 0),
         call.text("eval") or "",
         choice,
         call.text("prompt_id") or max(problem, 0) or "",
         call.number("brief", 0) != 0,
     )
-    if wanted.name:
-        return await _list_completions(ctx, call, run, wanted, follows=isinstance(wanted.prompt, int))
+    if excerpt.name:
+        return await _list_completions(ctx, call, run, excerpt, follows=isinstance(excerpt.prompt, int))
     step = call.number("step", run.step)
     if call.text("step") is None and step == 0:
         return []
@@ -70,73 +78,83 @@ async def list_samples(ctx: Context, call: Call) -> list[Sample]:
     if not samples.path:
         return []
     path = run.dir.root / samples.path
-    return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, wanted)
+    return await on_behalf(ctx, run.owner_uid, _read, path, samples.sha256, excerpt)
 
 
 async def _list_completions(
-    ctx: Context, call: Call, run: RunRow, wanted: _Excerpt, *, follows: bool
+    ctx: Context, call: Call, run: RunRow, excerpt: _Excerpt, *, follows: bool
 ) -> list[Sample]:
-    """follows: one problem, from step to step."""
-    known, name = {MAIN, *spec_of(run).eval.sets}, wanted.name
-    if name not in known:
-        hint = f"Its sets: {', '.join(sorted(known))}."
+    """Read the completions of an evaluation, at the step of the query or the last one.
+
+    follows: read those of one problem at all steps instead.
+    """
+    sets = {MAIN, *spec_of(run).eval.sets}
+    name = excerpt.name
+    if name not in sets:
+        hint = f"Its sets: {', '.join(sorted(sets))}."
         raise NotFound(f"run {run.name} evaluates no set {name[:80]}", hint=hint)
-    rows = [row for row in await ctx.read(evals, run.name) if row.samples and _has(row, name)]
+    rows = [
+        row
+        for row in await ctx.read(evals, run.name)
+        if row.samples and (row.problems > 0 if name == MAIN else name in row.sets)
+    ]
     if call.text("step") is not None:
-        step, steps = call.number("step", -1), ", ".join(str(row.step) for row in rows) or "none"
+        step = call.number("step", -1)
+        steps = ", ".join(str(row.step) for row in rows) or "none"
         rows = [row for row in rows if row.step == step]
         if not rows:
             hint = f"There are some of steps: {steps}."
             raise NotFound(f"run {run.name} has no completions of {name} at step {step}", hint=hint)
     files = [(run.dir.root / row.samples, row.samples_sha256) for row in rows]
     if follows:
-        return await on_behalf(ctx, run.owner_uid, _follow, files, wanted)
+        return await on_behalf(ctx, run.owner_uid, _follow, files, excerpt)
     if not files:
         return []
-    return await on_behalf(ctx, run.owner_uid, _read, *files[-1], wanted)
+    return await on_behalf(ctx, run.owner_uid, _read, *files[-1], excerpt)
 
 
-def _has(row: EvalRow, name: str) -> bool:
-    return row.problems > 0 if name == MAIN else name in row.sets
-
-
-def _follow(files: Sequence[tuple[Path, str]], wanted: _Excerpt) -> list[Sample]:
+def _follow(files: Sequence[tuple[Path, str]], excerpt: _Excerpt) -> list[Sample]:
     """Read the completions of one problem, in order of steps. Evaluations whose completions were deleted are
     left out.
 
     Raises NotFound where the newest evaluation has no such problem.
     """
-    found: list[list[Sample]] = []
+    groups: list[list[Sample]] = []
     for path, sha256 in reversed(files):
         if path.exists():
-            found.append(_read(path, sha256, wanted._replace(limit=SAMPLES_BYTES)))
-            if isinstance(wanted.prompt, int) and found[0]:
-                wanted = wanted._replace(prompt=found[0][0].prompt_id)
-    return [one for group in reversed(found) for one in group][: wanted.limit]
+            groups.append(_read(path, sha256, excerpt._replace(limit=SAMPLES_BYTES)))
+            if isinstance(excerpt.prompt, int) and groups[0]:
+                excerpt = excerpt._replace(prompt=groups[0][0].prompt_id)
+    return [one for group in reversed(groups) for one in group][: excerpt.limit]
 
 
-def _read(path: Path, sha256: str, wanted: _Excerpt) -> list[Sample]:
+def _read(path: Path, sha256: str, excerpt: _Excerpt) -> list[Sample]:
     """Read samples of a file, whose digest is checked first. Raises NotFound, IntegrityError, SpecError."""
     try:
         data = read_file(path, SAMPLES_BYTES, links=False)
     except OSError as error:
-        key = "keep_evals" if wanted.name else "keep_samples"
+        key = "keep_evals" if excerpt.name else "keep_samples"
         hint = f"checkpoint.{key} says how many steps keep theirs."
         raise NotFound(f"{path}: {error.strerror}", hint=hint) from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(
             f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it."
         )
-    mark = b'{"set":' + msgspec.json.encode(wanted.name) if wanted.name else b""  # lines begin with their set
+    mark = (
+        b'{"set":' + msgspec.json.encode(excerpt.name) if excerpt.name else b""
+    )  # lines begin with their set
     lines = [line for line in data.splitlines() if line.startswith(mark)]
     try:
-        return list(_fitting(_chosen(lines, wanted), wanted))
+        return list(_fitting(_chosen(lines, excerpt), excerpt))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
 
 
 class _SampleLine(NamedTuple):
-    """What the lines of a file are ordered by. number: of its prompt, from 1."""
+    """What the lines of a file are ordered by.
+
+    number: the place of its prompt among the prompts of the file, from 1.
+    """
 
     place: int
     number: int
@@ -147,49 +165,45 @@ class _SampleLine(NamedTuple):
     turn_count: int
 
 
-def _chosen(lines: Sequence[bytes], wanted: _Excerpt) -> Iterator[Sample]:
-    """Yield the samples that are wanted, in order; however many there are, few of them are in memory.
+def _chosen(lines: Sequence[bytes], excerpt: _Excerpt) -> Iterator[Sample]:
+    """Yield the samples of the excerpt, in order; however many there are, few of them are in memory.
 
     Raises NotFound for a number that no prompt has.
     """
     places: Iterable[int] = range(len(lines))
-    if wanted.choice != Choice() or wanted.prompt:
+    if excerpt.choice != Choice() or excerpt.prompt:
         fitting = list[_SampleLine]()
         numbers = dict[str, int]()
-        takes = wanted.choice.test()
+        takes = excerpt.choice.test()
         for place, sample in enumerate(map(_DECODER.decode, lines)):
             number = numbers.setdefault(sample.prompt_id, sample.problem or len(numbers) + 1)
             if takes(sample):
                 amounts = (sample.reward, sample.advantage, sample.size, sample.turn_count)
                 fitting.append(_SampleLine(place, number, sample.prompt_id, *amounts))
-        if isinstance(wanted.prompt, int) and wanted.prompt not in numbers.values():
+        if isinstance(excerpt.prompt, int) and excerpt.prompt not in numbers.values():
             last = max(numbers.values(), default=0)
-            what = f"{wanted.name} has no problem" if wanted.name else "that step has no prompt"
-            raise NotFound(f"{what} {wanted.prompt}", hint=f"They are numbered from 1 to {last}.")
-        of_prompt = [line for line in fitting if wanted.prompt in ("", line.number, line.prompt_id)]
-        places = [line.place for line in in_order(of_prompt, wanted.choice)]
-    yield from (_DECODER.decode(lines[place]) for place in itertools.islice(places, wanted.limit))
+            what = f"{excerpt.name} has no problem" if excerpt.name else "that step has no prompt"
+            raise NotFound(f"{what} {excerpt.prompt}", hint=f"They are numbered from 1 to {last}.")
+        of_prompt = [line for line in fitting if excerpt.prompt in ("", line.number, line.prompt_id)]
+        places = [line.place for line in in_order(of_prompt, excerpt.choice)]
+    yield from (_DECODER.decode(lines[place]) for place in itertools.islice(places, excerpt.limit))
 
 
-def _fitting(samples: Iterable[Sample], wanted: _Excerpt) -> Iterator[Sample]:
+def _fitting(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
     """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
     for sample in samples:
-        one = _brief(sample) if wanted.is_brief else sample
-        texts = {key: value for key, value in asdict(one).items() if isinstance(value, str)}
-        long = {key: _cut(value) for key, value in texts.items() if len(value) > SAMPLE_TEXT}
-        size += sum(min(len(value), SAMPLE_TEXT) for value in texts.values()) + _TOKEN * len(one.tokens)
-        size += sum(len(turn.text) + len(turn.observation) for turn in one.turns)
+        shown = _brief(sample) if excerpt.is_brief else sample
+        texts = {key: value for key, value in asdict(shown).items() if isinstance(value, str)}
+        long = {key: value[:SAMPLE_TEXT] + "…" for key, value in texts.items() if len(value) > SAMPLE_TEXT}
+        size += sum(min(len(value), SAMPLE_TEXT) for value in texts.values()) + _TOKEN * len(shown.tokens)
+        size += sum(len(turn.text) + len(turn.observation) for turn in shown.turns)
         if size > ANSWER_BYTES:
             return
-        yield replace(one, **long) if long else one
+        yield replace(shown, **long) if long else shown
 
 
 def _brief(sample: Sample) -> Sample:
-    known = [value for value in sample.logprobs if value is not None]
-    mean = sum(known) / len(known) if known and len(known) == len(sample.logprobs) else None
+    logprobs = [value for value in sample.logprobs if value is not None]
+    mean = sum(logprobs) / len(logprobs) if logprobs and len(logprobs) == len(sample.logprobs) else None
     return replace(sample, tokens=[], logprobs=[], widths=[], forks=[], length=sample.size, logprob=mean)
-
-
-def _cut(value: str) -> str:
-    return value[:SAMPLE_TEXT] + "…" if len(value) > SAMPLE_TEXT else value

@@ -69,13 +69,22 @@ async def serve(ctx: Context, call: Call) -> ServedModel:
         for name in sorted({*names}):
             await stack.enter_async_context(ctx.serving.moving[name])
         _refuse(ctx, call.caller, names, spec)
-        made = await _prepared(ctx, call.caller.uid, body, spec)
-        for one in made:
-            stack.callback(discard, one.staged)
-            stack.enter_context(in_hand(ctx, one.version()))
-        loaded = [await _shown(ctx, call, one, stack) for one in made]
+        imports = await _prepared(ctx, call.caller.uid, body, spec)
+        for adapter in imports:
+            stack.callback(discard, adapter.staged)
+            stack.enter_context(in_hand(ctx, adapter.version()))
+        loaded = list[tuple[Pool, Attestation]]()
+        for adapter in imports:  # their pools stay up until the stack is left
+            pool = await stack.enter_async_context(hold_pool(ctx, adapter.row()))
+            with _blamed(adapter.name, adapter.source):
+                loaded.append((pool, await load(ctx, pool, adapter.version(), keep=True)))
         _refuse(ctx, call.caller, names, spec)
-        rows = [_served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
+        rows = list[Alias]()
+        for adapter, (pool, attestation) in zip(imports, loaded, strict=True):  # nothing is awaited in here
+            version = import_adapter.settle(ctx, adapter, attestation, call.caller, pool)
+            set_serving(ctx, [adapter.name], pool)
+            rows.append(move(ctx, adapter.name, version, by=call.caller))
+            publish(ctx, adapter.name)
     return await _answer(ctx, call.caller, loaded[0][0], rows)
 
 
@@ -95,8 +104,8 @@ def _base_spec(body: ServeRequest, user: User | None) -> Spec:
 async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> ServedModel:
     """Serve the aliases of the caller's runs on this base. Raises SpecError when there are none."""
     rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
-    found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
-    of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
+    own = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
+    of_base = [(row, run) for row, run in own if spec_of(run).model.path == spec.model.path]
     if not of_base:
         hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
         raise SpecError(
@@ -162,8 +171,8 @@ def _roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
 
 
-async def _staged(ctx: Context, uid: int, found: _FoundAdapter, spec: Spec, asked: Request) -> Import:
-    name, source, shape = found
+async def _staged(ctx: Context, uid: int, adapter_found: _FoundAdapter, spec: Spec, asked: Request) -> Import:
+    name, source, shape = adapter_found
     with _blamed(name, source):
         adapter, own = await on_behalf(
             ctx, uid, import_adapter.read, source, shape, replace(spec, name=name), Path(asked.model_path)
@@ -183,24 +192,6 @@ def _blamed(name: str, source: Path) -> Iterator[None]:
     except OSError as error:
         hint = "It is opened as the user who asks."
         raise SpecError(f"adapter {name} of {source}: {error.strerror or error}", hint=hint) from error
-
-
-async def _shown(
-    ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack
-) -> tuple[Pool, Attestation]:
-    """Have a pool load and attest it; the pool stays up until the stack is left."""
-    pool = await stack.enter_async_context(hold_pool(ctx, one.row()))
-    with _blamed(one.name, one.source):
-        return pool, await load(ctx, pool, one.version(), keep=True)
-
-
-def _served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> Alias:
-    """Record the imported version, point its alias at it and keep its pool up. Never awaits."""
-    version = import_adapter.settle(ctx, one, attestation, call.caller, pool)
-    set_serving(ctx, [one.name], pool)
-    row = move(ctx, one.name, version, by=call.caller)
-    publish(ctx, one.name)
-    return row
 
 
 async def _answer(ctx: Context, caller: Caller, pool: Pool, rows: list[Alias]) -> ServedModel:

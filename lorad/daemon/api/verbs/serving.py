@@ -71,7 +71,8 @@ async def bring_up_base(ctx: Context, call: Call) -> LoadedModel:
 
     Raises SpecError, Conflict (no device), PoolLost.
     """
-    body, uid = call.json(RunRequest), call.caller.uid
+    body = call.json(RunRequest)
+    uid = call.caller.uid
     spec = await in_thread(ctx, uid, load_spec, body.spec, source=body.source, overrides=body.overrides)
     spec = await in_thread(ctx, uid, anchored, spec, Path(body.cwd), ctx.user(uid))
     facts = await preflight(ctx, spec, body.cwd, uid, body=body)
@@ -118,18 +119,21 @@ async def find_door(ctx: Context, call: Call) -> DoorOwner:
 
 
 async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
-    """Let the pool of what `model` names end when idle: of a run, an alias, or the caller's runs on a base.
+    """Let the pool of a run, of an alias, or of the caller's runs on a base end when it is idle.
+
+    The `model` of the request names the run, the alias or the base.
 
     Raises NotFound, NotAllowed.
     """
-    model, serving = call.json(ModelRequest).model, seen(ctx, call.caller, runs.that_serve(ctx.store))
+    model = call.json(ModelRequest).model
+    serving = seen(ctx, call.caller, runs.that_serve(ctx.store))
     alias = find_alias(ctx, call.caller, model)
-    wanted = {model, alias.run} if alias else {model}
-    meant = [run for run in serving if run.name in wanted or spec_of(run).model.path == model]
+    named = {model, alias.run} if alias else {model}
+    meant = [run for run in serving if run.name in named or spec_of(run).model.path == model]
     names = [run.name for run in [run for run in meant if owns(ctx, call.caller, run.owner_uid)] or meant]
     if not names:
-        known = ", ".join(dict.fromkeys(f"{run.name} ({spec_of(run).model.path})" for run in serving))
-        raise NotFound(f"nothing named {model} is being served", hint=f"Served: {known or 'nothing'}.")
+        served = ", ".join(dict.fromkeys(f"{run.name} ({spec_of(run).model.path})" for run in serving))
+        raise NotFound(f"nothing named {model} is being served", hint=f"Served: {served or 'nothing'}.")
     must_own(ctx, call.caller, *(of_run(ctx, call.caller, run) for run in serving if run.name in names))
     with ctx.store.write():
         end_serving(ctx, names)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,13 +102,13 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
 
 def _planned(body: SweepRequest) -> tuple[Axes, list[list[str]]]:
     """Return what each key may be, and the overrides of each point. Raises SpecError."""
-    wanted = body.points
-    if wanted.listed:
-        axes, points = given(wanted.listed)
+    asked = body.points
+    if asked.listed:
+        axes, points = given(asked.listed)
         return axes, [[*body.overrides, *point] for point in points]
-    if wanted.random is not None:
+    if asked.random is not None:
         distributions, rest = distributions_of(body.overrides)
-        points = drawn(distributions, wanted.random, wanted.seed)
+        points = drawn(distributions, asked.random, asked.seed)
         return {key: [one.text] for key, one in distributions.items()}, [[*rest, *point] for point in points]
     axes, rest = axes_of(body.overrides)
     return axes, [[*rest, *point] for point in points_of(axes)]
@@ -145,19 +145,20 @@ async def _looked_at(
 
     Raises what the preflight raises.
     """
-    found: dict[tuple[bytes, ...], SpecFacts] = {}
-    rated_points, facts = [], []
+    facts_of: dict[tuple[bytes, ...], SpecFacts] = {}
+    rated_points = []
+    facts = []
     for point, reference in zip(points, references, strict=True):
         with _blaming(point):
             refuse_contradictions(point.spec)
             of_lora = [text for text in point.overrides if overridden(text).partition(".")[0] == "lora"]
             key = (_need(point.spec), *(text.encode() for text in (*doubts(point.spec), *of_lora)))
-            if key not in found:
+            if key not in facts_of:
                 own = replace(body, overrides=point.overrides)
                 place = reference and reference.directory
-                found[key] = await preflight(ctx, point.spec, body.cwd, uid, place, body=own)
-            refuse_other_model(reference, found[key])
-            spec, fact = rated(point.spec, found[key])
+                facts_of[key] = await preflight(ctx, point.spec, body.cwd, uid, place, body=own)
+            refuse_other_model(reference, facts_of[key])
+            spec, fact = rated(point.spec, facts_of[key])
             rated_points.append(point._replace(spec=spec))
             facts.append(fact)
     return rated_points, facts
@@ -175,7 +176,8 @@ def _blaming(point: _GridPoint) -> Iterator[None]:
 
 def _need(spec: Spec) -> bytes:
     """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
-    usual, kl = {key: getattr(Trainer(), key) for key in _UNSEEN}, spec.algorithm.kl
+    usual = {key: getattr(Trainer(), key) for key in _UNSEEN}
+    kl = spec.algorithm.kl
     algorithm = spec.algorithm
     if algorithm.kind == "rl":
         kl = replace(kl, coef=float(algorithm.kl_coef > 0))
@@ -250,7 +252,11 @@ class _Member(NamedTuple):
 
 async def _sweep_view(ctx: Context, row: Sweep) -> Sweep:
     members = await ctx.read(_members_of, row.sweep, [*row.grid])
-    return replace(row, runs=[_member_view(ctx, member) for member in members])
+    views = []
+    for member in members:
+        figures = {"eval_best": member.best, "reward_mean": member.reward, "loss_mean": member.loss}
+        views.append(extended(SweepRun, run_view(ctx, member.run), values=member.values, **figures))
+    return replace(row, runs=views)
 
 
 def _members_of(rows: Rows, sweep: str, grid: list[str]) -> list[_Member]:
@@ -259,26 +265,20 @@ def _members_of(rows: Rows, sweep: str, grid: list[str]) -> list[_Member]:
     def mean(run: RunRow, metric: str) -> float | None:
         return mean_metric(rows, run.name, 0, run.step, LAST_STEPS, metric)
 
-    return [
-        _Member(run, _values(run, grid), best_eval(rows, run.name), mean(run, "reward"), mean(run, "loss"))
-        for run in (runs.get(rows, name) for name in sweeps.members(rows, sweep))
-    ]
-
-
-def _member_view(ctx: Context, member: _Member) -> SweepRun:
-    figures = {"eval_best": member.best, "reward_mean": member.reward, "loss_mean": member.loss}
-    return extended(SweepRun, run_view(ctx, member.run), values=member.values, **figures)
-
-
-def _values(run: RunRow, keys: Iterable[str]) -> dict[str, Any]:
-    """Look up dotted keys in the JSON of a run's spec; the values are whatever it has there."""
-    spec = json.loads(run.spec)
-    return {key: _value(spec, key.split(".")) for key in keys}
+    members = []
+    for name in sweeps.members(rows, sweep):
+        run = runs.get(rows, name)
+        spec = json.loads(run.spec)
+        values = {key: _value(spec, key.split(".")) for key in grid}
+        best = best_eval(rows, run.name)
+        members.append(_Member(run, values, best, mean(run, "reward"), mean(run, "loss")))
+    return members
 
 
 def _value(spec: Any, path: list[str]) -> Any:
-    """Look a dotted key up; None where the path leads nowhere,
-    as from `reward: exact_match` to reward.name.
+    """Look a dotted key up in a spec's JSON; None where the path leads nowhere.
+
+    The `name` of a section that is written as a word, as in `reward: exact_match`, is that word.
     """
     for part in path:
         if not isinstance(spec, dict):

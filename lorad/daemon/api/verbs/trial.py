@@ -22,7 +22,7 @@ from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.commands import secrets_of
-from lorad.daemon.process.doing import Doing, begin_telling, doing
+from lorad.daemon.process.doing import begin_telling, doing
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.limits import refuse_priority
@@ -69,7 +69,11 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     try:
         await response.prepare(call.request)
         while not ctx.loop.closing:
-            event = await _next(events, present)
+            try:
+                async with asyncio.timeout(_IDLE_SECONDS):
+                    event = await events.get()
+            except TimeoutError:
+                event = TrialEvent("idle", present.in_words())
             await response.write(msgspec.json.encode(event) + b"\n")
             if event.kind == "end":
                 break
@@ -79,14 +83,6 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
     return response
-
-
-async def _next(events: _Events, present: Doing) -> TrialEvent:
-    try:
-        async with asyncio.timeout(_IDLE_SECONDS):
-            return await events.get()
-    except TimeoutError:
-        return TrialEvent("idle", present.in_words())
 
 
 def _light(spec: Spec) -> Spec:

@@ -29,15 +29,17 @@ async def verify(ctx: Context, call: Call) -> Verification:
 
 
 def _subject(ctx: Context, run: RunRow) -> Subject:
-    rows, kept = versions(ctx.store, run.name), checkpoints(ctx.store, run.name)
-    works, spared = not RunState(run.state).is_over, was_spared(ctx, run.name)
-    held = {row.version for row in rows if row.pinned or row.aliases}
+    rows = versions(ctx.store, run.name)
+    kept = checkpoints(ctx.store, run.name)
+    works = not RunState(run.state).is_over
+    spared = was_spared(ctx, run.name)
+    named = {row.version for row in rows if row.pinned or row.aliases}
     return Subject(
         directory=run.dir,
         model_path=Path(request_of(run).model_path),
         quantize=spec_of(run).model.quantize,
         digests={row.version: row.sha256 for row in rows},
-        needed=frozenset(held if works else held | {row.version for row in kept}),
+        needed=frozenset(named if works else named | {row.version for row in kept}),
         checkpoints=frozenset(row.path for row in kept),
         keep_samples=spec_of(run).checkpoint.keep_samples or int(spared),
         keep_evals=spec_of(run).checkpoint.keep_evals or int(spared),
@@ -49,7 +51,8 @@ def _subject(ctx: Context, run: RunRow) -> Subject:
 async def attest_again(ctx: Context, run: RunRow) -> VerificationCheck:
     """Attest again the versions of the run that a pool has loaded now."""
     await refresh(ctx)
-    problems, count = [], 0
+    problems = []
+    count = 0
     rows = {row.name: row for row in versions(ctx.store, run.name)}
     for pool in heard(ctx, run.owner_uid):
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):

@@ -41,11 +41,13 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
         runs.get(ctx.store, run)
     await refresh(ctx)
     rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
-    made: dict[str, list[Result]] = {}
-    for one in seen_by_run(ctx, call.caller, await ctx.read(results, run)):
-        made.setdefault(one.sha256, []).append(one)
+    by_weights: dict[str, list[Result]] = {}
+    for result in seen_by_run(ctx, call.caller, await ctx.read(results, run)):
+        by_weights.setdefault(result.sha256, []).append(result)
     # in a thread, as looking for the files of thousands of versions takes a while
-    return await asyncio.to_thread(lambda: [version_view(ctx, row, made.get(row.sha256, [])) for row in rows])
+    return await asyncio.to_thread(
+        lambda: [version_view(ctx, row, by_weights.get(row.sha256, [])) for row in rows]
+    )
 
 
 async def list_checkpoints(ctx: Context, call: Call) -> list[Checkpoint]:
@@ -67,7 +69,8 @@ async def pin(ctx: Context, call: Call) -> Version:
 
 def _change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
     """Pin the version or end its pin, with an event, then write the gateways' table. Returns its row."""
-    run, number = version.run, version.version
+    run = version.run
+    number = version.version
     with ctx.store.write():
         before = get_version(ctx.store, run, number)
         if pinned and not has_files(before.path):
@@ -130,7 +133,8 @@ async def export(ctx: Context, call: Call) -> Exported:
     target = Path(call.json(ExportRequest).directory)
     if not target.is_absolute():
         raise SpecError(f"{target} is not an absolute path", hint="Give the whole path.")
-    owner, caller = ctx.user(runs.get(ctx.store, version.run).owner_uid), ctx.user(call.caller.uid)
+    owner = ctx.user(runs.get(ctx.store, version.run).owner_uid)
+    caller = ctx.user(call.caller.uid)
     with in_hand(ctx, version):
         await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
         about = {"version": version.version, "directory": str(target), "by": call.caller.name}

@@ -3,7 +3,6 @@
 import msgspec
 from msgspec.structs import replace
 
-from lorad.box.paths import RunDir
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context, request_of, spec_of
@@ -16,7 +15,7 @@ from lorad.files import write_whole
 from lorad.records.requests import EditRequest
 from lorad.records.runs import Run
 from lorad.rl.doubts import refuse_contradictions
-from lorad.spec.model import Spec, to_json
+from lorad.spec.model import to_json
 from lorad.spec.text import merged, overridden, override
 from lorad.states import RunState
 from lorad.store import events, runs
@@ -29,7 +28,8 @@ async def edit(ctx: Context, call: Call) -> Run:
     Raises Conflict when it is not queued, SpecError for other keys and for values that do not fit, and
     NotAllowed for a priority that is not theirs to give.
     """
-    overrides, run = call.json(EditRequest).overrides, runs.get(ctx.store, call.run)
+    overrides = call.json(EditRequest).overrides
+    run = runs.get(ctx.store, call.run)
     _refuse_begun(run)
     _refuse_other_keys(run, overrides)
     before = spec_of(run)
@@ -48,7 +48,8 @@ async def edit(ctx: Context, call: Call) -> Run:
         runs.respecify(ctx.store, run.name, spec)
         data = {"changed": overrides, "by": call.caller.name}
         events.append(ctx.store, run.name, "edited", data)
-        _keep(run.dir, spec, msgspec.to_builtins(request))
+        write_whole(run.dir.spec, to_json(spec))
+        write_json(run.dir.root / "request.json", msgspec.to_builtins(request))
     ctx.loop.poke()
     return run_view(ctx, runs.get(ctx.store, call.run))
 
@@ -79,8 +80,3 @@ def _refuse_other_keys(run: RunRow, overrides: list[str]) -> None:
             hint="resources.* can be, and trainer.steps before the first attempt. For anything else: "
             f"`lorad kill {run.name}`, and `lorad run … --replace`.",
         )
-
-
-def _keep(directory: RunDir, spec: Spec, request: object) -> None:
-    write_whole(directory.spec, to_json(spec))
-    write_json(directory.root / "request.json", request)

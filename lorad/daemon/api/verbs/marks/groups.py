@@ -23,7 +23,8 @@ async def list_groups(ctx: Context, call: Call) -> list[RunGroup]:
 
 async def limit_group(ctx: Context, call: Call) -> RunGroup:
     """Let so many runs of a group of the caller's work at a time. Raises SpecError for what is no name."""
-    name, limit = call.request.match_info["group"], call.json(GroupRequest).limit
+    name = call.request.match_info["group"]
+    limit = call.json(GroupRequest).limit
     if not re.match(NAME, name):
         raise SpecError(f"{name} is no name of a group", hint=NAME_HINT)
     groups.set_limit(ctx.store, call.caller.uid, name, limit)

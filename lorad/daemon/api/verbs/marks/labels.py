@@ -12,7 +12,8 @@ from lorad.store import events, runs
 
 async def label(ctx: Context, call: Call) -> Run:
     """Add tags to a run, take some off it, and write its note. Raises SpecError for too many tags."""
-    body, run = call.json(LabelRequest), runs.get(ctx.store, call.run)
+    body = call.json(LabelRequest)
+    run = runs.get(ctx.store, call.run)
     tags = [tag for tag in dict.fromkeys([*run.tags, *body.add]) if tag not in body.remove]
     if len(tags) > TAGS:
         hint = f"Take some off: `lorad tag {run.name} -TAG`."
