@@ -21,6 +21,7 @@ from lorad.bounds import JOURNAL_BYTES, ROW_BYTES, SAMPLES_BYTES, SPEC_BODY_BYTE
 from lorad.box.paths import RunDir
 from lorad.files import opened_whole, read_file
 from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
+from lorad.spec.model import Spec
 from lorad.spec.text import from_json
 
 _ATTESTED = ("passed", "inconclusive")
@@ -74,7 +75,9 @@ def _audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
 
 def _audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
     """Check the steps of the lineage in order, each against the records before it."""
-    number, position, made_by = 0, 0, _makers(records)
+    number = 0
+    position = 0
+    made_by = _makers(records)
     surviving = [record for record in lineage(records) if record.kind == "step"]
     for record in surviving:
         fact = msgspec.convert(record.data, StepFact)
@@ -86,35 +89,32 @@ def _audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> I
                 f"{position}"
             )
         consumed = len(fact.prompts) if fact.consumed is None else fact.consumed
-        number, position = record.step, fact.position + consumed
-        found = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
-        yield from (f"step {record.step}: {wrong}" for wrong in found)
+        number = record.step
+        position = fact.position + consumed
+        problems = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
+        yield from (f"step {record.step}: {wrong}" for wrong in problems)
 
 
 def _makers(records: list[Record]) -> dict[int, _Maker | None]:
     """Map the number of each step's record to the version that made its samples."""
-    found: dict[int, _Maker | None] = {}
-    known: dict[int, Record] = {}
+    makers: dict[int, _Maker | None] = {}
+    versions: dict[int, Record] = {}
     for record in records:
         match record.kind:
             case "version":
-                known[record.data["version"]] = record
+                versions[record.data["version"]] = record
             case "rewind":
-                known = {
-                    number: version for number, version in known.items() if version.step <= record.data["to"]
-                }
+                last = record.data["to"]
+                versions = {number: version for number, version in versions.items() if version.step <= last}
             case "step":
-                found[record.seq] = _maker(known, record)
-    return found
-
-
-def _maker(known: dict[int, Record], step: Record) -> _Maker | None:
-    """known: versions by number. A step without an update has no version of its own."""
-    version = known.get(step.data["version"])
-    if version is None:
-        return None
-    later = [other.step for number, other in known.items() if number > step.data["version"]]
-    return _Maker(version, max(version.step, min(later, default=step.step) - 1))
+                number = record.data["version"]
+                maker = versions.get(number)
+                makers[record.seq] = None
+                if maker is not None:  # a step without an update has no version of its own
+                    later = [version.step for other, version in versions.items() if other > number]
+                    until = max(maker.step, min(later, default=record.step) - 1)
+                    makers[record.seq] = _Maker(maker, until)
+    return makers
 
 
 def _audit_step(
@@ -126,8 +126,10 @@ def _audit_step(
     yield from _audit_version(directory, record, name, made_by)
     path = directory.root / fact.samples
     if not path.exists():
-        if not (spared or _is_pruned(directory, record.attempt)):
-            yield f"{fact.samples} is missing"
+        if not spared:  # as many as `checkpoint.keep_samples` may be there, and then older ones are gone
+            keep = _spec_at(directory, record.attempt).checkpoint.keep_samples
+            if not 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl")):
+                yield f"{fact.samples} is missing"
         return
     with opened_whole(path, SAMPLES_BYTES) as file:
         if (digest := hashlib.file_digest(file, "sha256").hexdigest()) != fact.samples_sha256:
@@ -145,11 +147,9 @@ def _audit_version(directory: RunDir, record: Record, name: str, made_by: _Maker
     fact = msgspec.convert(made_by.version.data, VersionFact)
     if fact.attested not in _ATTESTED:
         yield f"its samples are of {name}, whose attestation is {fact.attested!r}"
-    if (
-        not 0
-        <= (age := record.step - 1 - made_by.until)
-        <= (allowed := _staleness(directory, record.attempt))
-    ):
+    age = record.step - 1 - made_by.until
+    allowed = _spec_at(directory, record.attempt).rollout.max_staleness
+    if not 0 <= age <= allowed:
         yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
 
 
@@ -175,21 +175,8 @@ def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Cou
         yield f"its {sampled.total()} samples are not {group} of each of its {prompts.total()} prompts"
 
 
-def _spec_file(directory: RunDir, attempt: int) -> Path:
-    """Find the spec of an attempt; that of the run where the attempt's was not kept."""
+def _spec_at(directory: RunDir, attempt: int) -> Spec:
+    """Read the spec of an attempt; that of the run where the attempt's was not kept."""
     own = directory.attempt(attempt)
     path = own.work / own.spec.name
-    return path if path.exists() else directory.spec
-
-
-def _staleness(directory: RunDir, attempt: int) -> int:
-    """Read the `rollout.max_staleness` that the spec of an attempt allows."""
-    path = _spec_file(directory, attempt)
-    return from_json(read_file(path, SPEC_BODY_BYTES)).rollout.max_staleness
-
-
-def _is_pruned(directory: RunDir, attempt: int) -> bool:
-    """Check whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
-    path = _spec_file(directory, attempt)
-    keep = from_json(read_file(path, SPEC_BODY_BYTES)).checkpoint.keep_samples
-    return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))
+    return from_json(read_file(path if path.exists() else directory.spec, SPEC_BODY_BYTES))

@@ -71,9 +71,15 @@ def of_directory(directory: Path) -> Row:
     newest = RunDir(directory).attempt(max(numbers, default=0)).spec
     written = newest if newest.exists() else RunDir(directory).spec
     text = read_file(written, SPEC_BODY_BYTES) if directory.is_dir() else b"{}"
-    spec, about = _own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
-    began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
+    spec = json.loads(text)
+    lora = spec.get("lora") or {}
+    origin = RunDir(directory).origin
+    # the weights that a fork began with lie in its directory, wherever that was when the spec was written
+    if Path(lora.get("adapter_path") or "").parts[-2:] == origin.parts[-2:]:
+        lora["adapter_path"] = str(origin)
+    about = directory.stat() if directory.is_dir() else None
     journal = RunDir(directory).journal
+    began = [record for record, _ in read(journal) if record.kind == "attempt"]
     # a shared daemon has the directory
     uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0
     return {
@@ -98,36 +104,39 @@ def of_directory(directory: Path) -> Row:
     }
 
 
-def _own_origin(spec: _Fact, directory: Path) -> _Fact:
-    """The weights that a fork began with lie in its directory,
-    wherever that was when the spec was written.
-    """
-    lora, own = spec.get("lora") or {}, RunDir(directory).origin
-    if Path(lora.get("adapter_path") or "").parts[-2:] == own.parts[-2:]:
-        lora["adapter_path"] = str(own)
-    return spec
-
-
 def _as_it_went(directory: Path) -> Row:
-    """The state of a run of whose moves nothing is known. One that works is settled by the next daemon; one
-    that died without a word is resumed when somebody asks for it."""
+    """Conclude from its journal the state of a run of whose moves nothing is known.
+
+    The next daemon settles one that works; one that died without a word is resumed when somebody asks for it.
+    """
     journal = RunDir(directory).journal
     records = [record for record, _ in read(journal)]
     if not records or not any(record.kind == "attempt" for record in records):
-        made = [record.data["attestation"] for record in records if record.kind == "version"]
-        if made and made[-1].startswith(_IMPORTED):
-            source = made[-1].removeprefix(_IMPORTED).partition(": ")[0]
-            told = {"detail": _IMPORTED + source, "origin": source, "steps": 0, "ended_at": records[-1].at}
-            return {"state": "ended", "reason": EndReason.IMPORTED.value} | told
+        attestations = [record.data["attestation"] for record in records if record.kind == "version"]
+        if attestations and attestations[-1].startswith(_IMPORTED):
+            source = attestations[-1].removeprefix(_IMPORTED).partition(": ")[0]
+            source_row = {
+                "detail": _IMPORTED + source,
+                "origin": source,
+                "steps": 0,
+                "ended_at": records[-1].at,
+            }
+            return {"state": "ended", "reason": EndReason.IMPORTED.value} | source_row
         return {"state": RunState.PAUSED.value}
     newest = records[-1].attempt
     if is_locked(RunDir(directory).attempt(newest)):
         return {"state": RunState.RUNNING.value}
-    if (end := end_of(last_facts(journal, newest))) is None:
+    end = end_of(last_facts(journal, newest))
+    if end is None:
         return {"state": RunState.PAUSED.value}
-    known = end.reason in EndReason.__members__.values()
-    told = {"reason": end.reason if known else "failed", "detail": end.detail, "ended_at": records[-1].at}
-    return {"state": RunState.ENDED.value, "created_at": records[0].at} | told
+    reason = end.reason if end.reason in EndReason.__members__.values() else "failed"
+    return {
+        "state": RunState.ENDED.value,
+        "created_at": records[0].at,
+        "reason": reason,
+        "detail": end.detail,
+        "ended_at": records[-1].at,
+    }
 
 
 def _origin_of(directory: Path) -> str | None:
@@ -144,7 +153,8 @@ def _origin_of(directory: Path) -> str | None:
 
 def _attempts_of(directory: RunDir) -> Iterator[Row]:
     for attempt in attempts_under(directory.root):
-        number, status = int(attempt.root.name), read_status(attempt) or {}
+        number = int(attempt.root.name)
+        status = read_status(attempt) or {}
         if not attempt.command.exists():
             continue
         end = end_of(last_facts(directory.journal, number))
@@ -174,8 +184,8 @@ def add_served(tables: Tables, table: Path) -> None:
             aliased.add(version)
             owner = tables.rows["runs"][(run,)]["owner_uid"]
             row = {"alias": alias, "run": run, "version": int(number), "updated_at": table.stat().st_mtime}
-            known = tables.rows["aliases"].get((alias,), {})
-            tables.put("aliases", row | {"owner_uid": owner} | known)
+            recorded = tables.rows["aliases"].get((alias,), {})
+            tables.put("aliases", row | {"owner_uid": owner} | recorded)
     for about in served.get("versions", {}).values():
         if f"{about['run']}@{about['version']}" not in aliased:
             tables.put("versions", {"run": about["run"], "version": about["version"], "pinned": 1})

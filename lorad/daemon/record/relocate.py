@@ -40,8 +40,8 @@ def relocate(ctx: Context) -> None:
     with ctx.store.write():
         for run, place in moved:
             runs.relocate(ctx.store, run.name, directory=place.directory, spec_json=place.spec)
-        told = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
-        events.append(ctx.store, None, "moved", told)
+        data = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
+        events.append(ctx.store, None, "moved", data)
     log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)
 
 
@@ -64,7 +64,8 @@ def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
     see that its home was moved may have made the old one again; there is neither a request nor a journal in
     it.
     """
-    old, new = Path(run.directory), runs_root / run.name
+    old = Path(run.directory)
+    new = runs_root / run.name
     is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
     if old == new or not _is_run(new) or (is_there and not _is_copy(old, new)):
         return None

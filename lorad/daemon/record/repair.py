@@ -1,5 +1,5 @@
-"""`lorad doctor --repair`: rebuild the database from the daemon's journal and the journals and directories of
-the runs.
+"""Rebuild the database from the daemon's journal and the journals and directories of the runs, for
+`lorad doctor --repair`.
 
 The new one is built beside the old one, which is kept; one rename puts it in its place. Running processes
 continue meanwhile: the next daemon finds them as it always does.
@@ -50,15 +50,23 @@ def repair(home: Home) -> Repaired:
 
 
 def _repaired(home: Home) -> Repaired:
-    told = read(home.journal)
+    journal_read = read(home.journal)
     runs_root = (config.load(home.config).storage or home.root) / "runs"
-    tables, words = _facts_of(home, told, runs_root)
+    tables, words = _facts_of(home, journal_read, runs_root)
     is_complete = not words
     fresh = home.database.with_name(home.database.name + _NEW)
     _discard(fresh)
     store = Store(fresh)
     try:
-        words += rebuild(store, tables, _journals_of(tables), _number(told, is_complete=is_complete))
+        journals = {
+            name: journal
+            for (name,), row in tables.rows["runs"].items()
+            if (journal := RunDir(Path(row["directory"])).journal).exists()
+        }
+        newest = journal_read.changes[-1][1].number if journal_read.changes else 0
+        # one less makes the next daemon write the whole database to the journal
+        number = newest if is_complete else max(0, newest - 1)
+        words += rebuild(store, tables, journals, number)
         words += _missing_checkpoints(store, is_complete=is_complete)
         counts = {table: store.count(table) for table in _COUNTED}
     finally:
@@ -71,15 +79,15 @@ def _repaired(home: Home) -> Repaired:
     return Repaired(str(home.database), _put_in_place(home.database, fresh), counts, words)
 
 
-def _facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
+def _facts_of(home: Home, journal_read: Told, runs_root: Path) -> tuple[Tables, list[str]]:
     """Collect what was in the database, and a sentence for what the daemon's journal alone
     does not contain.
     """
-    words = [f"line {number} of {home.journal} cannot be read" for number in told.damaged]
+    words = [f"line {number} of {home.journal} cannot be read" for number in journal_read.damaged]
     tables = Tables()
-    if not told.is_complete:
+    if not journal_read.is_complete:
         words.append(f"{home.journal} is incomplete; the rest comes from the directories of the runs")
-    for _, change in told.changes:
+    for _, change in journal_read.changes:
         tables.apply(change)
     for (name,), row in tables.rows["runs"].items():
         if "directory" not in row:  # the line with its beginning is lost
@@ -88,25 +96,10 @@ def _facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str
         if place := corrected(RunPlace(row["name"], row["directory"], row["spec"]), runs_root):
             row |= structs.asdict(place)
     words += from_directories.add_unknown(tables, runs_root)
-    if not told.is_complete:
+    if not journal_read.is_complete:
         words += from_directories.add_attempts(tables)
         from_directories.add_served(tables, home.gateway / "table.json")
     return tables, words
-
-
-def _number(told: Told, *, is_complete: bool) -> int:
-    """Choose the number of the newest change that the new database has.
-
-    One less where the journal was not complete: the next daemon then writes the whole database to the
-    journal.
-    """
-    newest = told.changes[-1][1].number if told.changes else 0
-    return newest if is_complete else max(0, newest - 1)
-
-
-def _journals_of(tables: Tables) -> dict[str, Path]:
-    found = {name: RunDir(Path(row["directory"])).journal for (name,), row in tables.rows["runs"].items()}
-    return {name: path for name, path in found.items() if path.exists()}
 
 
 def _missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
@@ -132,14 +125,14 @@ def _put_in_place(database: Path, fresh: Path) -> str | None:
     """The old one, with its -wal, goes first: at no moment is there one with the -wal of the other."""
     fsync(fresh)
     kept = database.with_name(f"{database.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    there = [part for part in _PARTS if Path(f"{database}{part}").exists()]
-    for part in there:
+    present = [part for part in _PARTS if Path(f"{database}{part}").exists()]
+    for part in present:
         Path(f"{database}{part}").rename(f"{kept}{part}")
     fsync(database.parent)
     fresh.rename(database)
     fsync(database.parent)
     _discard(fresh)
-    return str(kept) if "" in there else None
+    return str(kept) if "" in present else None
 
 
 def _discard(database: Path) -> None:

@@ -27,8 +27,8 @@ def of_home(home: Home, runs_root: Path) -> Census:
     What cannot be read is a problem, not an error.
     """
     if not home.database.exists():
-        told = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
-        return Census([told] if told else [], [], [], [])
+        problem = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
+        return Census([problem] if problem else [], [], [], [])
     report: Report = check(home.database)
     if report.problems:
         return Census(report.problems, report.warnings, [], [])
@@ -47,9 +47,9 @@ def of_home(home: Home, runs_root: Path) -> Census:
     return Census(report.problems, report.warnings, _bounded(missing), _bounded(unknown), len(rows))
 
 
-def _bounded(found: list[Finding]) -> list[Finding]:
-    more = len(found) - _MOST
-    return [*found[:_MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else found
+def _bounded(findings: list[Finding]) -> list[Finding]:
+    more = len(findings) - _MOST
+    return [*findings[:_MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else findings
 
 
 def _is_there(run: RunRow) -> bool:
@@ -74,16 +74,17 @@ def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding
     writing.
     """
     for version in held_versions(reader):
-        run, name = rows[version.run], f"{version.run}@{version.version}"
+        run = rows[version.run]
+        name = f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version
         if not _is_there(run) or Path(version.path).is_dir() or is_coming:
             continue
         alias = next(iter(version.aliases), None)
-        held = f"served as {alias}" if alias else "pinned"
+        how = f"served as {alias}" if alias else "pinned"
         instead = (
             f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
         )
-        yield Finding(f"{name} is {held}, and its files {version.path} are missing", f"{instead}.")
+        yield Finding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
 
 
 def _missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
@@ -105,13 +106,14 @@ def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]
 
 def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
-    known, versions = ever_made_by_all(reader), numbers(reader)
+    made_ones = ever_made_by_all(reader)
+    versions = numbers(reader)
     for name, run in rows.items():
         if not RunState(run.state).is_over:
             continue
         directory = RunDir(Path(run.directory))
         for path in listed(directory.checkpoints):
-            if (key := key_of(path)) and (name, *key) not in known:
+            if (key := key_of(path)) and (name, *key) not in made_ones:
                 yield _unknown(name, path, "checkpoint")
         for path in listed(directory.versions):
             if VERSION.fullmatch(path.name) and (name, int(path.name)) not in versions:
@@ -119,8 +121,8 @@ def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
 
 
 def _unknown(run: str, path: Path, kind: str) -> Finding:
-    told = f"{path} is no {kind} that the journal of run {run} records"
-    return Finding(told, "A writer died before it said so; delete it, it is used by nothing.")
+    what = f"{path} is no {kind} that the journal of run {run} records"
+    return Finding(what, "A writer died before it said so; delete it, it is used by nothing.")
 
 
 def _unknown_pools(home: Home) -> Iterator[Finding]:

@@ -85,23 +85,23 @@ def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
 
 def _check_base(run: Subject, records: list[Record]) -> VerificationCheck:
     """Check that the weight files are those that every attempt trained on."""
-    told = {
+    digests = {
         r.attempt: r.data["model_sha256"]
         for r in records
         if r.kind == "attempt" and r.data.get("model_sha256")
     }
-    if not told:
+    if not digests:
         return VerificationCheck("base", "no attempt recorded its checksum", [])
     try:
-        found = weights_sha256(run.model_path, run.quantize)
+        sha256 = weights_sha256(run.model_path, run.quantize)
     except (LoradError, OSError) as error:
         return VerificationCheck("base", str(run.model_path), [f"{run.model_path}: {error}"])
     wrong = [
-        f"{run.model_path}: its weights have sha256 {found}, attempt {attempt} trained on {digest}"
-        for attempt, digest in told.items()
-        if digest != found
+        f"{run.model_path}: its weights have sha256 {sha256}, attempt {attempt} trained on {digest}"
+        for attempt, digest in digests.items()
+        if digest != sha256
     ]
-    return VerificationCheck("base", f"{run.model_path}, {counted(len(told), 'attempt')}", wrong)
+    return VerificationCheck("base", f"{run.model_path}, {counted(len(digests), 'attempt')}", wrong)
 
 
 def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> VerificationCheck:
@@ -152,10 +152,12 @@ def _wrong_files(path: Path) -> list[str]:
 
 def _wrong_tensors(path: Path, sha256: str) -> list[str]:
     try:
-        found = read_peft(path).digest()
+        digest = read_peft(path).digest()
     except LoradError as error:
         return [error.message] if path.is_dir() else []
-    return [] if found == sha256 else [f"{path}: its tensors have sha256 {found}, the journal says {sha256}"]
+    return (
+        [] if digest == sha256 else [f"{path}: its tensors have sha256 {digest}, the journal says {sha256}"]
+    )
 
 
 def _check_checkpoints(run: Subject, records: list[Record]) -> VerificationCheck:
@@ -184,18 +186,19 @@ def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) ->
     }
     paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
     oldest = min((age(path) for path in paths if path.exists()), default=None)
-    problems, gone = [], 0
+    problems = []
+    gone = 0
     for path, sha256 in paths.items():
         try:
             with opened_whole(path, SAMPLES_BYTES) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             gone += 1
             if not keep or oldest is None or (age(path) > oldest and not run.works):
                 problems.append(f"{path}: missing")
             continue
-        if found != sha256:
-            problems.append(f"{path}: changed bytes: sha256 {found}, the journal says {sha256}")
+        if digest != sha256:
+            problems.append(f"{path}: changed bytes: sha256 {digest}, the journal says {sha256}")
     what = "samples" if kind == "step" else "evals"
     return VerificationCheck(what, _without(counted(len(paths), "file"), gone), problems)
 
@@ -212,5 +215,5 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _without(told: str, gone: int) -> str:
-    return f"{told}, {gone} of them pruned" if gone else told
+def _without(count: str, gone: int) -> str:
+    return f"{count}, {gone} of them pruned" if gone else count

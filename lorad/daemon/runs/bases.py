@@ -23,8 +23,10 @@ def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
     adapter.
     """
     attempts = events.of_kind(ctx.store, run.name, "attempt")
-    told = [{key: attempt[key] for key in _KEYS if key in attempt} for attempt in attempts]
-    return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
+    recorded = [{key: attempt[key] for key in _KEYS if key in attempt} for attempt in attempts]
+    return [base for place, base in enumerate(recorded) if base not in recorded[:place]] or request_of(
+        run
+    ).bases
 
 
 def inputs_of(ctx: Context, run: RunRow) -> dict[str, Input]:
@@ -46,9 +48,9 @@ def refuse_other_base(ctx: Context, run: RunRow, pool: Pool) -> None:
     """Raises Conflict when the weight files of the pool's base are not those that the run's versions are made
     for.
     """
-    known = [base["model_sha256"] for base in bases_of(ctx, run) if base.get("model_sha256")]
-    for here in base_in(pool):
-        if known and here["model_sha256"] not in known:
+    digests = [base["model_sha256"] for base in bases_of(ctx, run) if base.get("model_sha256")]
+    for base in base_in(pool):
+        if digests and base["model_sha256"] not in digests:
             raise Conflict(
                 f"the weights of {pool.setup.model} are not those that the versions of {run.name} were made "
                 "on",

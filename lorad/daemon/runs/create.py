@@ -75,9 +75,11 @@ def expanded(path: str, user: User | None) -> Path:
 
 
 def fresh_name(ctx: Context) -> str:
-    number = ctx.store.count("runs") + 1
-    while (ctx.runs_root / (name := _generate_name(number))).exists():
-        number += 1
+    """Make a name such as brisk-otter-3; two with different numbers never meet."""
+    for number in itertools.count(ctx.store.count("runs") + 1):
+        name = f"{random.choice(_ADJECTIVES.split())}-{random.choice(_ANIMALS.split())}-{number}"
+        if not (ctx.runs_root / name).exists():
+            break
     return name
 
 
@@ -109,8 +111,10 @@ def refuse_used(ctx: Context, spec: Spec) -> None:
     """
     if str(spec.name).lower() in ctx.queue.being_made:
         raise Conflict(f"a run named {spec.name} is being made", hint="Choose another name.")
-    if there := runs.name_in_use(ctx.store, str(spec.name)):
-        like = "" if there == spec.name else " in other capitals, and capitals alone do not tell runs apart"
+    if taken_name := runs.name_in_use(ctx.store, str(spec.name)):
+        like = (
+            "" if taken_name == spec.name else " in other capitals, and capitals alone do not tell runs apart"
+        )
         raise Conflict(
             f"there is a run named {spec.name}{like}",
             hint=f"Choose another name, let --suffix choose {spec.name}-2, or `lorad rm` that run.",
@@ -169,8 +173,3 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
         for warning in warnings:
             events.append(ctx.store, row.name, "warning", {"message": warning})
         return runs.get(ctx.store, row.name)
-
-
-def _generate_name(number: int) -> str:
-    """Make a name such as brisk-otter-3; two with different numbers never meet."""
-    return f"{random.choice(_ADJECTIVES.split())}-{random.choice(_ANIMALS.split())}-{number}"

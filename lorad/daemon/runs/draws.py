@@ -36,19 +36,19 @@ def distributions_of(overrides: Sequence[str]) -> tuple[dict[str, Distribution],
     commas are a choice. Raises SpecError.
     """
     refuse_many(overrides)
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     rest = []
     for text in overrides:
-        key, one = _distribution(text)
-        if one is None:
+        key, distribution = _distribution(text)
+        if distribution is None:
             rest.append(text)
-        elif key in found:
+        elif key in distributions:
             raise SpecError(f"override {text}: {key} is given twice", hint="Give it once.")
         elif key == "name":
             raise SpecError("override name=…: runs of a sweep get their names from it", hint="Use --name.")
         else:
-            found[key] = one
-    return found, rest
+            distributions[key] = distribution
+    return distributions, rest
 
 
 def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
@@ -62,13 +62,13 @@ def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
             "no override has several values, so there is nothing to sweep",
             hint="Separate them by commas, as in trainer.lr=1e-4,3e-4; `lorad run` starts a single run.",
         )
-    for key, one in distributions.items():
-        if not one.values:
+    for key, distribution in distributions.items():
+        if not distribution.values:
             raise SpecError(
-                f"{key}={one.text} has no list of values, which a grid needs",
+                f"{key}={distribution.text} has no list of values, which a grid needs",
                 hint="Draw points with --random 12, or separate values by commas.",
             )
-    return {key: [*one.values] for key, one in distributions.items()}, rest
+    return {key: [*distribution.values] for key, distribution in distributions.items()}, rest
 
 
 def drawn(distributions: dict[str, Distribution], count: int, seed: int) -> list[list[str]]:
@@ -115,7 +115,8 @@ def _number(kind: str, arguments: Sequence[str], override: str) -> _Draw:
         low, high = (float(part) for part in arguments)
     except ValueError:
         raise SpecError(f"override {override}: {kind} takes two numbers", hint=_HINT) from None
-    is_log, is_int = kind.startswith("log"), kind.endswith("int")
+    is_log = kind.startswith("log")
+    is_int = kind.endswith("int")
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (is_log and low <= 0):
         least = " above 0" * is_log
         raise SpecError(f"override {override}: not a lower and a higher number{least}", hint=_HINT)
@@ -126,8 +127,8 @@ def _number(kind: str, arguments: Sequence[str], override: str) -> _Draw:
         if is_int and not is_log:
             return str(generator.randint(int(low), int(high)))
         if is_int:
-            found = math.exp(generator.uniform(math.log(low), math.log(high + 1)))
-            return str(min(int(found), int(high)))
+            drawn_number = math.exp(generator.uniform(math.log(low), math.log(high + 1)))
+            return str(min(int(drawn_number), int(high)))
         bounds = (math.log(low), math.log(high)) if is_log else (low, high)
         value = generator.uniform(*bounds)
         value = math.exp(value) if is_log else value

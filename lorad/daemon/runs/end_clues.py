@@ -54,9 +54,10 @@ def by_force(attempt: AttemptDir, process: ProcessState) -> str:
     ):
         return why
     if was_restarted(attempt):
-        return (
-            f"the machine was restarted, at {time.strftime('%Y-%m-%d %H:%M', time.localtime(_booted_at()))}"
-        )
+        lines = Path("/proc/stat").read_text().splitlines()
+        booted_at = float(next((line.split()[1] for line in lines if line.startswith("btime")), 0))
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(booted_at))
+        return f"the machine was restarted, at {at}"
     return ""
 
 
@@ -75,7 +76,8 @@ def _diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | Non
     if process.exit_code == 0:
         return None
     status = read_status(attempt) or {}
-    before, after = status.get("oom_before"), status.get("oom_after")
+    before = status.get("oom_before")
+    after = status.get("oom_after")
     ooms = None if before is None or after is None else after - before
     log = "\n".join(_tail(path) for path in logs_of(attempt)[:_LOGS])
     kernel = list(_kernel_lines(status)) if status.get("started_at") else []
@@ -118,12 +120,6 @@ def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:
         return
     finally:
         os.close(fd)
-
-
-def _booted_at() -> float:
-    """Read the Unix time of the machine's start."""
-    lines = Path("/proc/stat").read_text().splitlines()
-    return float(next((line.split()[1] for line in lines if line.startswith("btime")), 0))
 
 
 def killed_for(attempt: AttemptDir) -> str:

@@ -66,10 +66,13 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
 
 def split(text: str) -> Iterator[str]:
     """Yield the parts between commas that are in no brackets, braces or quotes."""
-    # is_blank: of this part there is only white space yet
-    start, open_, quote, is_blank = 0, list[str](), "", True
+    start = 0
+    open_ = list[str]()
+    quote = ""
+    is_blank = True  # this part has only white space so far
     for place, letter in enumerate(text):
-        was_blank, is_blank = is_blank, is_blank and letter.isspace()
+        was_blank = is_blank
+        is_blank = is_blank and letter.isspace()
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'" and was_blank:  # else it is an apostrophe
@@ -80,7 +83,8 @@ def split(text: str) -> Iterator[str]:
             open_.pop()
         elif letter == "," and not open_:
             yield text[start:place].strip()
-            start, is_blank = place + 1, True
+            start = place + 1
+            is_blank = True
     yield text[start:].strip()
 
 

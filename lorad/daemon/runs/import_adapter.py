@@ -49,9 +49,11 @@ from lorad.store.versions import first_number, get_version, versions
 
 @dataclass(frozen=True)
 class Import:
-    """An adapter that is to be served as `name`. staged: a directory like a run's.
+    """An adapter that is to be served as `name`.
 
-    files: of the version; below `staged`, unless a run of that name has it already (known).
+    staged: a directory like a run's.
+    files: the directory of the version, below `staged` unless it is known.
+    known: a run of that name has the version already.
     """
 
     name: str
@@ -79,7 +81,8 @@ class Import:
 
     def version(self) -> VersionRow:
         """Make the row that the version would have: a pool loads it by that."""
-        path, sha256 = str(self.files), self.sha256
+        path = str(self.files)
+        sha256 = self.sha256
         return VersionRow(
             run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid
         )
@@ -106,12 +109,12 @@ def refuse_taken(ctx: Context, name: str, model: str) -> None:
         raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
 
 
-def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, Spec]:
-    """The adapter, and a spec of runs that would make one like it. Works for a while.
+def read(source: Path, outline: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, Spec]:
+    """Read the adapter, and make a spec of runs that would train one like it. Works for a while.
 
     Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
     """
-    if told.config.dora and spec.rollout.backend != "builtin":
+    if outline.config.dora and spec.rollout.backend != "builtin":
         raise AdapterRefused(
             f"{source}: {spec.rollout.backend} has no place for the magnitudes of DoRA",
             hint="Serve it with rollout.backend=builtin, or merged into its base.",
@@ -119,15 +122,15 @@ def read(source: Path, told: Outline, spec: Spec, model_path: Path) -> tuple[Ada
     facts = read_facts(model_path)
     experts = served_experts(spec.rollout.backend, facts)
     shapes = targets_of(spec.trainer.backend, facts.linears, experts)
-    refuse_interleaved(told, facts.model_type, FUSED)
-    refuse_unfit(told, shapes)
+    refuse_interleaved(outline, facts.model_type, FUSED)
+    refuse_unfit(outline, shapes)
     adapter = read_peft(source, weight_files(model_path))
     validate(adapter, shapes)
     return adapter, replace(spec, lora=lora_of(spec.lora, adapter.config, shapes))
 
 
 def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:
-    """asked: of the base; servers are started for the modules of the adapter."""
+    """Make the request of an adapter's run from that of its base: servers start for the adapter's modules."""
     size = sum(tensor.size for tensor in adapter.tensors.values())
     facts = replace(asked.facts, modules=[*adapter.config.modules], adapter_parameters=size)
     return replace(asked, source=str(source), facts=facts)
@@ -138,7 +141,8 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
 
     Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
     """
-    name, sha256 = str(spec.name), await asyncio.to_thread(adapter.digest)
+    name = str(spec.name)
+    sha256 = await asyncio.to_thread(adapter.digest)
     if not runs.exists(ctx.store, name):
         refuse_used(ctx, spec)
     alike = [row for row in versions(ctx.store, name) if row.sha256 == sha256]
@@ -147,34 +151,35 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
     files = Path(same[-1].path) if same else RunDir(staged).version(number)
     source = Path(request.source)
-    made = Import(
+    adapter_import = Import(
         name, uid, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same)
     )
     try:
         staged.mkdir(mode=0o700)
         make_run(RunDir(staged), ctx.user(uid))
         write_json(staged / "request.json", msgspec.to_builtins(request))
-        if not made.known:
-            await on_behalf(ctx, uid, _write_version, made, adapter)
+        if not adapter_import.known:
+            await on_behalf(ctx, uid, _write_version, adapter_import, adapter)
     except BaseException:
         discard(staged)
         raise
-    return made
+    return adapter_import
 
 
 def _is_alike(version: VersionRow, config: AdapterConfig) -> bool:
     """Check whether its files are there and mean what `config` does: a digest is of tensors only."""
     try:
-        there = json.loads(read_file(Path(version.path) / CONFIG, CONFIG_BYTES, links=False))
-        return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)
+        settings = json.loads(read_file(Path(version.path) / CONFIG, CONFIG_BYTES, links=False))
+        return (float(settings["lora_alpha"]), bool(settings["use_rslora"])) == (config.alpha, config.rslora)
     except (OSError, ValueError, KeyError):
         return False
 
 
-def _write_version(made: Import, adapter: Adapter) -> None:
-    model, facts = made.spec.model.path, {"run": made.name, "version": made.number, "step": 0, "parent": None}
-    facts |= {"sha256": made.sha256, "model": model}
-    write_directory(made.files, lambda path: write_peft(adapter, path, model), facts)
+def _write_version(adapter_import: Import, adapter: Adapter) -> None:
+    model = adapter_import.spec.model.path
+    facts = {"run": adapter_import.name, "version": adapter_import.number, "step": 0, "parent": None}
+    facts |= {"sha256": adapter_import.sha256, "model": model}
+    write_directory(adapter_import.files, lambda path: write_peft(adapter, path, model), facts)
 
 
 def _next_number(ctx: Context, name: str, uid: int) -> int:
@@ -188,32 +193,43 @@ def _next_number(ctx: Context, name: str, uid: int) -> int:
     return max([first_number(ctx.store, name), *(1 + int(number) for number in seen)])
 
 
-def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller, pool: Pool) -> VersionRow:
-    """The version is a fact, and served from now on: its row. No await."""
-    is_there = runs.exists(ctx.store, made.name)
-    directory = make_directory(ctx, made.spec, "", replace(made.request, bases=base_in(pool)))
+def settle(
+    ctx: Context, adapter_import: Import, attestation: Attestation, caller: Caller, pool: Pool
+) -> VersionRow:
+    """Record the version, which is served from now on, and return its row. Never awaits."""
+    is_there = runs.exists(ctx.store, adapter_import.name)
+    directory = make_directory(
+        ctx, adapter_import.spec, "", replace(adapter_import.request, bases=base_in(pool))
+    )
     if not is_there:
-        _enter(ctx, made, directory, caller)
-    if not made.known:
-        _record(ctx, made, attestation)
-    columns = {"spec": to_json(made.spec).decode(), "origin": str(made.source), "serving": 1, "pool": pool.id}
-    runs.set_fields(ctx.store, made.name, **columns)
-    return get_version(ctx.store, made.name, made.number)
+        with ctx.store.write():
+            create(ctx, adapter_import.spec, directory, caller, warnings=[])
+            detail = f"imported from {adapter_import.source}"
+            runs.move(
+                ctx.store,
+                adapter_import.name,
+                Move.END,
+                reason=EndReason.IMPORTED,
+                detail=detail,
+                by=caller.name,
+            )
+            runs.set_fields(ctx.store, adapter_import.name, steps=0)
+    if not adapter_import.known:
+        _record(ctx, adapter_import, attestation)
+    columns = {
+        "spec": to_json(adapter_import.spec).decode(),
+        "origin": str(adapter_import.source),
+        "serving": 1,
+        "pool": pool.id,
+    }
+    runs.set_fields(ctx.store, adapter_import.name, **columns)
+    return get_version(ctx.store, adapter_import.name, adapter_import.number)
 
 
-def _enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
-    """Create the run, which ends as it begins: nothing is trained in it."""
-    with ctx.store.write():
-        create(ctx, made.spec, directory, caller, warnings=[])
-        told = f"imported from {made.source}"
-        runs.move(ctx.store, made.name, Move.END, reason=EndReason.IMPORTED, detail=told, by=caller.name)
-        runs.set_fields(ctx.store, made.name, steps=0)
-
-
-def _record(ctx: Context, made: Import, attestation: Attestation) -> None:
-    """The files to where they stay, then the fact. Raises Conflict when something is there already."""
-    run = runs.get(ctx.store, made.name)
-    final = run.dir.version(made.number)
+def _record(ctx: Context, adapter_import: Import, attestation: Attestation) -> None:
+    """Move the files to where they stay, then record the fact. Raises Conflict when something is there."""
+    run = runs.get(ctx.store, adapter_import.name)
+    final = run.dir.version(adapter_import.number)
     if final.exists():
         raise Conflict(
             f"{final} exists already and is never replaced", hint="Serve it again: it gets another number."
@@ -221,21 +237,21 @@ def _record(ctx: Context, made: Import, attestation: Attestation) -> None:
     user = ctx.user(run.owner_uid)
     make_run(run.dir, user)
     final.parent.mkdir(exist_ok=True)
-    made.files.rename(final)
+    adapter_import.files.rename(final)
     fsync(final.parent)
     fact = VersionFact(
-        version=made.number,
-        sha256=made.sha256,
+        version=adapter_import.number,
+        sha256=adapter_import.sha256,
         parent=run.version,
         path=str(final.relative_to(run.dir.root)),
-        rank=made.spec.lora.rank,
-        alpha=made.spec.lora.alpha,
-        bytes=made.bytes,
+        rank=adapter_import.spec.lora.rank,
+        alpha=adapter_import.spec.lora.alpha,
+        bytes=adapter_import.bytes,
         attested=attestation.verdict,
-        attestation=f"imported from {made.source}: {attestation.detail}",
+        attestation=f"imported from {adapter_import.source}: {attestation.detail}",
         delivered_sha256=attestation.delivered_sha256,
     )
     refuse_strange_journal(run.dir, user)
-    with as_user(user), JournalWriter(run.dir.journal, made.name, run.attempt) as journal:
+    with as_user(user), JournalWriter(run.dir.journal, adapter_import.name, run.attempt) as journal:
         journal.append("version", 0, fact)
-    ingest(ctx.store, made.name, run.dir.journal)
+    ingest(ctx.store, adapter_import.name, run.dir.journal)

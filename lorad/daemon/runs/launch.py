@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.daemon.context import Context, Request, request_of, spec_of
+from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pools.life import start_pool
 from lorad.daemon.pools.threads import why_threads
 from lorad.daemon.process.as_user import as_user
@@ -16,7 +16,6 @@ from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import hand_over, make_attempt, make_inbox, make_run
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
-from lorad.protocol.journal import Reference
 from lorad.store.rows import RunRow
 from lorad.store.versions import first_number
 
@@ -39,13 +38,23 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
 
     joins: the pool was up, for others.
     """
-    attempt, request, user = run.attempt_dir, request_of(run), ctx.user(run.owner_uid)
-    life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
+    attempt = run.attempt_dir
+    request = request_of(run)
+    user = ctx.user(run.owner_uid)
+    life = ctx.pools[run.pool or ""].number
+    pool = ctx.pools[run.pool or ""].setup
     make_run(run.dir, user)
     spec = spec_of(run)
     if spec.algorithm.kind == "tinker":
         make_inbox(run.dir, user)
     make_attempt(attempt, user)
+    reference = request.reference
+    if reference is not None:  # its copy lies where the runs are now
+        reference = msgspec.structs.replace(reference, directory=str(run.dir.reference))
+    # a fork begins with its checkpoint, or with weights alone, by lora.adapter_path; beside a run that is no
+    # fork the directory is left from a fork that failed
+    origin = run.dir.origin
+    has_start = run.origin and origin.is_dir() and spec_of(run).lora.adapter_path is None
     params = DriverParams(
         run=run.name,
         run_dir=str(run.dir.root),
@@ -59,10 +68,10 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
         first_version=first_number(ctx.store, run.name),
         spec=str(attempt.work / attempt.spec.name),
         origin=run.origin or "",
-        start_from=_start_of(run),
+        start_from=str(origin) if has_start else None,
         bases=request.bases,
         date=datetime.fromtimestamp(run.created_at).isoformat(),
-        reference=_reference_of(run, request),
+        reference=reference,
     )
     write_json(attempt.spec, json.loads(run.spec))  # `resume` and `fork` read it later
     hand_over(attempt, {PARAMS: msgspec.to_builtins(params), attempt.spec.name: json.loads(run.spec)}, user)
@@ -75,19 +84,3 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
     env = commands.environment(ctx.home) | own_secrets(user)
     ctx.processes.start(attempt, [*argv, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
-
-
-def _reference_of(run: RunRow, request: Request) -> Reference | None:
-    """Find what KL is measured against, with the directory of its copy where the runs are now."""
-    found = request.reference
-    return None if found is None else msgspec.structs.replace(found, directory=str(run.dir.reference))
-
-
-def _start_of(run: RunRow) -> str | None:
-    """Find the checkpoint that a fork begins with; None for one that takes weights alone, by
-    lora.adapter_path.
-
-    A directory counts only for a run that is a fork: it may be left from a fork that failed.
-    """
-    origin = run.dir.origin
-    return str(origin) if run.origin and origin.is_dir() and spec_of(run).lora.adapter_path is None else None

@@ -82,18 +82,21 @@ async def staged(
     Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone),
     StorageError.
     """
-    wanted = chosen(spec, is_fork=fork is not None)
-    if not spec.algorithm.has_reference or wanted == "base":
+    name = chosen(spec, is_fork=fork is not None)
+    if not spec.algorithm.has_reference or name == "base":
         return None
     if fork is not None and fork.inherited is not None:
-        adapter = await _read(ctx, fork.parent.owner_uid, fork.parent.dir.reference, wanted)
+        adapter = await _read(ctx, fork.parent.owner_uid, fork.parent.dir.reference, name)
         return await _written(ctx, caller.uid, spec, adapter, fork.inherited)
-    if wanted == "start" or not _VERSION.fullmatch(wanted):
-        place = fork.directory if fork and wanted == "start" else _found(ctx, caller, spec, cwd, wanted)
-        return await _written(
-            ctx, caller.uid, spec, await _read(ctx, caller.uid, place, wanted), Reference(wanted, "")
-        )
-    return await _of_version(ctx, caller, spec, wanted)
+    if name == "start" or not _VERSION.fullmatch(name):
+        if fork and name == "start":
+            place = fork.directory
+        else:
+            path = spec.lora.adapter_path if name == "start" else name
+            place = Path(cwd) / expanded(str(path), ctx.user(caller.uid))
+        adapter = await _read(ctx, caller.uid, place, name)
+        return await _written(ctx, caller.uid, spec, adapter, Reference(name, ""))
+    return await _of_version(ctx, caller, spec, name)
 
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
@@ -101,38 +104,32 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
     `base`. Beside a teacher that is another model it is an adapter of that.
     """
     starts = (is_fork or spec.lora.adapter_path is not None) and spec.algorithm.teacher is None
-    wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
-    if wanted == "start" and not starts:
+    name = spec.algorithm.kl.reference or ("start" if starts else "base")
+    if name == "start" and not starts:
         hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
         raise SpecError("start, but this run starts from no adapter", key=_KEY, hint=hint)
-    return wanted
+    return name
 
 
-def _found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
-    """Find the directory that `start` or a path means."""
-    path = spec.lora.adapter_path if wanted == "start" else wanted
-    return Path(cwd) / expanded(str(path), ctx.user(caller.uid))
-
-
-async def _of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> Staged:
+async def _of_version(ctx: Context, caller: Caller, spec: Spec, name: str) -> Staged:
     """Raises as `staged` does; another's version is read as its owner, where the caller may see it."""
     try:
-        version = find_version(ctx, caller, wanted)
+        version = find_version(ctx, caller, name)
     except NotFound as error:
         hint = "`lorad adapters` shows which there are."
-        raise SpecError(f"there is no {wanted}: {error.message}", key=_KEY, hint=hint) from None
+        raise SpecError(f"there is no {name}: {error.message}", key=_KEY, hint=hint) from None
     run = runs.get(ctx.store, version.run)
     with in_hand(ctx, version):
         await await_files(ctx, version)
-        adapter = await _read(ctx, run.owner_uid, Path(version.path), wanted)
-    told = Reference(wanted, version.sha256, bases=bases_of(ctx, run))
-    made = await _written(ctx, caller.uid, spec, adapter, told)
-    return made._replace(model=request_of(run).model_path)
+        adapter = await _read(ctx, run.owner_uid, Path(version.path), name)
+    recorded = Reference(name, version.sha256, bases=bases_of(ctx, run))
+    copy = await _written(ctx, caller.uid, spec, adapter, recorded)
+    return copy._replace(model=request_of(run).model_path)
 
 
-async def _read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
+async def _read(ctx: Context, uid: int, directory: Path, name: str) -> Adapter:
     """Read an adapter as the user of `uid`. Raises SpecError for a directory that holds no adapter."""
-    key = "lora.adapter_path" if wanted == "start" else _KEY
+    key = "lora.adapter_path" if name == "start" else _KEY
     try:
         return await on_behalf(ctx, uid, read_peft, directory)
     except AdapterRefused as error:
@@ -142,24 +139,24 @@ async def _read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter
         raise SpecError(f"{error.filename or directory}: {error.strerror}", key=key, hint=hint) from error
 
 
-async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
+async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, recorded: Reference) -> Staged:
     """Write a reference into a directory of the user's. Raises IntegrityError, StorageError.
 
-    told: the reference, with the sha256 that its tensors must have where that is known.
+    recorded: the reference, with the sha256 that its tensors must have where that is known.
     """
     sha256 = await asyncio.to_thread(adapter.digest)
-    if told.sha256 not in ("", sha256):
+    if recorded.sha256 not in ("", sha256):
         raise IntegrityError(
-            f"{_KEY}: the tensors of {told.name} have sha256 {sha256}, not {told.sha256}",
+            f"{_KEY}: the tensors of {recorded.name} have sha256 {sha256}, not {recorded.sha256}",
             hint="Its files were replaced; use another version.",
         )
     root = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
-    made = Staged(replace(told, sha256=sha256), root)
+    copy = Staged(replace(recorded, sha256=sha256), root)
     try:
         root.mkdir(mode=0o700)
         if (user := ctx.user(uid)) is not None:
             own_directory(root, user)
-        await on_behalf(ctx, uid, write, adapter, made, spec.algorithm.teacher or spec.model.path)
+        await on_behalf(ctx, uid, write, adapter, copy, spec.algorithm.teacher or spec.model.path)
     except OSError as error:
         discard(root)
         where = f"{error.filename or root}: {error.strerror}"
@@ -167,41 +164,41 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: R
     except LoradError:
         discard(root)
         raise
-    return made
+    return copy
 
 
-def write(adapter: Adapter, made: Staged, model: str) -> None:
-    facts = {"reference": made.reference.name, "sha256": made.reference.sha256, "model": model}
-    write_directory(made.directory, lambda path: write_peft(adapter, path, model), facts)
+def write(adapter: Adapter, copy: Staged, model: str) -> None:
+    facts = {"reference": copy.reference.name, "sha256": copy.reference.sha256, "model": model}
+    write_directory(copy.directory, lambda path: write_peft(adapter, path, model), facts)
 
 
-def refuse_other_model(made: Staged | None, facts: SpecFacts) -> None:
+def refuse_other_model(copy: Staged | None, facts: SpecFacts) -> None:
     """Raises SpecError for a version of a run on another model than that of the run, or of its teacher.
     Whether the weights of one are still the same, the driver sees.
     """
     model_path = facts.teacher_path or facts.model_path
-    if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
+    if copy is not None and copy.model and Path(copy.model).resolve() != Path(model_path).resolve():
         raise SpecError(
-            f"{made.reference.name} is an adapter of {made.model}, not of {model_path}",
+            f"{copy.reference.name} is an adapter of {copy.model}, not of {model_path}",
             key=_KEY,
             hint="If both are the same model, export the version and give its directory.",
         )
 
 
-def settle(made: Staged | None, directory: Path) -> None:
+def settle(copy: Staged | None, directory: Path) -> None:
     """Move the copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
     own = RunDir(directory).reference
     discard(own)  # left by a run that was never made
-    if made is None:
+    if copy is None:
         return
     try:
-        made.directory.rename(own)
+        copy.directory.rename(own)
         fsync(directory)
     except OSError as error:
         raise Conflict(f"{own} cannot be made: {error.strerror}", hint="Choose another name.") from error
 
 
-def clear(made: Staged | None) -> None:
+def clear(copy: Staged | None) -> None:
     """Remove what was staged, whether it was settled or not."""
-    if made is not None:
-        discard(made.root)
+    if copy is not None:
+        discard(copy.root)

@@ -52,8 +52,8 @@ def _refuse_in_use(ctx: Context, run: RunRow) -> None:
         hint = f"`lorad serve --stop {run.name}` first."
         raise Conflict(f"run {run.name} keeps a pool of its base up", hint=hint)
     begin = f"{run.name}@"
-    if held := sorted(name for name in ctx.serving.in_hand if name.startswith(begin)):
-        raise Conflict(f"{held[0]} answers a request", hint="Try again when it no longer does.")
+    if in_hand := sorted(name for name in ctx.serving.in_hand if name.startswith(begin)):
+        raise Conflict(f"{in_hand[0]} answers a request", hint="Try again when it no longer does.")
     if run.name in (ctx.loggers.runs or {}):
         hint = "Try again when they are; `lorad doctor` says what keeps a logger from it."
         raise Conflict(f"figures of run {run.name} are still to be written to its loggers", hint=hint)
@@ -72,7 +72,8 @@ def _move(ctx: Context, name: str) -> None:
 def finish_renames(ctx: Context) -> None:
     """Give directories the names of their runs, where an earlier daemon did not come to it."""
     for run in runs.every(ctx.store):
-        directory, place = Path(run.directory), Path(run.directory).with_name(run.name)
+        directory = Path(run.directory)
+        place = Path(run.directory).with_name(run.name)
         if directory.name != run.name and directory.is_dir() and not os.path.lexists(place):
             _move(ctx, run.name)
             log.warning("run %s: its directory was still named %s", run.name, directory.name)

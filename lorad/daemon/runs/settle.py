@@ -46,33 +46,45 @@ class _Evidence(NamedTuple):
 
 def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
-    name, facts = run.name, last_facts(run.dir.journal, run.attempt)
-    found = _Evidence(driver, end_of(facts), any(fact.kind != "end" for fact in facts), life_of(ctx, run))
-    if (last := _last_word(ctx, run, found)) is None:
+    name = run.name
+    facts = last_facts(run.dir.journal, run.attempt)
+    evidence = _Evidence(driver, end_of(facts), any(fact.kind != "end" for fact in facts), life_of(ctx, run))
+    if (last := _last_word(ctx, run, evidence)) is None:
         return
     reason, detail = last
     run = runs.get(ctx.store, name)
     if reason is EndReason.STOPPED and run.detail:  # the reason for which it was stopped
         detail = f"{run.detail}; {detail}"
-    if found.end is None and (trouble := ctx.loop.troubles.of(f"run {name}")):  # a disk that took nothing
+    if evidence.end is None and (trouble := ctx.loop.troubles.of(f"run {name}")):  # a disk that took nothing
         detail = clauses(detail, f"meanwhile {trouble}")
     log.info("run %s: attempt %d is over: %s: %s", name, run.attempt, reason, detail)
     with ctx.store.write():
-        number, code, killer = run.attempt, driver.exit_code, driver.signal
-        runs.end_attempt(ctx.store, name, number, exit_code=code, signal=killer, reason=reason, detail=detail)
+        runs.end_attempt(
+            ctx.store,
+            name,
+            run.attempt,
+            exit_code=driver.exit_code,
+            signal=driver.signal,
+            reason=reason,
+            detail=detail,
+        )
         if reason is EndReason.STOPPED and run.wanted == "pause":
             runs.move(ctx.store, name, Move.PAUSE, detail=detail)
             queue_again(ctx, run)
         else:
             runs.move(ctx.store, name, Move.END, reason=reason, detail=detail)
-            is_without_pool = found.lost_its_pool or (found.life is not None and not found.life[1].is_up)
+            is_without_pool = evidence.lost_its_pool or (
+                evidence.life is not None and not evidence.life[1].is_up
+            )
             if was_restarted(run.attempt_dir):
                 pardon(ctx, run, "the machine was restarted")
             elif reason is EndReason.LOST and is_without_pool:
                 excuse(ctx, run)
-            never_began = is_without_pool and not found.began and (found.end is None or found.lost_its_pool)
-            restart(ctx, run, reason, found.life[0] if found.life else None, never_began=never_began)
-    if found.lost_its_pool:
+            never_began = (
+                is_without_pool and not evidence.began and (evidence.end is None or evidence.lost_its_pool)
+            )
+            restart(ctx, run, reason, evidence.life[0] if evidence.life else None, never_began=never_began)
+    if evidence.lost_its_pool:
         _put_away(ctx, run)
     ctx.pools.gone_since.pop(name, None)
     ctx.storage.last_words.pop(name, None)
@@ -81,12 +93,12 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     ctx.storage.unpruned.add(name)  # `prune_again` deletes what is not kept
 
 
-def _last_word(ctx: Context, run: RunRow, found: _Evidence) -> tuple[EndReason, str] | None:
+def _last_word(ctx: Context, run: RunRow, evidence: _Evidence) -> tuple[EndReason, str] | None:
     """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was
     just moved. A journal that is not to be believed makes the run fail. Raises OSError for one that cannot be
     read, unless the run is to be killed.
     """
-    reason, detail = _verdict(run, found)
+    reason, detail = _verdict(run, evidence)
     try:
         return (reason, detail) if is_told(ctx, run) and not ctx.store.is_moved else None
     except IntegrityError as error:
@@ -98,11 +110,11 @@ def _last_word(ctx: Context, run: RunRow, found: _Evidence) -> tuple[EndReason, 
         return reason, f"{detail}; its journal cannot be read: {error}"
 
 
-def _verdict(run: RunRow, found: _Evidence) -> tuple[EndReason, str]:
+def _verdict(run: RunRow, evidence: _Evidence) -> tuple[EndReason, str]:
     """Decide why the attempt ended, with a sentence: by what the driver reported, else by what was seen."""
-    driver = found.driver
-    if found.end is not None:
-        return by_its_word(run, found.end, found.life)
+    driver = evidence.driver
+    if evidence.end is not None:
+        return by_its_word(run, evidence.end, evidence.life)
     if run.wanted == "kill":
         return EndReason.KILLED, "killed on request"
     never_began = driver.phase == "vanished" and driver.pid is None
@@ -110,10 +122,16 @@ def _verdict(run: RunRow, found: _Evidence) -> tuple[EndReason, str]:
         return EndReason.STOPPED, "stopped before its first step"
     if words := by_force(run.attempt_dir, driver):
         return (EndReason.STOPPED if run.wanted else EndReason.LOST), words
-    if found.life is None:
+    if evidence.life is None:
         return EndReason.LOST, f"pool {run.pool} has lost its directory"
-    if not found.life[1].is_up:
-        return _by_its_pool(run, found.life, found.began)
+    if not evidence.life[1].is_up:
+        attempt, process = evidence.life
+        forced = by_force(attempt, process)
+        tail = "" if forced else _log_end(attempt, process, 5)
+        words = clauses(in_words(attempt, process, f"pool {run.pool}"), tail)
+        return (
+            EndReason.LOST if evidence.began or was_killed(process) or forced else EndReason.FAILED
+        ), words
     words = in_words(run.attempt_dir, driver, "the driver")
     return EndReason.LOST, clauses(words, _log_end(run.attempt_dir, driver))
 
@@ -128,15 +146,6 @@ def by_its_word(
         pool = in_words(*life, f"pool {run.pool}") if life[1].is_over else killed_for(life[0])
     cause = in_words_of(end.detail) if reason in MENDABLE else None
     return reason, clauses(end.detail, pool, end.hint or (cause.advice if cause else ""))
-
-
-def _by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool) -> tuple[EndReason, str]:
-    """Judge by the end of the pool: one that gave up before the run began made it fail, any other lost it."""
-    attempt, process = life
-    forced = by_force(attempt, process)
-    tail = "" if forced else _log_end(attempt, process, 5)
-    words = clauses(in_words(attempt, process, f"pool {run.pool}"), tail)
-    return (EndReason.LOST if began or was_killed(process) or forced else EndReason.FAILED), words
 
 
 def _log_end(attempt: AttemptDir, process: ProcessState, lines: int = 1) -> str:

@@ -35,7 +35,8 @@ log = logging.getLogger("lorad.daemon")
 
 LAST_STEPS = 5  # whose mean reward counts
 _ETA = 2
-_OF_EVALS, _OF_STEPS = ("eval", "nll"), ("reward", "loss")
+_OF_EVALS = ("eval", "nll")
+_OF_STEPS = ("reward", "loss")
 _METRICS = (*_OF_EVALS, *_OF_STEPS)
 
 
@@ -52,16 +53,23 @@ class _Point(NamedTuple):
 
 def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts]) -> Halving:
     """Choose what the wish leaves open. Raises SpecError."""
-    eta, steps = wish.eta or _ETA, min(spec.trainer.steps for spec in specs)
+    eta = wish.eta or _ETA
+    steps = min(spec.trainer.steps for spec in specs)
     if not 1 < eta <= len(specs):
         hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
         raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
     first = max(_first_telling(spec) for spec in specs)
-    rungs = wish.rungs if wish.rungs is not None else _usual_rungs(eta, len(specs), steps, first)
-    if wish.min_steps is not None:
-        if wish.rungs is not None:
-            raise SpecError("--rungs and --min-steps both say where rungs are", hint="Give one of the two.")
-        rungs = _rungs_from(wish.min_steps, eta, steps)
+    if wish.rungs is not None and wish.min_steps is not None:
+        raise SpecError("--rungs and --min-steps both say where rungs are", hint="Give one of the two.")
+    if wish.rungs is not None:
+        rungs = wish.rungs
+    elif wish.min_steps is not None:
+        rungs = [wish.min_steps]
+        while (further := math.ceil(rungs[-1] * eta)) < steps:
+            rungs.append(further)
+    else:  # steps over powers of eta, as many as it takes to come from all runs to one
+        count = math.ceil(math.log(len(specs), eta) - 1e-9)
+        rungs = sorted({max(first, int(steps / eta**power)) for power in range(1, count + 1)})
     if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
         hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
         raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
@@ -79,9 +87,11 @@ def _metric_of(
     wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts], first_rung: int
 ) -> str:
     """Choose what ranks the runs: what every run has by the first rung. Raises SpecError."""
-    every, kinds = max(spec.eval.every for spec in specs), {spec.algorithm.kind for spec in specs}
+    every = max(spec.eval.every for spec in specs)
+    kinds = {spec.algorithm.kind for spec in specs}
     has_evals = all(0 < spec.eval.every <= first_rung for spec in specs)
-    is_scored, is_likely = (all(one.eval_scored for one in facts), all(one.eval_likely for one in facts))
+    is_scored = all(one.eval_scored for one in facts)
+    is_likely = all(one.eval_likely for one in facts)
     of_steps = "reward" if kinds == {"rl"} else "loss"
     usual = "eval" if has_evals and is_scored else "nll" if has_evals and is_likely else of_steps
     metric = wish.metric or usual
@@ -128,22 +138,6 @@ def _first_telling(spec: Spec) -> int:
     return 2 + spec.rollout.max_staleness
 
 
-def _usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
-    """Steps over powers of eta, as many as it takes to come from `count` runs to one;
-    none is before `first`.
-    """
-    wanted = math.ceil(math.log(count, eta) - 1e-9)
-    return sorted({max(first, int(steps / eta**power)) for power in range(1, wanted + 1)})
-
-
-def _rungs_from(least: int, eta: float, steps: int) -> list[int]:
-    """List the first rung, and then each eta times as many steps as the one before."""
-    rungs = [least]
-    while (further := math.ceil(rungs[-1] * eta)) < steps:
-        rungs.append(further)
-    return rungs
-
-
 def halve(ctx: Context) -> None:
     """Decide every rung that can be decided."""
     each(ctx, _decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
@@ -156,16 +150,20 @@ def _decide(ctx: Context, sweep: Sweep) -> None:
     if halving.asha:
         _decide_each(ctx, sweep, halving)
         return
-    metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
-    there = set(sweeps.members(ctx.store, sweep.sweep))
-    names = [name for name in _racing(ctx, sweep) if name in there]
-    entered = [runs.get(ctx.store, name) for name in names]
+    metric = halving.metric
+    step = halving.rungs[len(sweep.rungs)]
+    members = sweeps.members(ctx.store, sweep.sweep)
+    names = sweep.rungs[-1].kept if sweep.rungs else members
+    entered = [runs.get(ctx.store, name) for name in names if name in set(members)]
     if not all(_has_reached(ctx, run, step, metric) for run in entered):
         return
     points = (_point_at(ctx, run, step, metric) for run in entered)
-    ranked = sorted(points, key=lambda point: _rank(point, metric))
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    ranked = sorted(points, key=lambda p: (not p.in_race, p.score is None, sign * (p.score or 0.0)))
     most = math.ceil(len(ranked) / halving.eta)
-    kept = _with_ties([point for point in ranked if point.in_race], most)
+    racing = [point for point in ranked if point.in_race]
+    ties = [point for point in racing[most:] if point.score == racing[most - 1].score]
+    kept = [*racing[:most], *ties]
     _settle(ctx, sweep, step, ranked, kept)
 
 
@@ -179,13 +177,17 @@ def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
     members = {name: runs.get(ctx.store, name) for name in sweeps.members(ctx.store, sweep.sweep)}
     before = {rung.step: rung for rung in sweep.rungs}
     out = {name for rung in sweep.rungs for name in rung.stopped}
+    failed = {run.name for run in members.values() if _has_failed(run)}
     rungs = [
         _with_scores(ctx, before.get(step) or Rung(step, [], [], {}, 0.0), members, out, halving.metric)
         for step in halving.rungs
     ]
     last = {name: rung.step for rung in rungs for name in rung.scores}
     for rung in rungs:
-        limit = _last_kept(rung.scores, halving)
+        scores = [score for score in rung.scores.values() if score is not None]
+        scores.sort(reverse=halving.metric not in LOWER_IS_BETTER)
+        most = math.ceil(len(rung.scores) / halving.eta)
+        limit = scores[min(most, len(scores)) - 1] if scores else None  # the score of the last that continues
         stopped = [
             _Point(members[name], score, in_race=True)
             for name, score in rung.scores.items()
@@ -193,36 +195,24 @@ def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
             if last[name] == rung.step and not _is_as_good(score, limit, halving.metric)
         ]
         lost = [*rung.stopped, *(point.run.name for point in stopped)]
-        kept = [name for name in rung.scores if name not in lost and not _has_failed(members.get(name))]
-        found = structs.replace(rung, kept=kept, stopped=lost)
-        known = before.get(rung.step)
-        if found.scores and (known is None or (known.scores, known.stopped) != (found.scores, lost)):
-            _stop_at(ctx, sweep, structs.replace(found, at=time.time()), stopped)
+        kept = [name for name in rung.scores if name not in lost and name not in failed]
+        earlier = before.get(rung.step)
+        if rung.scores and (earlier is None or (earlier.scores, earlier.stopped) != (rung.scores, lost)):
+            decided = structs.replace(rung, kept=kept, stopped=lost, at=time.time())
+            _stop_at(ctx, sweep, decided, stopped)
 
 
 def _with_scores(
     ctx: Context, rung: Rung, members: Mapping[str, RunRow], out: Container[str], metric: str
 ) -> Rung:
     """Add the scores of runs that have reached a rung since the last look."""
-    there = (run for run in members.values() if run.step >= rung.step and run.name not in rung.scores)
+    arrived = (run for run in members.values() if run.step >= rung.step and run.name not in rung.scores)
     new = {
         run.name: _score_of(ctx, run.name, rung.step, metric)
-        for run in there
+        for run in arrived
         if run.name not in out and _has_reached(ctx, run, rung.step, metric)
     }
     return structs.replace(rung, scores=rung.scores | new)
-
-
-def _has_failed(run: RunRow | None) -> bool:
-    return run is not None and run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
-
-
-def _last_kept(scores: Mapping[str, float | None], halving: Halving) -> float | None:
-    """Find the score of the last run that continues; None where no run has a score."""
-    found = (score for score in scores.values() if score is not None)
-    there = sorted(found, reverse=halving.metric not in LOWER_IS_BETTER)
-    most = math.ceil(len(scores) / halving.eta)
-    return there[min(most, len(there)) - 1] if there else None
 
 
 def _is_as_good(score: float | None, limit: float | None, metric: str) -> bool:
@@ -232,11 +222,8 @@ def _is_as_good(score: float | None, limit: float | None, metric: str) -> bool:
     return score <= limit if metric in LOWER_IS_BETTER else score >= limit
 
 
-def _racing(ctx: Context, sweep: Sweep) -> list[str]:
-    """List the runs that the last rung kept."""
-    if sweep.rungs:
-        return sweep.rungs[-1].kept
-    return sweeps.members(ctx.store, sweep.sweep)
+def _has_failed(run: RunRow) -> bool:
+    return run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
 
 
 def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
@@ -252,19 +239,8 @@ def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
 
 def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> _Point:
     """A run that ended before it was done is out of the race; it has a score if it came that far."""
-    is_over = run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
     score = None if run.step < step else _score_of(ctx, run.name, step, metric)
-    return _Point(run, score, not is_over)
-
-
-def _rank(point: _Point, metric: str) -> tuple[bool, bool, float]:
-    score = point.score or 0.0
-    return not point.in_race, point.score is None, score if metric in LOWER_IS_BETTER else -score
-
-
-def _with_ties(ranked: list[_Point], most: int) -> list[_Point]:
-    """Take the first `most`, and those after them with the score of the last of these."""
-    return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
+    return _Point(run, score, not _has_failed(run))
 
 
 def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
@@ -272,8 +248,10 @@ def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
     after the first update.
     """
     if metric in _OF_EVALS:
-        found = newest_eval(ctx.store, name, 0, step)
-        return _finite(None if found is None else found.score if metric == "eval" else found.nll)
+        evaluation = newest_eval(ctx.store, name, 0, step)
+        if evaluation is None:
+            return None
+        return _finite(evaluation.score if metric == "eval" else evaluation.nll)
     first = _first_telling(spec_of(runs.get(ctx.store, name)))
     return _finite(mean_metric(ctx.store, name, first, step, LAST_STEPS, metric))
 
@@ -298,7 +276,8 @@ def _stop_at(ctx: Context, sweep: Sweep, rung: Rung, stopped: Sequence[_Point]) 
     """Write a rung down and stop runs there, both or neither."""
     scores = [score for name in rung.kept if (score := rung.scores[name]) is not None]
     best_of = min if sweep.halving and sweep.halving.metric in LOWER_IS_BETTER else max
-    best, step = best_of(scores, default=None), rung.step
+    best = best_of(scores, default=None)
+    step = rung.step
     with ctx.store.write():
         sweeps.decide(ctx.store, sweep.sweep, rung)
         events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))

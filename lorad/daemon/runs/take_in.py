@@ -50,7 +50,7 @@ def refuse_journal(ctx: Context, run: RunRow) -> None:
 
 
 def watch_journals(ctx: Context) -> None:
-    """Look at the journals that are doubted: those of all runs at the start, and later what was refused."""
+    """Look at the journals that are doubted: at the start all, and later what was refused."""
     doubted = runs.named(ctx.store, sorted(ctx.storage.doubted)) if ctx.storage.doubted else []
     each(ctx, refuse_journal, doubted, of_run, seconds=_LOOK_SECONDS)
     ctx.storage.doubted &= {run.name for run in doubted}

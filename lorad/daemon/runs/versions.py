@@ -23,7 +23,8 @@ from lorad.store.metrics import best_evals
 from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import get_version, of_step
 
-_BEST, _LATEST = "best", "latest"  # in place of a number
+_BEST = "best"  # in place of a number
+_LATEST = "latest"
 _OF_STEP = re.compile(r"step:([0-9]{1,9})")  # likewise
 _WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
 _POLL_SECONDS = 0.05
@@ -43,7 +44,11 @@ def find_version(ctx: Context, caller: Caller, name: str) -> VersionRow:
             raise SpecError(f"{name} is not a version", hint=hint)
         run = find_run(ctx, caller, run_name)
         if which == _BEST:
-            return _best_version(ctx, run)
+            _, evals = best_evals(ctx.store, run.name, spec_of(run).checkpoint.best_by)
+            if not evals:
+                hint = f"`lorad show {run.name}` shows what it measured; checkpoint.best_by says what counts."
+                raise NotFound(f"run {run.name} has no evaluation, so that no version is its best", hint=hint)
+            return get_version(ctx.store, run.name, evals[0].version)
         if which == _LATEST:
             return _current_version(ctx, run)
         return (
@@ -51,14 +56,15 @@ def find_version(ctx: Context, caller: Caller, name: str) -> VersionRow:
             if step
             else get_version(ctx.store, run.name, int(which))
         )
-    alias, here = aliases.find(ctx.store, name), runs.find(ctx.store, name)
-    behind = runs.find(ctx.store, alias.run if alias else name)
-    if alias and behind and sees(ctx, caller, behind.owner_uid):
-        return get_version(ctx.store, alias.run, alias.version)
-    if here is None or not sees(ctx, caller, here.owner_uid):
+    if alias := aliases.find(ctx.store, name):
+        served = runs.find(ctx.store, alias.run)
+        if served and sees(ctx, caller, served.owner_uid):
+            return get_version(ctx.store, alias.run, alias.version)
+    named = runs.find(ctx.store, name)
+    if named is None or not sees(ctx, caller, named.owner_uid):
         hint = "`lorad aliases` and `lorad list --all` show what there is."
         raise NotFound(f"no alias and no run is named {name}", hint=hint)
-    return _current_version(ctx, here)
+    return _current_version(ctx, named)
 
 
 def _current_version(ctx: Context, run: RunRow) -> VersionRow:
@@ -67,15 +73,6 @@ def _current_version(ctx: Context, run: RunRow) -> VersionRow:
         hint = f"`lorad logs {run.name}` shows how far it is."
         raise NotFound(f"run {run.name} has no version yet", hint=hint)
     return get_version(ctx.store, run.name, run.version)
-
-
-def _best_version(ctx: Context, run: RunRow) -> VersionRow:
-    """Find the version with the best evaluation, by `checkpoint.best_by`. Raises NotFound."""
-    _, evals = best_evals(ctx.store, run.name, spec_of(run).checkpoint.best_by)
-    if not evals:
-        hint = f"`lorad show {run.name}` shows what it measured; checkpoint.best_by says what counts."
-        raise NotFound(f"run {run.name} has no evaluation, so that no version is its best", hint=hint)
-    return get_version(ctx.store, run.name, evals[0].version)
 
 
 @contextlib.contextmanager
@@ -98,8 +95,8 @@ def is_loaded(ctx: Context, version: VersionRow) -> bool:
 
 
 def heard(ctx: Context, owner_uid: int) -> list[Pool]:
-    """List the pools that can have what is a user's: those of others in a shared daemon may say what they
-    like.
+    """List the pools that are believed to have what is a user's: in a shared daemon pools of other users may
+    claim what they like.
     """
     return [pool for pool in list(ctx.pools.values()) if ctx.users.is_believed(pool.setup.owner, owner_uid)]
 
@@ -124,7 +121,10 @@ async def await_files(ctx: Context, version: VersionRow) -> None:
     if not has_files(version.path):
         await refresh(ctx)
     while not has_files(version.path):
-        if time.monotonic() > deadline or not _is_coming(ctx, version):
+        run = runs.get(ctx.store, version.run)
+        is_current = RunState(run.state).is_active and run.version == version.version
+        # the run, or the pool that has it loaded, may still write them
+        if time.monotonic() > deadline or not (is_current or is_loaded(ctx, version)):
             raise files_gone(version)
         await asyncio.sleep(_POLL_SECONDS)
 
@@ -136,12 +136,6 @@ async def await_bytes(ctx: Context, version: VersionRow) -> None:
     """
     if not is_loaded(ctx, version):
         await await_files(ctx, version)
-
-
-def _is_coming(ctx: Context, version: VersionRow) -> bool:
-    """Check whether a version's files may still be written: by the pool that has it, or for an active run."""
-    run = runs.get(ctx.store, version.run)
-    return is_loaded(ctx, version) or (RunState(run.state).is_active and run.version == version.version)
 
 
 def files_gone(version: VersionRow) -> Conflict:
@@ -158,8 +152,8 @@ def check_files(version: VersionRow) -> None:
     path = Path(version.path)
     weights = verify(path).get(WEIGHTS)
     if weights is None or weights.sha256 != version.sha256:
-        found = f"its tensors have sha256 {weights.sha256}" if weights else f"there is no {WEIGHTS}"
+        what = f"its tensors have sha256 {weights.sha256}" if weights else f"there is no {WEIGHTS}"
         raise IntegrityError(
-            f"{path}: {found}, {version.name} is {version.sha256}",
+            f"{path}: {what}, {version.name} is {version.sha256}",
             hint="Its files were replaced; use another version.",
         )

@@ -34,10 +34,12 @@ GONE = "disk"  # the event of what went
 
 def keep_budget(ctx: Context) -> None:
     """Look now and then; whatever has to go goes in a task of its own."""
-    disk, now = ctx.storage.disk, time.monotonic()
+    disk = ctx.storage.disk
+    now = time.monotonic()
     if disk.is_measuring or ctx.config.disk_budget is None or now - disk.measured_at < LOOK_SECONDS:
         return
-    disk.measured_at, disk.is_measuring = now, True
+    disk.measured_at = now
+    disk.is_measuring = True
     ctx.spawn(look(ctx, ctx.config.disk_budget))
 
 
@@ -54,14 +56,15 @@ async def look(ctx: Context, budget: int) -> None:
         disk.is_measuring = False
 
 
-async def _make_room(ctx: Context, wanted: int) -> int:
-    """Delete what can go until `wanted` bytes are free, or nothing can: the bytes."""
-    freed, gone = 0, defaultdict[str, list[tuple[Doomed, int]]](list)
+async def _make_room(ctx: Context, excess: int) -> int:
+    """Delete what can go until so many bytes are free, or nothing can. Returns how many were freed."""
+    freed = 0
+    gone = defaultdict[str, list[tuple[Doomed, int]]](list)
     for group in (everything(ctx), _spare(ctx)):
-        found = [item async for item in _paced(group)]
-        sizes = await asyncio.to_thread(measure, found)
-        for item in found:
-            if freed >= wanted:
+        candidates = [item async for item in _paced(group)]
+        sizes = await asyncio.to_thread(measure, candidates)
+        for item in candidates:
+            if freed >= excess:
                 break
             if item.path in sizes and _is_still_free(ctx, item):
                 path = delete(ctx, item)
@@ -144,14 +147,15 @@ def _report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
 
 def _tell(ctx: Context, used: int, budget: int) -> None:
     """Log when the home no longer fits its budget and nothing more can be deleted, and when it fits again."""
-    told = (
-        f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go"
-        if used > budget
-        else ""
-    )
-    if bool(told) != bool(ctx.storage.disk.told):
-        log.warning("%s", told) if told else log.info("the home is within its disk budget again")
-    ctx.storage.disk.told = told
+    disk = ctx.storage.disk
+    before = disk.told
+    disk.told = ""
+    if used > budget:
+        disk.told = f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go"
+    if disk.told and not before:
+        log.warning("%s", disk.told)
+    elif before and not disk.told:
+        log.info("the home is within its disk budget again")
 
 
 def was_spared(ctx: Context, run: str) -> bool:

@@ -34,10 +34,10 @@ def _files_below(path: Path) -> Iterator[os.stat_result]:
             yield about
             return
         with os.scandir(path) as entries:
-            found = list(entries)
+            listed = list(entries)
     except OSError:
         return
-    for entry in found:
+    for entry in listed:
         try:
             if entry.is_dir(follow_symlinks=False):
                 yield from _files_below(Path(entry.path))

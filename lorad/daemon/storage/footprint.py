@@ -31,9 +31,10 @@ def footprint(spec: Spec, facts: SpecFacts, place: Path) -> KeptFiles:
 
     place: a directory of the disk where the files will be.
     """
-    kept, steps = spec.checkpoint, spec.trainer.steps
-    made = -(-steps // kept.every) + kept.keep_best
-    checkpoints = min(made, kept.keep + kept.keep_best) if kept.keep else made
+    kept = spec.checkpoint
+    steps = spec.trainer.steps
+    written = -(-steps // kept.every) + kept.keep_best
+    checkpoints = min(written, kept.keep + kept.keep_best) if kept.keep else written
     versions = at_once = steps + 1
     if kept.keep_versions:
         versions = min(steps + 1, kept.keep_versions + checkpoints)
@@ -67,7 +68,8 @@ def files_of(run: RunRow) -> KeptFiles | None:
     where its client decides what is kept.
     """
     try:
-        facts, spec = request_of(run).facts, from_json(run.spec.encode())
+        facts = request_of(run).facts
+        spec = from_json(run.spec.encode())
     except (LoradError, MsgspecError):
         return None
     if not facts.adapter_parameters or spec.algorithm.kind == "tinker":
@@ -93,5 +95,5 @@ def _taken(parent: Path) -> tuple[int, int]:
 @lru_cache(maxsize=512)
 def _measured(parent: Path, _as_it_is: int) -> tuple[int, int]:
     """Measure once for as long as nothing comes or goes there: what is there never changes."""
-    found = [path for path in listed(parent) if VERSION.fullmatch(path.name) or key_of(path)]
-    return len(found), used(found)
+    paths = [path for path in listed(parent) if VERSION.fullmatch(path.name) or key_of(path)]
+    return len(paths), used(paths)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
-from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import attempts_under, is_locked
 from lorad.daemon.storage.prune import REMOVED, Doomed, doomed, listed
 from lorad.states import RunState
@@ -19,7 +18,11 @@ _POOL_SECONDS = 7 * 24 * 3600.0  # a pool that ended is kept for so long
 
 
 def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
-    """of: only of runs for which it is true; None: of all, and of pools and runs that are gone."""
+    """Yield everything that can be deleted.
+
+    of: restricts that to what belongs to the runs for which it returns true; without it, what is left of
+        pools and removed runs can go too.
+    """
     for name in runs.names(ctx.store):
         run = runs.find(ctx.store, name)
         if run is not None and (of is None or of(run)):
@@ -31,17 +34,17 @@ def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> I
 
 
 def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
-    """Keep the items of a run that nothing has asked for since they were found; run "": of no run.
+    """Keep the items of a run that nothing has asked for since they were found.
 
-    Delete them before anything is awaited.
+    run: its name, or "" for items that belong to no run. Delete what is returned before anything is awaited.
     """
     now: Iterable[Doomed] = ()
     if not run:
         now = (*_orphans(ctx), *_old_pools(ctx))
     elif row := runs.find(ctx.store, run):
         now = (*doomed(ctx, row), *_old_logs(row))
-    known = {(item.kind, item.path) for item in now}
-    return [item for item in items if (item.kind, item.path) in known]
+    doomed_now = {(item.kind, item.path) for item in now}
+    return [item for item in items if (item.kind, item.path) in doomed_now]
 
 
 def _old_logs(run: RunRow) -> Iterator[Doomed]:
@@ -53,20 +56,17 @@ def _old_logs(run: RunRow) -> Iterator[Doomed]:
         return
     for attempt in list(attempts_under(run.dir.root))[:-_LIVES]:
         if int(attempt.root.name) < run.attempt and not is_locked(attempt):
-            yield from _logs_in(attempt, run.name, f"logs of the newest {_LIVES} attempts stay")
-
-
-def _logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
-    for path in (*listed(attempt.root), *(listed(attempt.work) if attempt.work != attempt.root else ())):
-        if path.is_file() and (path.name == "log" or path.name.endswith(".log")):
-            yield Doomed(run, path, "log", why)
+            for directory in {attempt.root: None, attempt.work: None}:  # they may be the same
+                for path in listed(directory):
+                    if path.is_file() and (path.name == "log" or path.name.endswith(".log")):
+                        yield Doomed(run.name, path, "log", f"logs of the newest {_LIVES} attempts stay")
 
 
 def _orphans(ctx: Context) -> Iterator[Doomed]:
     """Find directories of removed runs. Others that the database does not know stay: it may be an old one."""
-    known = {*runs.names(ctx.store)}
+    names = {*runs.names(ctx.store)}
     for path in sorted(ctx.runs_root.iterdir()):
-        if path.name.startswith(REMOVED) or (path.name not in known and _was_removed(ctx, path)):
+        if path.name.startswith(REMOVED) or (path.name not in names and _was_removed(ctx, path)):
             yield Doomed("", path, "run", "its run was removed")
 
 
@@ -80,10 +80,11 @@ def _old_pools(ctx: Context) -> Iterator[Doomed]:
     """Find all but the newest lives of pools, and pools that ended long enough before and no run will resume
     in.
     """
-    wanted = runs.pools_in_use(ctx.store)
+    in_use = runs.pools_in_use(ctx.store)
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
-        if not pool.process.is_up and not _is_used(pool) and pool.id not in wanted and _has_ended(lives):
+        is_used = pool.process.is_up or pool.guests or pool.serves or pool.stop_asked is not None
+        if not is_used and pool.id not in in_use and _has_ended(lives):
             yield Doomed(
                 "", pool.root, "pool", f"the pool ended more than {_POOL_SECONDS / 86400:.0f} days ago"
             )
@@ -91,10 +92,6 @@ def _old_pools(ctx: Context) -> Iterator[Doomed]:
         for life in lives[:-_LIVES]:
             if not is_locked(life):
                 yield Doomed("", life.root, "life", f"the newest {_LIVES} lives of pool {pool.id} stay")
-
-
-def _is_used(pool: Pool) -> bool:
-    return bool(pool.guests or pool.serves or pool.stop_asked is not None)
 
 
 def _has_ended(lives: Iterable[AttemptDir]) -> bool:

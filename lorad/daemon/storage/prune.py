@@ -65,15 +65,15 @@ def prune(ctx: Context, run: RunRow) -> None:
         ctx.spawn(_discarded(ctx, run.owner_uid, gone))
     if not _has_silent_pool(ctx, run):
         ctx.storage.unpruned.discard(run.name)
-    if held := [version for version in _unkept_versions(ctx, run) if _is_in_use(ctx, version)]:
-        ctx.storage.unkept[run.name] = held
+    if still_used := [version for version in _unkept_versions(ctx, run) if _is_in_use(ctx, version)]:
+        ctx.storage.unkept[run.name] = still_used
     else:
         ctx.storage.unkept.pop(run.name, None)
 
 
 def prune_again(ctx: Context) -> None:
-    """Prune the runs for which `prune` raised, those whose versions a silent pool might have had, and those
-    of which an engine has unloaded a version since.
+    """Retry what could not be finished: `prune` failed, a pool did not answer, or an engine still held a
+    version, which it has unloaded since.
     """
 
     def prune_run(ctx: Context, name: str) -> None:
@@ -88,8 +88,8 @@ def prune_again(ctx: Context) -> None:
 
     unloaded = {
         name
-        for name, held in ctx.storage.unkept.items()
-        if any(not _is_in_use(ctx, version) for version in held)
+        for name, unkept in ctx.storage.unkept.items()
+        if any(not _is_in_use(ctx, version) for version in unkept)
     }
     each(ctx, prune_run, sorted(ctx.storage.unpruned | unloaded), lambda name: Item(f"run {name}"))
 
@@ -122,15 +122,26 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     if not _may_be_pruned(run):
         return []
     kept = _kept_checkpoints(ctx, run)
-    paths = leftovers_in(run.dir, before=_begun_at(ctx, run))
+    begun_at = time.time()  # an attempt may still write what it began
+    if run.state == RunState.RUNNING:
+        begun_at = max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
+    paths = leftovers_in(run.dir, before=begun_at)
     leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
-    old = (*_old_checkpoints(ctx, run, kept), *_old_versions(ctx, run))
-    return [*leftovers, *old, *_old_samples(run, "samples"), *_old_samples(run, "evals")]
+    old_checkpoints = [*_old_checkpoints(ctx, run, kept)]
+    why = f"checkpoint.keep_versions is {spec_of(run).checkpoint.keep_versions}"
+    old_versions = [
+        Doomed(run.name, run.dir.version(row.version), "version", why)
+        for row in _unkept_versions(ctx, run)
+        if is_free(ctx, run, row.version)
+    ]
+    old_samples = [*_old_samples(run, "samples"), *_old_samples(run, "evals")]
+    return [*leftovers, *old_checkpoints, *old_versions, *old_samples]
 
 
 def _kept_checkpoints(ctx: Context, run: RunRow) -> list[Checkpoint]:
     """List the checkpoints that stay: the newest, and those of the best versions."""
-    present, best = checkpoints(ctx.store, run.name), best_numbers(ctx, run)
+    present = checkpoints(ctx.store, run.name)
+    best = best_numbers(ctx, run)
     newest = present[-spec_of(run).checkpoint.keep :]
     return [row for row in present if row in newest or row.version in best]
 
@@ -144,40 +155,26 @@ def best_numbers(ctx: Context, run: RunRow) -> set[int]:
     return {row.version for row in evals[: kept.keep_best]}
 
 
-def _begun_at(ctx: Context, run: RunRow) -> float:
-    """Find since when an attempt may have begun files that it still writes; now,
-    where no attempt is running.
-    """
-    if run.state != RunState.RUNNING:
-        return time.time()
-    return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
-
-
 def _old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[Checkpoint]) -> list[Doomed]:
-    known = ever_made(ctx.store, run.name)
-    wanted = {(row.step, row.attempt) for row in kept}
+    """List the checkpoints that are not kept; one whose record is on its way stays."""
+    recorded = ever_made(ctx.store, run.name)
+    staying = {(row.step, row.attempt) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
-    found = []
+    old = []
     for name in names_in(run.dir.checkpoints):
         path = run.dir.checkpoints / name
         if (key := key_of(path)) is None:
             continue
-        is_unknown = key not in known and key[1] == run.attempt  # its record is on its way
-        if key not in wanted and not is_unknown:
-            found.append(Doomed(run.name, path, "checkpoint", why))
-    return found
+        is_new = key not in recorded and key[1] == run.attempt
+        if key not in staying and not is_new:
+            old.append(Doomed(run.name, path, "checkpoint", why))
+    return old
 
 
 def key_of(checkpoint: Path) -> tuple[int, int] | None:
-    """Step and attempt."""
+    """Read step and attempt of a checkpoint's directory from its name."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def _old_versions(ctx: Context, run: RunRow) -> list[Doomed]:
-    why = f"checkpoint.keep_versions is {spec_of(run).checkpoint.keep_versions}"
-    old = [row.version for row in _unkept_versions(ctx, run) if is_free(ctx, run, row.version)]
-    return [Doomed(run.name, run.dir.version(number), "version", why) for number in old]
 
 
 def _unkept_versions(ctx: Context, run: RunRow) -> list[VersionRow]:
@@ -187,12 +184,12 @@ def _unkept_versions(ctx: Context, run: RunRow) -> list[VersionRow]:
         return []
     present = sorted(int(name) for name in names_in(run.dir.versions) if VERSION.fullmatch(name))
     needed = _needed(ctx, run)
-    found = []
+    unkept = []
     for number in present[:-keep]:
         if number not in needed:
             with contextlib.suppress(NotFound):  # it may not be ingested yet
-                found.append(get_version(ctx.store, run.name, number))
-    return found
+                unkept.append(get_version(ctx.store, run.name, number))
+    return unkept
 
 
 def _needed(ctx: Context, run: RunRow) -> set[int | None]:
@@ -234,7 +231,8 @@ def _is_in_use(ctx: Context, version: VersionRow) -> bool:
 
 def _old_samples(run: RunRow, of: Literal["samples", "evals"]) -> list[Doomed]:
     """List the files of old steps, or of old evaluations."""
-    key, directory = f"keep_{of}", run.dir.root / of
+    key = f"keep_{of}"
+    directory = run.dir.root / of
     keep: int = getattr(spec_of(run).checkpoint, key)
     names = names_in(directory) if keep else []
     old = sorted((directory / name for name in names), key=age)[:-keep] if len(names) > keep else []
@@ -273,13 +271,9 @@ def _delete(ctx: Context, item: Doomed) -> Path | None:
         return item.path
     if item.kind == "checkpoint" and (key := key_of(item.path)):
         mark_deleted(ctx.store, item.run, *key)
-    return _moved_away(item.path)
-
-
-def _moved_away(path: Path) -> Path:
-    """Rename a directory before it is deleted, so that no reader sees half of it."""
-    gone = path.with_name(f"{TEMPORARY}{path.name}-deleted-{time.time_ns()}")
-    path.rename(gone)
+    # renamed before it is deleted, so that no reader sees half of it
+    gone = item.path.with_name(f"{TEMPORARY}{item.path.name}-deleted-{time.time_ns()}")
+    item.path.rename(gone)
     return gone
 
 
@@ -291,17 +285,21 @@ def sweep(directory: RunDir) -> None:
 
 def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
     parents = (directory.versions, directory.checkpoints)
-    found = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
-    if not found:
+    paths = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
+    if not paths:
         return []
     since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
-    return [path for path in found if _is_older(path, since)]
+    return [path for path in paths if _is_older(path, since)]
 
 
 def lag_of(directory: Path) -> float:
-    """Seconds by which the clock that stamps files there is behind this machine's: a file server has its own.
-    Without it a file that is being written would look like one whose writer died. Infinite where nothing can
-    be written."""
+    """Measure by how many seconds the clock that stamps files there is behind this machine's.
+
+    A file server has its own clock.
+
+    Without that a file that is being written would look like one whose writer died. Infinite where nothing
+    can be written.
+    """
     probe = directory / f"{TEMPORARY}clock-{os.getpid()}"
     try:
         probe.touch(mode=0o600)

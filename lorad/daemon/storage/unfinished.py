@@ -30,10 +30,10 @@ def sweep_half_made(ctx: Context) -> None:
     Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they
     are not those of a run that an older copy of the database lacks.
     """
-    known = {*runs.names(ctx.store)}
-    found = [path for path in ctx.runs_root.iterdir() if path.name not in known and _is_half_made(path)]
-    journal = ctx.home.journal.read_bytes() if found and ctx.home.journal.exists() else b""
-    for path in found:
+    names = {*runs.names(ctx.store)}
+    half_made = [path for path in ctx.runs_root.iterdir() if path.name not in names and _is_half_made(path)]
+    journal = ctx.home.journal.read_bytes() if half_made and ctx.home.journal.exists() else b""
+    for path in half_made:
         if f'"run":{json.dumps(path.name)}'.encode() not in journal:
             log.warning("run %s: it was never made whole, and its directory is deleted", path.name)
             discard(path)
