@@ -1,5 +1,5 @@
-"""`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of
-`lorad.errors`.
+"""Run the daemon of `LORAD_HOME` in the foreground: `python -m lorad.daemon`. `lorad.errors` lists its exit
+codes.
 
 `--system` serves all users of this machine. Other options print JSON and start no daemon:
 

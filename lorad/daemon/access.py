@@ -125,7 +125,8 @@ def name_for(ctx: Context, run: _KnownRun, name: str) -> str:
 
     name: the name of a run that exists or existed; "" for none.
     """
-    other, who = runs.find(ctx.store, name) if name else None, owner_of(ctx, run)
+    other = runs.find(ctx.store, name) if name else None
+    who = owner_of(ctx, run)
     if other is None:
         return name if who.sees_all or not name else "another run"
     return who.name(other)
@@ -207,8 +208,8 @@ def must_move(ctx: Context, caller: Caller, alias: str, before: Alias | None, ru
     before_of = aliases.rollbacks(ctx.store)  # their files are kept as well
 
     def is_foreign(row: Alias) -> bool:
-        held = [runs.find(ctx.store, name) for name in {row.run, before_of.get(row.alias, (row.run,))[0]}]
-        return any(run.owner_uid != caller.uid for run in held if run is not None)
+        served = [runs.find(ctx.store, name) for name in {row.run, before_of.get(row.alias, (row.run,))[0]}]
+        return any(run.owner_uid != caller.uid for run in served if run is not None)
 
     foreign = [row for row in mine if is_foreign(row)]
     if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):

@@ -88,13 +88,13 @@ def _look_at_pools(ctx: Context) -> None:
 def _stop_strangers(ctx: Context) -> None:
     """Ask every driver to stop that is not the present attempt of an active run: it saves what it has."""
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
-    known = {(run.name, run.attempt) for run in active}
+    at_work = {(run.name, run.attempt) for run in active}
 
     def stop_strangers_in(ctx: Context, directory: Path) -> None:
-        if directory.name not in {run for run, _ in known}:
+        if directory.name not in {run for run, _ in at_work}:
             sweep(RunDir(directory))
         for attempt in attempts_under(directory) if not directory.name.startswith(REMOVED) else []:
-            if (directory.name, int(attempt.root.name)) in known:
+            if (directory.name, int(attempt.root.name)) in at_work:
                 continue
             if ctx.processes.signal(attempt, signal.SIGTERM):
                 log.warning(

@@ -129,11 +129,11 @@ def _parsed(spec: str) -> Spec:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`request.json` of a run: how it was asked for.
+    """How a run was asked for: the contents of its `request.json`.
 
     model_path: the directory that `model.path` was resolved to.
     bases: the weights that its adapter was made on, where it came from elsewhere; see `runs/bases.py`.
-    reference: the version that KL is measured against, see `runs/reference.py`; None: the base.
+    reference: the version that KL is measured against, see `runs/reference.py`; None where that is the base.
     """
 
     cwd: str

@@ -49,7 +49,9 @@ def metered(meter: Meter) -> Middleware:
 
     @web.middleware
     async def count(request: web.Request, handler: _Answer) -> web.StreamResponse:
-        started, status, follows = time.monotonic(), 500, request.path == _FOLLOWED
+        started = time.monotonic()
+        status = 500
+        follows = request.path == _FOLLOWED
         meter.followers += follows
         try:
             response = await handler(request)
@@ -62,13 +64,9 @@ def metered(meter: Meter) -> Middleware:
             if not follows:
                 meter.requests.observe(seconds)
             if request.method == "POST" and request.path.startswith("/v1/aliases/"):
-                _note_swap(meter, seconds, status)
+                if status < 400:
+                    meter.swaps.observe(seconds)
+                elif status >= 500:
+                    meter.failed_swaps += 1
 
     return count
-
-
-def _note_swap(meter: Meter, seconds: float, status: int) -> None:
-    if status < 400:
-        meter.swaps.observe(seconds)
-    elif status >= 500:
-        meter.failed_swaps += 1

@@ -31,19 +31,26 @@ from lorad.protocol.structs import learn_structs
 
 log = logging.getLogger("lorad.daemon")
 
-_LOG_BYTES, _LOG_FILES = 8 << 20, 3
+_LOG_BYTES = 8 << 20
+_LOG_FILES = 3
 _THREADS = 64
 
 
 def run_daemon(home: Home, *, system: bool = False) -> None:
-    """Serve `home` until SIGTERM, SIGINT or `shutdown`. system: for all users. Raises Conflict when it has a
-    daemon, SpecError, NotAllowed."""
+    """Serve `home` until SIGTERM, SIGINT or `shutdown`.
+
+    system: serve all users. Raises Conflict when the home has a daemon, SpecError, NotAllowed.
+    """
     learn_structs()
-    prepare_shared(home) if system else prepare(home)
+    if system:
+        prepare_shared(home)
+    else:
+        prepare(home)
     with lock(home):
         log_trouble = _log_to(home.daemon_log)
         ctx = _open_context(home, system=system)
-        ctx.users, ctx.storage.log_trouble = SharedBox() if system else OneUser(), log_trouble
+        ctx.users = SharedBox() if system else OneUser()
+        ctx.storage.log_trouble = log_trouble
         try:
             asyncio.run(_serve(ctx))
         finally:
@@ -70,7 +77,8 @@ def _log_to(path: Path) -> str:
             path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES
         )
     except OSError as error:
-        handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
+        handler = logging.StreamHandler()
+        trouble = f"the daemon has no log: {path}: {error.strerror}"
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     for name in ("lorad.daemon", "lorad.http"):

@@ -12,7 +12,8 @@ from lorad.store import events
 from lorad.store.db import Store
 
 _PAGE = 16  # events read from the database at a time: many who are behind take turns
-KEPT_LINES, _KEPT_BYTES = 4096, 8 << 20
+KEPT_LINES = 4096
+_KEPT_BYTES = 8 << 20
 
 
 class Line(NamedTuple):
@@ -48,17 +49,18 @@ class Tail:
     def forget(self) -> None:
         """Hold nothing any more: events have got another name of their run."""
         self._lines.clear()
-        self._before, self._bytes = self.newest, 0
+        self._before = self.newest
+        self._bytes = 0
 
     def _held(self, cursor: int, run: str | None) -> list[Line]:
         """Collect the kept events after `cursor`, from the newest back: most followers lack only a few."""
         later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
-        found = [line for line in reversed(later) if run in (None, line.run)]
-        if found and run is not None:
+        kept = [line for line in reversed(later) if run in (None, line.run)]
+        if kept and run is not None:
             first = events.first_id(self._store, run)
-            found = [line for line in found if line.id >= first]
-        sizes = accumulate(len(line.text) for line in found)
-        return [line for line, size in zip(found, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
+            kept = [line for line in kept if line.id >= first]
+        sizes = accumulate(len(line.text) for line in kept)
+        return [line for line, size in zip(kept, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 
     def _catch_up(self) -> None:
         while rows := events.after(self._store, self.newest, None, _PAGE):
@@ -68,7 +70,8 @@ class Tail:
             self.newest = self._lines[-1].id
             while len(self._lines) > KEPT_LINES or (self._bytes > _KEPT_BYTES and len(self._lines) > 1):
                 gone = self._lines.popleft()
-                self._before, self._bytes = gone.id, self._bytes - len(gone.text)
+                self._before = gone.id
+                self._bytes = self._bytes - len(gone.text)
 
 
 def line_of(row: Event) -> Line:

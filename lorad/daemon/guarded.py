@@ -60,15 +60,16 @@ def each(
         items that failed before come last, so that they hold up no other.
     """
     until = time.monotonic() + seconds
-    troubles, name = ctx.loop.troubles, verb.__name__
-    named = [(item_of(one), one) for one in items]
+    troubles = ctx.loop.troubles
+    name = verb.__name__
+    named = [(item_of(thing), thing) for thing in items]
     if seconds < math.inf:
-        named.sort(key=lambda found: troubles.has(name, found[0].name))
-    for item, one in named:
+        named.sort(key=lambda pair: troubles.has(name, pair[0].name))
+    for item, thing in named:
         if time.monotonic() > until:
             ctx.loop.poke()
             break
-        guarded(ctx, item, verb, one)
+        guarded(ctx, item, verb, thing)
     troubles.keep_only(name, {item.name for item, _ in named} | {""})
 
 

@@ -21,7 +21,9 @@ from lorad.files import log, open_file
 from lorad.store.record import Change
 
 _CRC = b',"crc":'
-ROWS, ALL, _STARTED = "rows", "all", "started"
+ROWS = "rows"
+ALL = "all"
+_STARTED = "started"
 
 
 class DaemonJournal(log.AppendLog[Any]):

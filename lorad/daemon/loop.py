@@ -17,7 +17,7 @@ _Stamp = tuple[int, int]
 
 
 class Loop:
-    """It runs at once for a request or the end of a process, soon for a journal that grew.
+    """The daemon's loop runs at once for a request or the end of a process, soon for a journal that grew.
 
     Drivers write all the time, so for a journal alone it does only what journals matter to.
 
@@ -80,7 +80,8 @@ class Loop:
 
     def ring(self) -> None:
         """Tell all readers of events that there are new ones."""
-        bell, self._bell = self._bell, asyncio.Event()
+        bell = self._bell
+        self._bell = asyncio.Event()
         bell.set()
 
     def bell(self) -> asyncio.Event:

@@ -32,14 +32,14 @@ def open_store(home: Home) -> Store:
         raise IntegrityError(f"{error.filename or home.database}: {error.strerror}", hint=_REPAIR) from error
     except Conflict as error:
         wrote = written_by(home.journal).get("version", "")
-        wanted = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
-        told = f"{error.message} (lorad {lorad.__version__}{f', it was lorad {wrote}' if wrote else ''})"
+        requirement = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
+        message = f"{error.message} (lorad {lorad.__version__}{f', it was lorad {wrote}' if wrote else ''})"
         hint = (
-            f"`{sys.executable} -m pip install -U {wanted}` updates lorad. To continue with this one: "
+            f"`{sys.executable} -m pip install -U {requirement}` updates lorad. To continue with this one: "
             "`lorad doctor --repair` builds a database for it from the journals, with all that happened "
             f"since, and keeps the newer one. (As it was before the upgrade: {home.database.name}.before-*.)"
         )
-        raise Conflict(told, hint=hint) from error
+        raise Conflict(message, hint=hint) from error
 
 
 def open_journal(home: Home) -> DaemonJournal:
@@ -61,11 +61,14 @@ def record(store: Store, journal: DaemonJournal) -> None:
     The newest change of the journal may have no counterpart in the database: a daemon that died in between. A
     journal that lacks changes (it was lost or damaged, or the schema was upgraded) gets the whole database.
     """
-    there, written = store.recorded, last_change(journal.path)
-    if written is not None and written > there + 1:
-        told = f"{store.path} is older than {journal.path}, which records {written - there} more changes"
-        raise IntegrityError(told, hint=_REPAIR)
-    is_behind = written != there or store.is_upgraded
+    recorded = store.recorded
+    written = last_change(journal.path)
+    if written is not None and written > recorded + 1:
+        message = (
+            f"{store.path} is older than {journal.path}, which records {written - recorded} more changes"
+        )
+        raise IntegrityError(message, hint=_REPAIR)
+    is_behind = written != recorded or store.is_upgraded
     if is_behind:
-        log.info("the journal gets all of the database: it has change %s, the database %d", written, there)
+        log.info("the journal gets all of the database: it has change %s, the database %d", written, recorded)
     store.record(journal, all=is_behind)

@@ -112,7 +112,7 @@ class Pool:
 
     @property
     def nodes(self) -> tuple[GrantedNode, ...]:
-        """Return the nodes that it has now: those of its servers may go without it."""
+        """Return the nodes that it has now. A node that has servers alone may leave, and the pool stays."""
         if self.grant is None or self.grant.state not in ("granted", "lost"):
             return ()
         return tuple(node for node in self.grant.nodes if not is_lost(self.grant, node))
@@ -164,8 +164,8 @@ class Pool:
     @property
     def idle_seconds(self) -> float:
         """Return the seconds since the last use of any kind."""
-        here = time.monotonic() - self.used_at
-        return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
+        own = time.monotonic() - self.used_at
+        return 0.0 if self.guests else min(own, self.status.idle_seconds) if self.status else own
 
 
 def setup_for(
@@ -188,7 +188,8 @@ def setup_for(
     """
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
-    on_cpu, on_nodes = devices[0].is_cpu, isinstance(devices[0], Shape)
+    on_cpu = devices[0].is_cpu
+    on_nodes = isinstance(devices[0], Shape)
     is_slot = devices[0].name != devices[0].kind and not on_nodes
     slots = len(devices) / config.devices.cpu_slots if is_slot else 1  # of the CPU that the pool has
     return PoolSetup(

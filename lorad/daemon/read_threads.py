@@ -24,7 +24,8 @@ class Readers:
     """Threads for reads. Only the event loop uses this object; the reads themselves run elsewhere."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._wal = store, store.path.with_name(store.path.name + "-wal")
+        self._store = store
+        self._wal = store.path.with_name(store.path.name + "-wal")
         self._threads = ThreadPoolExecutor(_THREADS, "reader")
         self._own = threading.local()
         self._opened: list[Reader] = []

@@ -149,11 +149,11 @@ def _keep_log(ctx: Context) -> None:
 def _keep_database(ctx: Context) -> None:
     """Raises StorageError when another file, or none, has the name of the database that is open."""
     if not ctx.store.is_in_place:
-        told = (
+        message = (
             f"{ctx.store.path} was removed or replaced; the daemon works with the old one, which ends with it"
         )
         raise StorageError(
-            told, hint="`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it."
+            message, hint="`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it."
         )
 
 

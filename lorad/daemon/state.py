@@ -165,8 +165,8 @@ class UsesFile:
 class BillState:
     """What `bill/` remembers.
 
-    files: of lives of pools whose use is not all taken in, by the directory of the life.
-    closed: directories of lives of which everything is.
+    files: the file of uses of each life of a pool whose use is not all taken in, by the life's directory.
+    closed: the directories of lives whose use is.
     read_at: the monotonic time at which the files of pools that are up were last read.
     taken: how many reports were taken in.
     sizes: bytes of directories of runs, and the monotonic time at which they were measured.
@@ -230,16 +230,21 @@ class StorageState:
 
 
 def bytes_of(directories: Iterable[Path]) -> int:
-    """On disk, files with several names once. What goes away meanwhile does not count. Runs in a thread."""
-    total, seen, left = 0, set(), [os.fspath(path) for path in directories]
+    """Sum the bytes that directories take on disk; a file with several names counts once.
+
+    What goes away meanwhile does not count. Runs in a thread.
+    """
+    total = 0
+    seen = set()
+    left = [os.fspath(path) for path in directories]
     while left:
         with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    there = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
-                    elif there.st_nlink == 1 or (there.st_dev, there.st_ino) not in seen:
-                        seen.add((there.st_dev, there.st_ino))
-                        total += there.st_blocks * 512
+                    elif status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
+                        seen.add((status.st_dev, status.st_ino))
+                        total += status.st_blocks * 512
     return total

@@ -1,8 +1,7 @@
-"""Now and then the logs of all that is alive are looked at: drivers, pools and gateways."""
+"""Cut the logs of all that is alive where they became too large: drivers, pools and services."""
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
@@ -20,7 +19,10 @@ def rotate(ctx: Context) -> None:
     if now - ctx.storage.rotated_at < LOOK_SECONDS:
         return
     ctx.storage.rotated_at = float("inf")  # two that cut the same log would mix it up
-    ctx.spawn(_rotated(ctx, list(_living(ctx))))
+    living = [run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE)]
+    living += [pool.attempt() for pool in ctx.pools.values() if pool.process.is_up]
+    living += [attempt for _, attempt in living_services(ctx)]
+    ctx.spawn(_rotated(ctx, living))
 
 
 async def _rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
@@ -28,9 +30,3 @@ async def _rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
         await asyncio.to_thread(cut_all, attempts, ctx.config.supervision.log_bytes)
     finally:
         ctx.storage.rotated_at = time.monotonic()
-
-
-def _living(ctx: Context) -> Iterator[AttemptDir]:
-    yield from (run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE))
-    yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
-    yield from (attempt for _, attempt in living_services(ctx))

@@ -50,8 +50,8 @@ class Troubles:
 
         uid: only troubles about what this user owns; None for all.
         """
-        found = [trouble for trouble in self._there.values() if uid is None or trouble.item.owner == uid]
-        return list(dict.fromkeys(trouble.line for trouble in found))
+        shown = [trouble for trouble in self._there.values() if uid is None or trouble.item.owner == uid]
+        return list(dict.fromkeys(trouble.line for trouble in shown))
 
     def has(self, verb: str, item: str) -> bool:
         return (verb, item) in self._there
@@ -63,7 +63,8 @@ class Troubles:
     def add(self, trouble: Trouble) -> bool:
         """Check whether it is new, or another one than before."""
         key = trouble.verb, trouble.item.name
-        before, self._there[key] = self._there.get(key), trouble
+        before = self._there.get(key)
+        self._there[key] = trouble
         return before != trouble
 
     def end(self, verb: str, item: str = "") -> None:

@@ -17,7 +17,6 @@ from lorad.daemon.state import bytes_of
 from lorad.records.bill import Bill, BillLine
 from lorad.store import runs
 from lorad.store.bill import HOUR, BillRow, By, bill, owners_of_uses
-from lorad.store.rows import RunRow
 
 KEYS: Sequence[By] = get_args(By)
 _OF_RUNS = ("run", "user", "sweep")
@@ -64,7 +63,8 @@ def _lines(rows: Iterable[BillRow], prices: Prices) -> Iterable[BillLine]:
 
 
 def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:
-    costs, joules = [line.cost for line in lines], [line.joules for line in lines if line.joules is not None]
+    costs = [line.cost for line in lines]
+    joules = [line.joules for line in lines if line.joules is not None]
     sizes = [line.disk for line in lines if line.disk is not None]
     owners = {line.owner for line in lines}
     return BillLine(
@@ -86,21 +86,21 @@ async def _disk(ctx: Context, by: By, keys: set[str], owner_uid: int | None) -> 
     """
     every = await ctx.read(runs.every)
     theirs = [run for run in every if owner_uid is None or run.owner_uid == owner_uid]
-    billed = [(key, run.directory) for run in theirs if (key := _key_of(run, by)) in keys]
+    billed = [
+        (key, run.directory)
+        for run in theirs
+        if (key := {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]) in keys
+    ]
     return await asyncio.to_thread(_measured, ctx.bill.sizes, billed)
 
 
-def _key_of(run: RunRow, by: By) -> str:
-    return {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]
-
-
-def _measured(known: dict[str, tuple[float, int]], wanted: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Sum the bytes of directories by key. known: what was measured before, by directory."""
+def _measured(sizes: dict[str, tuple[float, int]], billed: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Sum the bytes of directories by key. sizes: what was measured before, by directory."""
     sums: dict[str, int] = {}
-    for key, directory in wanted:
-        at, size = known.get(directory, (float("-inf"), 0))
+    for key, directory in billed:
+        at, size = sizes.get(directory, (float("-inf"), 0))
         if time.monotonic() - at > _SIZES_SECONDS:
             size = bytes_of([Path(directory)])
-            known[directory] = time.monotonic(), size
+            sizes[directory] = time.monotonic(), size
         sums[key] = sums.get(key, 0) + size
     return sums

@@ -98,7 +98,10 @@ def _take_in(ctx: Context, pool: Pool) -> None:
         if _is_strange(ctx, pool):
             _keep_silence(ctx, pool, life)
         if pool.process.is_over or life is not lives[-1]:
-            _close(ctx, life)
+            ctx.bill.closed.add(life.root)
+            place = ctx.bill.files.pop(life.root, UsesFile())
+            if place.life and not bill.is_closed(ctx.store, place.life):
+                bill.close(ctx.store, place.life, _end_of(life))
 
 
 def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
@@ -184,15 +187,9 @@ def _new_reports(path: Path, place: UsesFile) -> list[Uses]:
     return [report for report, _ in new]
 
 
-def _close(ctx: Context, life: AttemptDir) -> None:
-    ctx.bill.closed.add(life.root)
-    place = ctx.bill.files.pop(life.root, UsesFile())
-    if place.life and not bill.is_closed(ctx.store, place.life):
-        bill.close(ctx.store, place.life, _end_of(life))
-
-
 def _end_of(life: AttemptDir) -> float | None:
     """Find the Unix time at which a life ended, by the clock that its beginning was told by."""
     status = read_status(life) or {}
-    began, lived = status.get("started_at"), status.get("lived")
+    began = status.get("started_at")
+    lived = status.get("lived")
     return status.get("ended_at") if began is None or lived is None else began + lived

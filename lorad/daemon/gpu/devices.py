@@ -77,7 +77,8 @@ class Shape(Device):
 
 def shape_of(setup: NodesSetup) -> Shape:
     """Describe what a pool asks its cluster for."""
-    nodes, gpus = setup.bundles, setup.devices
+    nodes = setup.bundles
+    gpus = setup.devices
     name = (
         f"{nodes} x {gpus} GPU{'' if gpus == 1 else 's'}"
         if gpus
@@ -94,7 +95,8 @@ def find_devices(cpu_slots: int = 1) -> list[Device]:
     """
     if gpus := visible_gpus():
         return [Device(f"cuda:{n}", gpu.label, gpu.memory, gpu.uuid) for n, gpu in enumerate(gpus)]
-    label, memory = platform.processor() or platform.machine(), psutil.virtual_memory().total
+    label = platform.processor() or platform.machine()
+    memory = psutil.virtual_memory().total
     names = ["cpu"] if cpu_slots == 1 else [f"cpu:{slot}" for slot in range(cpu_slots)]
     return [Device(name, label, memory) for name in names]
 

@@ -20,7 +20,7 @@ class History:
     def is_due(self) -> bool:
         return time.monotonic() - self._at >= PERIOD
 
-    def take(self, found: dict[str, DeviceSample]) -> None:
+    def take(self, samples: dict[str, DeviceSample]) -> None:
         self._at = time.monotonic()
-        for name, sample in found.items():
+        for name, sample in samples.items():
             self.samples.setdefault(name, deque(maxlen=_KEPT)).append(sample)

@@ -148,13 +148,11 @@ def holder_of(device: Device) -> Holder | None:
     if not notes:
         return None
     *_, holder = max(notes, key=lambda note: note[:2])
-    return _shown(holder)
-
-
-def _shown(note: Holder) -> Holder:
-    """Make a note of another user fit to be shown."""
     return msgspec.structs.replace(
-        note, pool=one_line(note.pool)[:80], user=one_line(note.user)[:32], why=one_line(note.why)[:160]
+        holder,
+        pool=one_line(holder.pool)[:80],
+        user=one_line(holder.user)[:32],
+        why=one_line(holder.why)[:160],
     )
 
 

@@ -24,8 +24,9 @@ log = logging.getLogger("lorad.daemon")
 FRESH_SECONDS = 1.5  # older than that, it is read again before it counts
 STALE_SECONDS = 10.0  # older than that, it says nothing
 _DRAWN = 1 << 30  # bytes up to which what only draws, a desktop, is no obstacle
-# memory in use by nobody who can be seen: bytes, and one in so many of the memory
-_HIDDEN, _HIDDEN_SHARE = 1 << 30, 50
+# memory in use by nobody who can be seen
+_HIDDEN = 1 << 30  # bytes
+_HIDDEN_SHARE = 50  # one in so many of the memory
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ class Sight:
         if self.lost:
             return f"{device.name} does not answer: {self.lost}"
         others = [process for process in self.processes if not process.ours]
-        found = [process for process in others if process.computes or (process.memory or 0) > _DRAWN]
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            return f"{device.name} is in use by {found[0].in_words()}{more}"
+        users = [process for process in others if process.computes or (process.memory or 0) > _DRAWN]
+        if users:
+            more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+            return f"{device.name} is in use by {users[0].in_words()}{more}"
         is_much = self.memory_used > max(_HIDDEN, device.memory_total // _HIDDEN_SHARE)
         if is_much and not self.held and not self.processes:
             return (
@@ -125,65 +126,61 @@ class Ours:
 
 def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:
     """Read all GPUs. Runs in a thread."""
-    with nvml() as found:
-        if found is None:
+    with nvml() as driver:
+        if driver is None:
             return {device.uuid: Sight(time.monotonic()) for device in gpus}
-        family = _family_of(mine.pids)
-        return {device.uuid: _read(found, device, family, mine) for device in gpus}
+        family: set[int] = set()
+        for pid in mine.pids:
+            with contextlib.suppress(psutil.Error):
+                family |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+        return {device.uuid: _read(driver, device, family, mine) for device in gpus}
 
 
-def _read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
+def _read(driver: Any, device: Device, family: set[int], mine: Ours) -> Sight:
     """Read one GPU; leave out what the driver does not report, or not to this user."""
     try:
-        handle = found.nvmlDeviceGetHandleByUUID(device.uuid)
-        used = _memory_of(found, handle)
-    except found.NVMLError as error:
+        handle = driver.nvmlDeviceGetHandleByUUID(device.uuid)
+        used = _memory_of(driver, handle)
+    except driver.NVMLError as error:
         return Sight(time.monotonic(), lost=str(error))
-    computing = _listed(found, found.nvmlDeviceGetComputeRunningProcesses, handle)
-    drawing = _listed(found, found.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    computing = _listed(driver, driver.nvmlDeviceGetComputeRunningProcesses, handle)
+    drawing = _listed(driver, driver.nvmlDeviceGetGraphicsRunningProcesses, handle)
     utilization = None
-    with contextlib.suppress(found.NVMLError):
-        utilization = int(found.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    with contextlib.suppress(driver.NVMLError):
+        utilization = int(driver.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
     power = temperature = None
-    with contextlib.suppress(found.NVMLError):
-        power = int(found.nvmlDeviceGetPowerUsage(handle)) / 1000
-    with contextlib.suppress(found.NVMLError):
-        temperature = int(found.nvmlDeviceGetTemperature(handle, found.NVML_TEMPERATURE_GPU))
-    held = device.name in mine.devices
+    with contextlib.suppress(driver.NVMLError):
+        power = int(driver.nvmlDeviceGetPowerUsage(handle)) / 1000
+    with contextlib.suppress(driver.NVMLError):
+        temperature = int(driver.nvmlDeviceGetTemperature(handle, driver.NVML_TEMPERATURE_GPU))
+    is_held = device.name in mine.devices
     processes = tuple(
-        _described(pid, memory, pid in computing, family, mine, held)
+        _described(pid, memory, pid in computing, family, mine, is_held)
         for pid, memory in sorted((drawing | computing).items())
     )
-    return Sight(time.monotonic(), used, utilization, processes, held, "", power, temperature)
+    return Sight(time.monotonic(), used, utilization, processes, is_held, "", power, temperature)
 
 
-def _memory_of(found: Any, handle: Any) -> int:
+def _memory_of(driver: Any, handle: Any) -> int:
     """Read the bytes in use, without the driver's own where it counts those separately."""
     try:
-        return int(found.nvmlDeviceGetMemoryInfo(handle, version=found.nvmlMemory_v2).used)
-    except found.NVMLError:
-        return int(found.nvmlDeviceGetMemoryInfo(handle).used)
+        return int(driver.nvmlDeviceGetMemoryInfo(handle, version=driver.nvmlMemory_v2).used)
+    except driver.NVMLError:
+        return int(driver.nvmlDeviceGetMemoryInfo(handle).used)
 
 
-def _listed(found: Any, call: Any, handle: Any) -> dict[int, int | None]:
-    """pid -> bytes; empty where the driver does not say who is there (MIG, containers, old drivers)."""
+def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
+    """Map the pids on a device to their bytes; empty where the driver does not say who is there (MIG,
+    containers, old drivers).
+    """
     try:
         return {int(process.pid): process.usedGpuMemory for process in call(handle)}
-    except (found.NVMLError, found.NVMLLibraryMismatchError):
+    except (driver.NVMLError, driver.NVMLLibraryMismatchError):
         return {}
 
 
-def _family_of(pids: Iterable[int]) -> set[int]:
-    """List these processes and all that they started."""
-    family: set[int] = set()
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            family |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    return family
-
-
 def _described(
-    pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, held: bool
+    pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, is_held: bool
 ) -> Process:
     """Describe a process on the GPU.
 
@@ -192,11 +189,12 @@ def _described(
     """
     try:
         process = psutil.Process(pid)
-        name, user = one_line(process.name()), one_line(process.username())
+        name = one_line(process.name())
+        user = one_line(process.username())
     except (psutil.Error, KeyError):
         name = user = ""
     attempt = _attempt_of(pid)
-    is_ours = pid in family or attempt.startswith(mine.mark) or (held and not name)
+    is_ours = pid in family or attempt.startswith(mine.mark) or (is_held and not name)
     return Process(pid, user, name, memory, computes, is_ours, bool(attempt))
 
 

@@ -21,7 +21,8 @@ from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus, NodesSetup
 from lorad.store import events, pools, runs
 from lorad.store.pools import GrantRow, NodeRow
 
-_NAME, _DEVICES = 253, 64  # characters of a node's name, devices of a node
+_NAME = 253  # characters of a node's name
+_DEVICES = 64  # devices of a node
 _BASES = 32  # base models that are remembered of a node
 _KINDS = {"asked": "grant_asked", "granted": "granted", "refused": "grant_lost", "lost": "grant_lost"}
 
@@ -30,13 +31,13 @@ def adopt_grants(ctx: Context) -> None:
     """Take in what lives of pools were granted that the database does not know, and that lives are over which
     ended while no daemon was there.
     """
-    known = {(row.pool, row.life): row.state for row in pools.grants(ctx.store)}
+    states = {(row.pool, row.life): row.state for row in pools.grants(ctx.store)}
 
     def adopt(ctx: Context, pool: Pool) -> None:
         for life in attempts_under(pool.root):
             number = int(life.root.name)
             is_over = not pool.process.is_up or number != pool.number
-            before = known.get((pool.id, number))
+            before = states.get((pool.id, number))
             if before is not None and not (is_over and before in ("asked", "granted")):
                 continue
             if (status := _read(ctx, pool, life)) is not None:
@@ -68,14 +69,16 @@ def _watch(ctx: Context, pool: Pool) -> None:
                     _tell(ctx, pool, last)
             ctx.loop.poke()
         return
-    number, status = pool.number, _read(ctx, pool, pool.attempt())
+    number = pool.number
+    status = _read(ctx, pool, pool.attempt())
     is_ready = pool.status is not None
     if status is None or (number, status, is_ready) == pool.noted:
         return
-    pool.noted, pool.grant = (number, status, is_ready), status
+    pool.noted = (number, status, is_ready)
+    pool.grant = status
     with ctx.store.write():
-        known = {(row.pool, row.life): row for row in pools.grants(ctx.store)}
-        written = known.get((pool.id, number))
+        rows = {(row.pool, row.life): row for row in pools.grants(ctx.store)}
+        written = rows.get((pool.id, number))
         if written is None or written.state != status.state:
             _tell(ctx, pool, status)
         _put(ctx, pool, number, status, is_ready=is_ready)
@@ -95,9 +98,9 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> GrantStatus | None:
     path = life.work / GRANT
     try:
         with as_user(ctx.user(pool.setup.owner)):
-            found = msgspec.json.decode(read_file(path, STATUS_BYTES, links=False), type=GrantStatus)
-        _refuse_strange(pool, found)
-        return found
+            status = msgspec.json.decode(read_file(path, STATUS_BYTES, links=False), type=GrantStatus)
+        _refuse_strange(pool, status)
+        return status
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:  # msgspec raises ValueErrors
@@ -108,11 +111,12 @@ def _refuse_strange(pool: Pool, status: GrantStatus) -> None:
     """The file may be a user's own: it names no more nodes than its pool asked for, and of kind static only
     those that there are. Raises ValueError.
     """
-    setup, names = pool.setup.nodes, [node.node for node in status.nodes]
+    setup = pool.setup.nodes
+    names = [node.node for node in status.nodes]
     assert setup is not None
-    known = {host.name for host in setup.hosts} or {*names}
+    asked_for = {host.name for host in setup.hosts} or {*names}
     named = [*names, *status.leaving]
-    if len(names) > setup.bundles or len({*names}) < len(names) or not known.issuperset(named):
+    if len(names) > setup.bundles or len({*names}) < len(names) or not asked_for.issuperset(named):
         raise ValueError("it names nodes that were not asked for")
     if any(len(name) > _NAME or not name.isprintable() for name in named):
         raise ValueError("it names nodes as nobody does")
@@ -149,8 +153,8 @@ def _put(
             pools.lease(ctx.store, pool.id, device, "pool", node.node)
 
 
-def _node_row(setup: NodesSetup, node: GrantedNode, known: NodeRow | None, state: str, base: str) -> NodeRow:
-    bases = [one for one in (known.bases if known else []) if one != base]
+def _node_row(setup: NodesSetup, node: GrantedNode, before: NodeRow | None, state: str, base: str) -> NodeRow:
+    bases = [one for one in (before.bases if before else []) if one != base]
     return NodeRow(
         node=node.node,
         cluster="static" if setup.kind == "static" else setup.address,
@@ -189,6 +193,6 @@ def with_likely_first(ctx: Context, pool: Pool) -> NodesSetup | None:
     if setup.kind == "ray":
         return replace(setup, warm=tuple(row.address for row in had if row.cluster == setup.address))
     warm = {row.node for row in had}
-    held = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
-    hosts = sorted(setup.hosts, key=lambda host: (host.name in held, host.name not in warm))
+    taken = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
+    hosts = sorted(setup.hosts, key=lambda host: (host.name in taken, host.name not in warm))
     return replace(setup, hosts=tuple(hosts))

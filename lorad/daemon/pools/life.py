@@ -98,7 +98,8 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     for pool in ctx.pools.values():
         if pool.setup.key == setup.key and (pool.process.is_up or not _unusable(ctx, pool)):
             return pool
-    base, number = base_name(setup.model), 1
+    base = base_name(setup.model)
+    number = 1
     while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
         number += 1
     root = ctx.home.pool(pool_id)
@@ -168,8 +169,11 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> bool:
     }
     about |= {"secret_files": secret_files(ctx.config)}
     ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
-    pool.process, pool.used_at = ProcessState("starting"), time.monotonic()
-    pool.status, pool.stop_asked, pool.grant = None, None, None
+    pool.process = ProcessState("starting")
+    pool.used_at = time.monotonic()
+    pool.status = None
+    pool.stop_asked = None
+    pool.grant = None
     log.info("pool %s: starting, life %d", pool.id, number)
     _note(ctx, pool)
     for name in pool.names:
@@ -183,13 +187,16 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
         pool.process = ProcessState("absent")
         return
     attempt = pool.attempt()
-    before, pool.process = pool.process, ctx.processes.inspect(attempt)
+    before = pool.process
+    pool.process = ctx.processes.inspect(attempt)
     if pool.process.is_up and not ctx.loop.is_watched(attempt.root):
         ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     if before.phase != pool.process.phase:
         _note(ctx, pool)
     if not pool.process.is_up:
-        pool.status, pool.stop_asked, pool.grant = None, None, None
+        pool.status = None
+        pool.stop_asked = None
+        pool.grant = None
     if pool.process.is_over and not before.is_over:
         pool.clears_up_until = time.monotonic() + _CLEAR_UP_SECONDS
         ctx.spawn(_clear_up(ctx, pool))
@@ -251,7 +258,8 @@ async def _asked(ctx: Context, pool: Pool) -> None:
         async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
             status = await ctx.users.polls.do(pool.setup.owner, call)
         if pool.process.phase == "alive":
-            first, pool.status = pool.status is None, status
+            first = pool.status is None
+            pool.status = status
             if first:
                 _note(ctx, pool)
                 ctx.loop.poke()
@@ -284,10 +292,8 @@ def timeout_of(ctx: Context, pool: Pool) -> float:
         return 0.0
     uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
     if uuids and time.monotonic() - ctx.gpus.notes.looked_at > LOOK_SECONDS:
-        ctx.gpus.notes.looked_at, ctx.gpus.notes.others = (
-            time.monotonic(),
-            wanted_by_others(ctx.home.root, uuids),
-        )
+        ctx.gpus.notes.looked_at = time.monotonic()
+        ctx.gpus.notes.others = wanted_by_others(ctx.home.root, uuids)
     is_wanted = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
     is_wanted = is_wanted or bool(aside)
     usual = _usual_timeout(ctx, pool)

@@ -42,7 +42,7 @@ def threads_of(
 ) -> dict[str, tuple[int, Why]]:
     """Choose the threads of a run's next attempt on each kind of device, and why so many.
 
-    parameters: of the model.
+    parameters: how many the model has.
 
     Raises StorageError when the run's file is damaged.
     """
@@ -102,5 +102,5 @@ def _read_kept(run: RunRow) -> _Kept | None:
 
 def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
     """Read the runtime that a pool's attempt was started with; None where that cannot be read."""
-    told: dict[str, Any] | None = read_object(attempt.command).get("runtime")
-    return told
+    runtime: dict[str, Any] | None = read_object(attempt.command).get("runtime")
+    return runtime

@@ -52,14 +52,15 @@ def keep_history(ctx: Context) -> None:
     if not history.is_due():
         return
     look(ctx)
-    now, found = time.time(), {}
+    now = time.time()
+    samples = {}
     for device in ctx.gpus.devices:
         sight = sight_of_cpu(None) if device.is_cpu else ctx.gpus.sights.seen.get(device.uuid)
         if sight is None or sight.lost:
             continue
         figures = sight.memory_used, sight.utilization, sight.power, sight.temperature
-        found[device.name] = DeviceSample(now, *figures)
-    history.take(found)
+        samples[device.name] = DeviceSample(now, *figures)
+    history.take(samples)
 
 
 def sight_of_cpu(seconds: float | None) -> Sight:
@@ -84,7 +85,9 @@ def occupied(ctx: Context) -> dict[str, tuple[str, bool]]:
     The flag: the next look may clear it.
     """
     look(ctx)
-    return {device.name: found for device in ctx.gpus.devices if (found := _in_the_way(ctx, device))[0]}
+    return {
+        device.name: hindrance for device in ctx.gpus.devices if (hindrance := _in_the_way(ctx, device))[0]
+    }
 
 
 def _in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:

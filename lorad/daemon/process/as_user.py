@@ -38,7 +38,10 @@ def as_user(user: User | None) -> Iterator[None]:
         return
     if getattr(_now, "uid", None) is not None:
         raise RuntimeError(f"this thread acts as user {_now.uid} already")
-    groups, gid, uid, powers = os.getgroups(), os.getegid(), os.geteuid(), _capabilities()
+    groups = os.getgroups()
+    gid = os.getegid()
+    uid = os.geteuid()
+    powers = _capabilities()
     _now.uid = user.uid
     try:
         _set_groups(user.groups)
@@ -63,20 +66,22 @@ def _set_groups(groups: tuple[int, ...]) -> None:
     _checked(_libc.syscall(number, len(groups), array))
 
 
-def _set_fs(change: ctypes._NamedFuncPointer, wanted: int) -> None:
+def _set_fs(change: ctypes._NamedFuncPointer, number: int) -> None:
     """Change the user or group for files, and check it: setfsuid and setfsgid report no failure, only the old
     value.
     """
-    change(ctypes.c_uint32(wanted))
-    if change(ctypes.c_uint32(0xFFFFFFFF)) & 0xFFFFFFFF != wanted:
-        raise PermissionError(1, f"this daemon may not act as user or group {wanted}")
+    change(ctypes.c_uint32(number))
+    if change(ctypes.c_uint32(0xFFFFFFFF)) & 0xFFFFFFFF != number:
+        raise PermissionError(1, f"this daemon may not act as user or group {number}")
 
 
 def _capabilities() -> tuple[int, int, int]:
     """Read the effective, permitted and inheritable capabilities of this thread."""
-    header, data = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+    data = (ctypes.c_uint32 * 6)()
     _checked(_libc.capget(header, data))
-    low, high = data[:3], data[3:]
+    low = data[:3]
+    high = data[3:]
     effective, permitted, inheritable = (a | b << 32 for a, b in zip(low, high, strict=True))
     return effective, permitted, inheritable
 

@@ -165,7 +165,7 @@ def diagnose(clues: Clues) -> Diagnosis | None:
     gpu = _gpu_in_kernel(clues, is_sure=said is not None)
     if gpu and said in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
         return gpu
-    return said or _bus_error(clues)
+    return said or (BUS_ERROR if clues.signal == signal.SIGBUS else None)
 
 
 def _killed_for_memory(clues: Clues) -> Diagnosis | None:
@@ -191,14 +191,15 @@ def _gpu_in_kernel(clues: Clues, *, is_sure: bool) -> Diagnosis | None:
 
     is_sure: the process had an error on a GPU; without one, and its pid, the GPU may be somebody else's.
     """
-    found = [match for line in clues.kernel if (match := _XID.search(line))]
-    if not found:
+    errors = [match for line in clues.kernel if (match := _XID.search(line))]
+    if not errors:
         return None
-    number, where = int(found[-1]["number"]), found[-1]["where"]
+    number = int(errors[-1]["number"])
+    where = errors[-1]["where"]
     what = (
         ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
     )
-    if not (is_sure or found[-1]["pid"] == str(clues.pid)):
+    if not (is_sure or errors[-1]["pid"] == str(clues.pid)):
         what = f"it may be that {what}"
     return Diagnosis(
         f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in _PROGRAM_XIDS else _GPU_BROKEN
@@ -210,11 +211,6 @@ def in_words_of(text: str) -> Diagnosis | None:
     lines = _last_lines(text).split("\n")
     text = "\n".join(line for line in lines if not (SURVIVED.search(line) or _OTHER_LIMITS.search(line)))
     return next((sign.diagnosis for sign in _SIGNS if sign.pattern.search(text)), None)
-
-
-def _bus_error(clues: Clues) -> Diagnosis | None:
-    """Recognise a SIGBUS, which a process gets for a page that the kernel cannot provide."""
-    return BUS_ERROR if clues.signal == signal.SIGBUS else None
 
 
 def _last_lines(text: str) -> str:

@@ -18,7 +18,8 @@ if _TYPE_CHECKING:  # typing itself would double the start-up
     from collections.abc import Callable
 
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITIES_V3 = 0x20080522
 _UMASK = 0o077
 OWN_SECRETS = "LORAD_OWN_SECRETS"
@@ -53,17 +54,18 @@ def _reader() -> Callable[[str], str]:
 
 def _secrets_in(directory: str, read: Callable[[str], str]) -> dict[str, str]:
     """Read the files that have names of variables. Ends the process where one cannot be used."""
-    path, found = directory, {}
+    path = directory
+    secrets = {}
     try:
         names = sorted(os.listdir(directory))[:_MOST]
         for name in (name for name in names if name.isidentifier() and not name.startswith("LORAD_")):
             path = os.path.join(directory, name)
-            found[name] = read(path)
+            secrets[name] = read(path)
     except (FileNotFoundError, NotADirectoryError):
-        return found
+        return secrets
     except OSError as error:
         sys.exit(f"{SAID}{path}: {error.strerror}")
-    return found
+    return secrets
 
 
 def _drop(uid: int, gid: int, groups: list[int]) -> None:
@@ -74,7 +76,8 @@ def _drop(uid: int, gid: int, groups: list[int]) -> None:
     os.setresuid(uid, uid, uid)
     if uid != 0:  # a daemon that is not root itself keeps its capabilities through setresuid
         _checked(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
-        header, nothing = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
+        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+        nothing = (ctypes.c_uint32 * 6)()
         _checked(libc.capset(header, nothing), "capabilities")
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 

@@ -1,4 +1,4 @@
-"""Keep the logs of live processes small: of a log that became too large the newer half stays, in the same
+"""Keep the logs of live processes small: the newer half of a log that became too large stays, in the same
 file.
 
 Its writers append to it meanwhile. Where the filesystem can take a range out of a file, none of their bytes
@@ -37,11 +37,11 @@ def cut_all(attempts: list[AttemptDir], limit: int) -> None:
 
 def logs_of(attempt: AttemptDir) -> list[Path]:
     """List the logs of the process itself, and of the servers and ranks that it started."""
-    found = [attempt.log] if attempt.log.exists() else []
+    logs = [attempt.log] if attempt.log.exists() else []
     for directory in dict.fromkeys((attempt.root, attempt.work)):
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
-            found += [Path(entry.path) for entry in islice(entries, 8 * _MOST) if entry.name.endswith(".log")]
-    return found[:_MOST]
+            logs += [Path(entry.path) for entry in islice(entries, 8 * _MOST) if entry.name.endswith(".log")]
+    return logs[:_MOST]
 
 
 def open_log(path: Path, flags: int) -> int | None:
@@ -53,8 +53,8 @@ def open_log(path: Path, flags: int) -> int | None:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    there = os.fstat(fd)
-    if stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and there.st_uid == path.parent.stat().st_uid:
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == path.parent.stat().st_uid:
         return fd
     os.close(fd)
     return None
@@ -69,11 +69,15 @@ def cut(path: Path, limit: int) -> bool:
         size = os.fstat(fd).st_size
         if size <= limit:
             return False
-        before, block = cut_before(fd), os.fstatvfs(fd).f_bsize
+        before = cut_before(fd)
+        block = os.fstatvfs(fd).f_bsize
         gone = (size - limit // 2) // block * block
         if not collapse(fd, gone):
             gone = max(gone, size - size // 2)  # what is copied must not overlap
-            _copy_down(fd, gone)
+            done = 0  # a crash on the way leaves the log as long as it was, and some of it twice
+            while data := os.pread(fd, _CHUNK, gone + done):
+                done += os.pwrite(fd, data, done)
+            os.ftruncate(fd, done)
         os.pwrite(fd, mark(before + gone), 0)
         return True
     finally:
@@ -87,14 +91,6 @@ def collapse(fd: int, gone: int) -> bool:
     return bool(fallocate(fd, _COLLAPSE_RANGE, 0, gone) == 0)
 
 
-def _copy_down(fd: int, gone: int) -> None:
-    """Cut the log by copying. A crash on the way leaves the log as long as it was, and some of it twice."""
-    done = 0
-    while data := os.pread(fd, _CHUNK, gone + done):
-        done += os.pwrite(fd, data, done)
-    os.ftruncate(fd, done)
-
-
 def mark(cut: int) -> bytes:
     """Written over the first bytes of what stays, so that offsets are what they were, less `cut`."""
     text = f"[lorad] {cut} bytes of this log were cut before here".encode()
@@ -103,5 +99,5 @@ def mark(cut: int) -> bytes:
 
 def cut_before(fd: int) -> int:
     """Count how many bytes were cut from a log in all."""
-    found = _MARK.match(os.pread(fd, _MARK_BYTES, 0))
-    return int(found[1]) if found else 0
+    match = _MARK.match(os.pread(fd, _MARK_BYTES, 0))
+    return int(match[1]) if match else 0

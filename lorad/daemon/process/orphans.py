@@ -64,13 +64,14 @@ def _attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
     """Find the attempt of these homes that started a process; None for others, and where that cannot be
     read.
     """
-    return next(
-        (AttemptDir(path) for path in _said_by(pid) if path is not None and _is_inside(path, roots)), None
-    )
+    for path in _said_by(pid):
+        if path and path.parent.name == "attempts" and any(root in path.parents for root in roots):
+            return AttemptDir(path)
+    return None
 
 
 def _said_by(pid: int) -> Iterator[Path | None]:
-    """Yield the places that may name a process's attempt, one by one: of most, the environment does."""
+    """Yield the places that may name a process's attempt, one by one. Mostly its environment does."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((variable for variable in variables if variable.startswith(_MARK)), None)
@@ -79,17 +80,10 @@ def _said_by(pid: int) -> Iterator[Path | None]:
             return
     for fd in ("1", "2"):
         with contextlib.suppress(OSError):
-            yield _holder_of(os.readlink(f"/proc/{pid}/fd/{fd}"))
-
-
-def _holder_of(log: str) -> Path | None:
-    """Find the attempt directory that holds a log, itself or in its `work`."""
-    parents = Path(log.removesuffix(" (deleted)")).parents
-    return next((path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None)
-
-
-def _is_inside(path: Path, roots: list[Path]) -> bool:
-    return path.parent.name == "attempts" and any(root in path.parents for root in roots)
+            parents = Path(os.readlink(f"/proc/{pid}/fd/{fd}").removesuffix(" (deleted)")).parents
+            yield next(
+                (path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None
+            )
 
 
 def _is_over(attempt: AttemptDir, settled: float) -> bool:

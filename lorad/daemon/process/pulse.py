@@ -38,7 +38,8 @@ class Pulse:
         if beat.progress != self.beat.progress or not beat.doing:
             self.got_on_at = now
         self.told.hear(beat.words, now)
-        self.beat, self.beat_at = beat, now
+        self.beat = beat
+        self.beat_at = now
 
     def begin_again(self, now: float) -> None:
         """Whoever watched it was away: it has as much time as in the beginning."""

@@ -5,7 +5,6 @@ run.
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home
@@ -34,14 +33,10 @@ def prepare_shared(home: Home) -> None:
     passable(home.runs, home.pools, home.gateway)
     home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
     home.daemon_log.parent.chmod(0o700)
-    for path in _private_files(home):
-        path.chmod(0o600)
-
-
-def _private_files(home: Home) -> Iterator[Path]:
-    """List the files that a daemon of one user may have left readable behind its closed home."""
-    yield from home.root.glob(f"{home.database.name}*")
-    yield from (path for path in (home.journal, home.config) if path.exists())
+    # what a daemon of one user may have left readable behind its closed home
+    for path in (*home.root.glob(f"{home.database.name}*"), home.journal, home.config):
+        if path.exists():
+            path.chmod(0o600)
 
 
 def _refuse_powerless() -> None:
@@ -85,8 +80,8 @@ def _refuse_closed() -> None:
 def closed_part(path: Path) -> Path | None:
     """Find the first directory on the way to `path`, or itself, that others may not pass or read."""
     for place in (*reversed(path.parents), path):
-        wanted = stat.S_IROTH if place.is_file() else stat.S_IXOTH
-        if not place.stat().st_mode & wanted:
+        needed = stat.S_IROTH if place.is_file() else stat.S_IXOTH
+        if not place.stat().st_mode & needed:
             return place
     return None
 
@@ -94,14 +89,14 @@ def closed_part(path: Path) -> Path | None:
 def _refuse_foreign(root: Path) -> None:
     """Check that the way to the home belongs to the daemon or to root, and that sockets fit there."""
     for place in (root, *root.parents):
-        there = place.stat()
-        others_write = there.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not there.st_mode & stat.S_ISVTX
-        if there.st_uid not in (0, os.geteuid()) or others_write:
+        status = place.stat()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()) or others_write:
             raise NotAllowed(
                 f"{place} belongs to somebody who is not the daemon, or may be changed by others",
                 hint="Set LORAD_HOME to a directory of root's, as /var/lib/lorad.",
             )
-        if not there.st_mode & stat.S_IXOTH:
+        if not status.st_mode & stat.S_IXOTH:
             raise NotAllowed(
                 f"other users cannot get to {root}: {place} is closed to them",
                 hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory "

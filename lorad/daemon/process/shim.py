@@ -11,7 +11,7 @@ that hold the values of further variables; `locks` are files whose locks the chi
 for up to `lock_seconds`; by the time that `status.json` has its end they are free, unless a process that the
 child left behind lives.
 LORAD_ATTEMPT in the environment of the child, and of whatever it starts, names the attempt directory: see
-`orphans.py`. Exit codes of the shim itself: those of EX_* below.
+`orphans.py`. The shim itself exits with one of the codes EX_* below.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def read_secret(path: str) -> str:
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        there = os.fstat(fd)
-        if there.st_mode & 0o170000 != 0o100000:
+        status = os.fstat(fd)
+        if status.st_mode & 0o170000 != 0o100000:
             raise OSError(errno.EINVAL, "not a file", path)
-        if there.st_mode & 0o077 or there.st_uid != os.getuid():
+        if status.st_mode & 0o077 or status.st_uid != os.getuid():
             raise OSError(errno.EACCES, "others than its owner may read it, or it is another user's", path)
         data = os.read(fd, _SECRET_BYTES + 1).strip()
     finally:

@@ -12,7 +12,8 @@ import psutil
 from lorad.box.paths import AttemptDir
 from lorad.daemon.process.processes import read_status
 
-_DUMP_SECONDS, _ALL_SECONDS = 5.0, 15.0
+_DUMP_SECONDS = 5.0
+_ALL_SECONDS = 15.0
 _MOST = 16  # processes
 _BYTES = 1 << 16  # kept of one dump
 
@@ -22,7 +23,8 @@ def dump_stacks(attempt: AttemptDir) -> None:
 
     Nothing happens without py-spy.
     """
-    spy, status = py_spy(), read_status(attempt)
+    spy = py_spy()
+    status = read_status(attempt)
     if spy is None or status is None or status["pid"] is None:
         return
     deadline = time.monotonic() + _ALL_SECONDS

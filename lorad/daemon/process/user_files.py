@@ -32,7 +32,8 @@ from lorad.files import fsync, open_file, write_whole
 _PASSABLE = 0o711  # others may go through, and see nothing
 _LIST = "system.posix_acl_access"
 _EVERYBODY = 0xFFFFFFFF  # where an entry of such a list names nobody
-_OWN_DIRECTORY, _OWN_FILE = 0o700, 0o600
+_OWN_DIRECTORY = 0o700
+_OWN_FILE = 0o600
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -50,7 +51,9 @@ def passable_for(uid: int, directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(_PASSABLE)
-    everything, through, nothing = 7, 1, 0
+    everything = 7
+    through = 1
+    nothing = 0
     entries = (
         (1, everything, _EVERYBODY),  # the directory's owner, as <sys/acl.h> numbers kinds of entries
         (2, through, uid),
@@ -153,16 +156,16 @@ def refuse_strange_journal(run: RunDir, user: User | None) -> None:
     if user is None:
         return
     try:
-        there = run.journal.lstat()
+        status = run.journal.lstat()
     except FileNotFoundError:
         return
     wrong = ""
-    if not stat.S_ISREG(there.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         wrong = "is no file"
-    elif there.st_uid != user.uid:
-        wrong = f"belongs to user {there.st_uid}, the run to {user.name}"
-    elif there.st_nlink != 1:
-        wrong = f"has {there.st_nlink} names"
+    elif status.st_uid != user.uid:
+        wrong = f"belongs to user {status.st_uid}, the run to {user.name}"
+    elif status.st_nlink != 1:
+        wrong = f"has {status.st_nlink} names"
     if wrong:
         raise IntegrityError(
             f"{run.journal} {wrong}: it is not read", hint="Somebody changed it; put it back."

@@ -48,7 +48,9 @@ class Turns:
     """Lets each user do a few things at a time; a few more wait for their turn, in order."""
 
     def __init__(self, what: str, at_once: int, most: int) -> None:
-        self._what, self._at_once, self._most = what, at_once, most
+        self._what = what
+        self._at_once = at_once
+        self._most = most
         self._there: Counter[int] = Counter()
         self._free: dict[int, asyncio.Semaphore] = {}
 
@@ -56,8 +58,8 @@ class Turns:
     async def turn(self, uid: int) -> AsyncIterator[None]:
         """Wait for a turn, which lasts as long as the block. Raises Conflict where too many wait."""
         if self._there[uid] >= self._most:
-            told = f"{self._at_once} {self._what} are under way, {self._most - self._at_once} more wait"
-            raise Conflict(f"of user {uid}, {told}", hint="Try again when some have ended.")
+            count = f"{self._at_once} {self._what} are under way, {self._most - self._at_once} more wait"
+            raise Conflict(f"of user {uid}, {count}", hint="Try again when some have ended.")
         self._there[uid] += 1
         try:
             async with self._free.setdefault(uid, asyncio.Semaphore(self._at_once)):

@@ -60,9 +60,14 @@ def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        name, gid, home, groups = str(uid), _NOBODYS_GROUP, "/", [_NOBODYS_GROUP]
+        name = str(uid)
+        gid = _NOBODYS_GROUP
+        home = "/"
+        groups = [_NOBODYS_GROUP]
     else:
-        name, gid, home = entry.pw_name, entry.pw_gid, entry.pw_dir
+        name = entry.pw_name
+        gid = entry.pw_gid
+        home = entry.pw_dir
         groups = os.getgrouplist(name, gid)
     inherited = {
         key: value for key, value in os.environ.items() if _INHERITED.fullmatch(key) or key in allowed

@@ -133,7 +133,8 @@ def _refuse_strangers(ctx: Context, pool: Pool) -> None:
 
     Its next turn in the queue ends it, with the reason.
     """
-    owner, theirs = pool.setup.owner, {node.uid for node in pool.nodes} - {pool.setup.owner}
+    owner = pool.setup.owner
+    theirs = {node.uid for node in pool.nodes} - {pool.setup.owner}
     if not theirs:
         return
     ctx.queue.strangers[owner] = min(theirs)

@@ -51,7 +51,10 @@ def keep_leases(ctx: Context) -> None:
     for device in (device for device in ctx.gpus.devices if device.uuid):
         for kind in ("holder", "wanted"):
             path = lock_notes.note_path(ctx.home.root, device.uuid, kind)
-            lock_notes.put(notes, path, kept[path]) if path in kept else lock_notes.remove(notes, path)
+            if path in kept:
+                lock_notes.put(notes, path, kept[path])
+            else:
+                lock_notes.remove(notes, path)
 
 
 def lease_of(ctx: Context, device: Device, reader: Reader) -> Holder | None:
@@ -114,7 +117,7 @@ def held_in_words(device: Device, note: Holder | None) -> str:
 
 
 def _described(pid: int | None) -> str:
-    """` (python, pid 4711, alice)` of the process with a lock; "" when it cannot be seen."""
+    """Describe the process that has a lock, as ` (python, pid 4711, alice)`; "" when it cannot be seen."""
     try:
         process = psutil.Process(pid) if pid else None
         return f" ({process.name()}, pid {pid}, {process.username()})" if process else ""

@@ -27,10 +27,8 @@ _MEASURE_SECONDS = 60.0
 
 def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     """Raises NotAllowed where a user of a shared daemon asks for a higher priority than is theirs to give."""
-    asked, most = (
-        max(spec.resources.priority for spec in specs),
-        ctx.config.queue.limit_of(caller.name).priority,
-    )
+    asked = max(spec.resources.priority for spec in specs)
+    most = ctx.config.queue.limit_of(caller.name).priority
     if is_admin(ctx, caller) or asked <= most:
         return
     hint = (
@@ -96,5 +94,6 @@ async def _measured(ctx: Context, directories: dict[int, list[Path]]) -> None:
             uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()
         }
     finally:
-        ctx.storage.by_owner.at, ctx.storage.by_owner.is_measured = time.monotonic(), False
+        ctx.storage.by_owner.at = time.monotonic()
+        ctx.storage.by_owner.is_measured = False
         ctx.loop.poke()

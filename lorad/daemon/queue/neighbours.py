@@ -21,7 +21,8 @@ def watch_neighbours(ctx: Context) -> None:
     """Know who is on which device since when, and which idle pools are in their way."""
     gpus = [device for device in ctx.gpus.devices if device.uuid]
     if not gpus or not (runs.queue(ctx.store) or any(map(yields, runs.in_states(ctx.store, *ACTIVE)))):
-        ctx.gpus.neighbours, ctx.gpus.in_the_way = {}, frozenset()
+        ctx.gpus.neighbours = {}
+        ctx.gpus.in_the_way = frozenset()
         return
     look(ctx)
     for device in gpus:
@@ -35,7 +36,8 @@ def watch_neighbours(ctx: Context) -> None:
 
 
 def _watch(ctx: Context, device: Device) -> None:
-    now, sight = time.monotonic(), ctx.gpus.sights.seen.get(device.uuid)
+    now = time.monotonic()
+    sight = ctx.gpus.sights.seen.get(device.uuid)
     before = ctx.gpus.neighbours.get(device.name)
     if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
         if before is not None and before.left is None:  # perhaps still there, which moves nobody

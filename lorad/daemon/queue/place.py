@@ -90,9 +90,11 @@ def place_runs(ctx: Context) -> None:
     once, does the rest.
     """
     queue = runs.queue(ctx.store)
-    ctx.queue.places, ctx.queue.on_cluster = {}, frozenset()
+    ctx.queue.places = {}
+    ctx.queue.on_cluster = frozenset()
     first = now = take_snapshot(ctx, queue) if queue else Snapshot()
-    claims, until = list[Claim](), time.monotonic() + PLACE_SECONDS
+    claims = list[Claim]()
+    until = time.monotonic() + PLACE_SECONDS
 
     def place_queued(ctx: Context, run: RunRow) -> None:
         nonlocal now

@@ -86,7 +86,8 @@ def _crowd(now: Snapshot, run: RunRow, dtype: str, pool: Pool) -> list[RunRow]:
 
     def fits(leaving: Sequence[RunRow]) -> bool:
         gone = {victim.name for victim in leaving}
-        status, capacity = pool.status, capacity_of(pool.setup.server, pool.status)
+        status = pool.status
+        capacity = capacity_of(pool.setup.server, pool.status)
         if status is not None:
             freed = sum(tenant.bytes for tenant in status.tenants if tenant.run in gone)
             capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))

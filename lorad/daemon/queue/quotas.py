@@ -45,7 +45,8 @@ def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
         if left < quota.most * HOUR:
             break
         if hour >= _first(quota, now):
-            left, now = left - seconds, hour + HOUR + quota.seconds
+            left = left - seconds
+            now = hour + HOUR + quota.seconds
     return now if left < quota.most * HOUR else None
 
 
@@ -54,7 +55,8 @@ def quotas_of(
 ) -> list[Quota]:
     """List how much users have used of their quotas, the greatest part first.
 
-    owners: names by uid. only_uid, only_user: of this one alone.
+    owners: names of users by uid.
+    only_uid, only_user: the one user whose quota is listed, where not all are.
     """
     now = time.time()
     quotas = []

@@ -32,10 +32,11 @@ def restart(
 ) -> None:
     """Queue a run that failed again when its spec wants that and it gets anywhere.
 
-    life: of the run's pool.
+    life: the life of the run's pool.
     never_began: the pool was gone before the run had begun.
     """
-    name, resources = run.name, spec_of(run).resources
+    name = run.name
+    resources = spec_of(run).resources
     if not run.wanted and (why := _too_soon(ctx, run, life, never_began=never_began)):
         pardon(ctx, run, why)
         runs.move(ctx.store, name, Move.RESUME, detail=why)

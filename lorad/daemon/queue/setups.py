@@ -39,7 +39,8 @@ def candidates(ctx: Context, run: RunRow) -> list[Placement]:
 
     Raises SpecError, StorageError.
     """
-    spec, request = spec_of(run), request_of(run)
+    spec = spec_of(run)
+    request = request_of(run)
     groups = _places(ctx, spec)
     setup = _setup_on(ctx, groups[0], run.owner_uid, spec, request)
     threads = threads_of(ctx, run, spec, request.parameters, {devices[0].kind for devices in groups})
@@ -58,7 +59,8 @@ def setup_of(ctx: Context, run: RunRow) -> PoolSetup:
     """Describe the pool of the run on the first devices that suit it, with one thread: as `PoolSetup.serves`
     compares them. Raises SpecError, StorageError.
     """
-    spec, request = spec_of(run), request_of(run)
+    spec = spec_of(run)
+    request = request_of(run)
     return _setup_on(ctx, _places(ctx, spec)[0], run.owner_uid, spec, request)
 
 
@@ -101,7 +103,8 @@ def _places(ctx: Context, spec: Spec) -> list[Devices]:
 
     Raises SpecError.
     """
-    devices, cluster = ctx.gpus.devices, ctx.config.cluster
+    devices = ctx.gpus.devices
+    cluster = ctx.config.cluster
     where = places(spec, cluster, devices[0].kind, len(devices))
     check_spread(spec, cluster, where)
     groups: list[Devices] = []

@@ -62,7 +62,8 @@ def _behind(
         return f"runs of priority {before.priority} come before those of {run.priority}"
     if other is None or other.priority > run.priority or ctx.config.sharing.read != "all":
         return ""
-    theirs, mine = used.get(other.owner_uid, 0.0), used.get(run.owner_uid, 0.0)
+    theirs = used.get(other.owner_uid, 0.0)
+    mine = used.get(run.owner_uid, 0.0)
     if int(theirs // 60) >= int(mine // 60):
         return f"{other.owner} and {run.owner} take turns"
     return f"{other.owner} used {_hours(theirs)} device-hours lately, {run.owner} {_hours(mine)}"

@@ -52,11 +52,11 @@ class _World:
     now: what placing decides by then.
     waiting: runs in the order of the queue.
     ends: when runs at work end, as far as that is known.
-    again: those that are queued again then, with the steps that they have made by then.
+    again: the runs among them that are then queued again, with the steps that they have made by then.
     wakes: when something else changes.
     last: the run that ended last.
     looks: how often it may still look for room.
-    paces: of runs that were looked up, None where nobody has measured it.
+    paces: the paces that were looked up, by run; None where nobody has measured one.
     starts: what is foreseen of each run that starts.
     """
 
@@ -200,13 +200,15 @@ def _advance(world: _World) -> bool:
     ending = min(world.ends, key=lambda name: (world.ends[name], name), default=None)
     wake = min((at for at in world.wakes if at > world.at), default=None)
     if wake is not None and (ending is None or wake < world.ends[ending]):
-        world.at, world.last = wake, ""
+        world.at = wake
+        world.last = ""
         free = {name: taken for name, taken in world.now.taken.items() if not taken.is_idle}
         world.now = dataclasses.replace(world.now, taken=free)
         return True
     if ending is None:
         return False
-    world.at, world.last = max(world.at, world.ends.pop(ending)), ending
+    world.at = max(world.at, world.ends.pop(ending))
+    world.last = ending
     gone = next(run for run in world.now.active if run.name == ending)
     active = [run for run in world.now.active if run.name != ending]
     world.now = world.now.with_runs(active, [_without(pool, gone) for pool in world.now.pools])

@@ -57,7 +57,7 @@ class Snapshot:
 
     limits: the settings of the queue.
     queued: the runs at the head of the queue, in the order of their turns.
-    far_back: those behind them.
+    far_back: the runs behind them in the queue.
     candidates: the pools that each of the queued runs and the newcomer may have, or the error that says why
         they are not known.
     widest: for each group of devices and kind of pool, the widest server that any queued run asks for.

@@ -78,7 +78,7 @@ def _need_in(run: RunRow, pool_dtype: str) -> Need:
 def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0, critic: int = 0) -> Need:
     """Compute what a run takes of a pool of this dtype.
 
-    parameters: of the adapter, 0 when not known.
+    parameters: how many the adapter has, 0 when not known.
     reference: parameters of the adapter that KL is measured against, whose slot has weights alone.
     critic: parameters of the critic, of which there are no versions.
     """

@@ -66,7 +66,8 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
         await _ready(ctx, pool)
         yield pool
     finally:
-        pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
+        pool.guests = pool.guests - 1
+        pool.used_at = time.monotonic()
         ctx.loop.poke()
 
 

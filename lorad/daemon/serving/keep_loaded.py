@@ -97,7 +97,11 @@ async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: li
                 pool.refusals.pop(row.name, None)
             except LoradError as error:
                 if pool.state == "ready":
-                    _refuse(ctx, pool, row, error.message)
+                    before = pool.refusals.get(row.name)
+                    times = before.times + 1 if before else 1
+                    pause = min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
+                    pool.refusals[row.name] = Refusal(times, time.monotonic() + pause)
+                    _warn_once(ctx, pool, row, error.message)
         await ask_status(ctx, pool)
     except (LoradError, OSError):
         pass  # the pool ended
@@ -111,15 +115,6 @@ def _let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         for name in names:
             connection.call("let_go", LetGo(name))
-
-
-def _refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
-    """Pause attempts to load a version into the pool, longer each time, and warn its run."""
-    before = pool.refusals.get(row.name)
-    times = before.times + 1 if before else 1
-    pause = min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
-    pool.refusals[row.name] = Refusal(times, time.monotonic() + pause)
-    _warn_once(ctx, pool, row, why)
 
 
 def _warn_once(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
