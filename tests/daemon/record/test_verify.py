@@ -202,12 +202,13 @@ def samples(directory: Path) -> Path:
     return sorted((directory / "samples").iterdir())[1]
 
 
-def change(directory: Path, kind: str, **changes: Any) -> None:
+def change(directory: Path, kind: str, step: int | None = None, **changes: Any) -> None:
     """Rewrite a value of the second record of a kind, as anybody who can compute a checksum could."""
     path = directory / "journal.jsonl"
     records = [record for record, _ in read(path)]
     place = [number for number, record in enumerate(records) if record.kind == kind][1]
-    records[place] = msgspec.structs.replace(records[place], data=records[place].data | changes)
+    record = records[place]
+    records[place] = msgspec.structs.replace(record, step=step or record.step, data=record.data | changes)
     path.write_bytes(b"".join(encode(record) for record in records))
 
 
@@ -221,6 +222,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
         at, "version", attested="failed"
     ),
     "step 2: its samples are of a@0, 1 steps old; 0 are allowed": lambda at: change(at, "step", version=0),
+    "step 1: its samples are of a@1, -1 steps old; 0 are allowed": lambda at: change(at, "step", step=1),
     "step 2: its samples are of a@7, which no record before it knows": lambda at: change(
         at, "step", version=7
     ),
