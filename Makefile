@@ -40,6 +40,7 @@
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
 # make gpu-day             ten minutes on one GPU: parity, a run that is killed, speeds, memory; without a network .ci/gpu-day
+# make test-gpu-day        gpu-day at its smallest size on this CPU, in the environment that it had on a GPU, without a network (the first time installs it: 5 GB)
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
 # make bench-tui           the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU, memory, bytes; ARGS='--minutes 60'
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
@@ -67,7 +68,7 @@ SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm \
-	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day authz headline kill9-nodes clean snapshots pictures docs
+	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -211,6 +212,10 @@ bench-many bench-placing bench-load bench-gateway: $(VENV)/.ready-dev
 ## A machine without a network takes .ci/gpu-day, which is this without make.
 gpu-day: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.gpu_day.day $(ARGS)
+
+## Python 3.12 from an environment's environment, torch for CUDA, the packages of then, the wheels of docs/gpu-day.md.
+test-gpu-day: $(VENV)/.ready-dev
+	@image=$$(.ci/setup-gpu-image); env OMP_NUM_THREADS=1 "$$image" .ci/in-memory $(BIN)/python -m pytest tests/benchmarks/gpu_day/test_bare_machine.py $(ARGS)
 
 bench-prompts: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.rollout.prompts $(ARGS)

@@ -1,6 +1,7 @@
 """The recipes of `examples/`: what each says holds, and each runs, with a small base in place of its own."""
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,7 @@ SMALL = (
         "rollout.servers=1",
         "rollout.tp=1",
     ),
+    *("data.streaming=false", "data.prompt_format=null", "data.answer_key=answer", "data.system=null"),
 )
 
 
@@ -53,6 +55,7 @@ SMALL_ONES = (
     "smollm2-addition",
     "smollm2-gsm8k",
 )  # with tests of their own, or for a CPU
+OF_THE_HUB = {"prime-reverse-text", "nemo-qwen3-8b"}  # their rows need no script
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.yaml") if path.stem not in SMALL_ONES)
 
 
@@ -62,14 +65,18 @@ def made() -> Iterator[World]:
         yield home
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """`examples/gsm8k.py`, which is no module of a package."""
-    spec = importlib.util.spec_from_file_location("gsm8k", EXAMPLES / "gsm8k.py")
+def script_of(name: str) -> ModuleType:
+    """Import a file of `examples/`, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return script_of("gsm8k")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -117,7 +124,47 @@ def test_gsm8k_rows_ask_for_the_rewards_mark(script: ModuleType) -> None:
 
 def test_every_recipe_reads_what_the_script_writes(script: ModuleType) -> None:
     wanted = {f"{script.DEFAULT}/train.jsonl", f"{script.DEFAULT}/test.jsonl"}
-    assert {
-        path for recipe in RECIPES for path in (spec_of(recipe).data.train, spec_of(recipe).data.eval)
-    } == wanted
+    data = [spec_of(recipe).data for recipe in RECIPES if recipe not in OF_THE_HUB]
+    assert {path for each in data for path in (each.train, each.eval)} == wanted
     assert Path(script.DEFAULT).name == "gsm8k"
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<reversed_text>cba</reversed_text>", 1.0),
+        ("Here: <reversed_text>\ncba\n</reversed_text>, <reversed_text>x</reversed_text>", 1.0),
+        ("<reversed_text>abc</reversed_text>", 1 / 3),  # one letter of three in a matching block
+        ("<reversed_text>cbaz</reversed_text>", 6 / 7),
+        ("cba", 0.0),
+        ("<reversed_text>cba", 0.0),
+    ],
+)
+def test_reversed_texts_are_scored_by_likeness(completion: str, reward: float) -> None:
+    assert script_of("reverse_text").score(completion, "abc") == pytest.approx(reward)
+
+
+def test_sentences_become_rows_to_reverse(tmp_path: Path) -> None:
+    (tmp_path / "text.md").write_text("Too short.\n\nIt stands on\ntwo lines. It is a sentence, too!\n")
+    script_of("reverse_text").main(str(tmp_path / "rows.jsonl"), [str(tmp_path / "text.md")])
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["It stands on two lines.", "It is a sentence, too!"]
+    assert all(script_of("reverse_text").score(row["completion"], row["prompt"]) == 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row"),
+    [
+        ("prime-reverse-text", {"prompt": "A text."}),
+        ("nemo-qwen3-8b", {"problem": "2+2?", "expected_answer": "4", "generated_solution": "It is 4."}),
+    ],
+)
+def test_a_recipe_takes_rows_as_published(made: World, recipe: str, row: dict[str, str]) -> None:
+    """Rows and reward of the recipe, with the base and the sizes of `SMALL` alone."""
+    rows = made.root / f"{recipe}.jsonl"
+    rows.write_text(f"{json.dumps(row)}\n" * 4)
+    own = ("data.train=", "reward=", "data.prompt_format=", "data.answer_key=", "data.max_prompt_tokens=")
+    small = [key for key in SMALL if not key.startswith(own)]
+    flags = (f"data.train={rows}", "--trainer", "builtin", "--name", f"{recipe}-rows", "--wait")
+    made.lorad("run", EXAMPLES / f"{recipe}.yaml", *small, *flags)
+    assert made.client.show(f"{recipe}-rows").step == 2

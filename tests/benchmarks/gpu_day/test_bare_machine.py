@@ -1,9 +1,12 @@
 """The day begins on a machine as it is lent: its Python is that of a virtual environment, with torch and
-without what lorad wants beside it; there is no make, no pip, no ensurepip, and nothing of lorad is installed.
+without what lorad wants beside it; there is no make, no pip, no ensurepip, no network, and nothing of lorad
+is installed. The versions are lorad's own here; `make test-gpu-day` names a folder with those that a GPU had.
 """
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import zipfile
@@ -23,6 +26,9 @@ pytestmark = pytest.mark.system
 
 LACKS = ("msgspec", "typer", "click", "rich", "sqlite-utils", "nvidia-ml-py", "textual", "pytest-asyncio")
 TOOLS = ("sh", "dirname", "mktemp", "rm", "env")
+IMAGE = os.environ.get("LORAD_GPU_IMAGE")  # of .ci/setup-gpu-image
+OFFLINE = (sys.executable, "-I", str(Path(__file__).with_name("offline.py")))
+CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
 WITHOUT_ENSUREPIP = 'import sys\nsys.modules["ensurepip"] = None\n'
 
 
@@ -35,6 +41,8 @@ def files_of(name: str) -> list[tuple[Path, str]]:
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
     """An environment made by an environment's Python: links to what that has, but for LACKS."""
+    if IMAGE:
+        return Path(IMAGE, "python", "bin", "python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     lacking = {name.partition("/")[0] for each in LACKS for _, name in files_of(each)}
@@ -47,6 +55,8 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
+    if IMAGE:
+        return shutil.copytree(Path(IMAGE, "wheels"), tmp_path / "wheels")
     (tmp_path / "wheels").mkdir()
     for name in LACKS:
         with zipfile.ZipFile(tmp_path / "wheels" / f"{name}.whl", "w") as wheel:
@@ -56,17 +66,36 @@ def wheels(tmp_path: Path) -> Path:
 
 
 def day(python: Path, folder: Path, *options: str, limits: Mapping[str, float], **env: str) -> dict[str, Any]:
-    """Run the command in an environment that has these variables and few tools; returns the day's report."""
+    """Run the command without a network, with these variables and few tools; returns the day's report."""
     (folder / "bin").mkdir()
     for tool in TOOLS:
         (folder / "bin" / tool).symlink_to(str(shutil.which(tool)))
     env |= {"PATH": str(folder / "bin"), "PYTHON": str(python), "OUT": str(folder / "out")}
     seconds = ",".join(f"{name}={limit}" for name, limit in limits.items())
     command = ["sh", str(REPOSITORY / ".ci" / "gpu-day"), "--size", "micro", "--seconds", seconds, *options]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [*OFFLINE, *command], env=env, cwd=folder, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((folder / "out" / "gpu-day" / "report.json").read_text())
     return report
+
+
+def versions_of_the_gpu() -> dict[str, str]:
+    """The versions that the machine with the GPU had, of what the day's facts name."""
+    lines = (REPOSITORY / ".ci" / "gpu-image.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    return {name: pins[name] for name in ("torch", "transformers", "peft")}
+
+
+def test_offline_commands_reach_nobody_outside() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-c", CONNECT, str(server.getsockname()[1])]
+        subprocess.run(command, check=True)
+        done = subprocess.run([*OFFLINE, *command], capture_output=True, text=True)
+    if "no namespace can be made" in done.stderr:
+        pytest.skip("the kernel allows no namespace without a network")
+    assert done.returncode == 1 and "ConnectionRefusedError" in done.stderr
 
 
 def test_day_unpacks_its_wheels(python: Path, wheels: Path, tmp_path: Path) -> None:
@@ -92,4 +121,7 @@ def test_every_stage_passes_with_real_figures(python: Path, wheels: Path, tmp_pa
     measured = {target["figure"] for target in report["targets"] if target["found"] is not None}
     only_gpus = {"facts:nobody_before_us", "facts:sees_us", "fsdp:offload_frees_gib"}
     assert measured == {target.figure for target in TARGETS} - only_gpus
+    if IMAGE:
+        found = {name: figures["facts"][name].partition("+")[0] for name in versions_of_the_gpu()}
+        assert found == versions_of_the_gpu()
     assert "Every stage passed" in (tmp_path / "out" / "gpu-day" / "report.md").read_text()
