@@ -17,6 +17,7 @@ from lorad.box.paths import Home, default_home
 from lorad.client.choice import Choice
 from lorad.client.transport import RESTART, Transport
 from lorad.errors import DaemonUnreachable, LoradError, from_wire
+from lorad.protocol.structs import learnt
 from lorad.records import requests
 from lorad.records.bill import Bill
 from lorad.records.checks import Check
@@ -461,7 +462,7 @@ def _written(
 def _as(kind: type[T], answer: Any) -> T:
     """Raises LoradError for an answer that is not of that kind."""
     try:
-        return msgspec.convert(answer, kind)
+        return msgspec.convert(answer, learnt(kind))
     except msgspec.ValidationError as error:
         hint = "The daemon may be of another version: see `lorad daemon status`."
         raise LoradError(f"an answer is not understood: {error}", hint=hint) from None

@@ -5,7 +5,13 @@ code: two threads that are first at the same moment end the process by SIGSEGV (
 daemon that asked two pools at once how they are).
 """
 
+import threading
+from typing import TypeVar
+
 import msgspec
+
+T = TypeVar("T")
+_LEARNING = threading.Lock()
 
 
 def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
@@ -19,3 +25,14 @@ def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
             msgspec.json.Decoder(struct)
             count += 1 + learn_structs(struct)
     return count
+
+
+def learnt(kind: type[T]) -> type[T]:
+    """Build the decoder of a type, while no other thread builds one here, and return the type.
+
+    It is for what is imported by other programs and may be used in their threads, as the client is: at their
+    start nobody calls `learn_structs`.
+    """
+    with _LEARNING:
+        msgspec.json.Decoder(kind)
+    return kind

@@ -30,6 +30,7 @@ from lorad.daemon.runs.create import create, make_directory
 from lorad.files import write_whole
 from lorad.protocol.journal import JournalWriter
 from lorad.protocol.preflight import SpecFacts
+from lorad.protocol.structs import learn_structs
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -64,6 +65,7 @@ def close_opened() -> None:
 
 def open_context(home: Path, **config: Any) -> Context:
     """Open a daemon's context without a loop, which `close_opened` closes."""
+    learn_structs()  # as a daemon does: its threads read while its loop does
     world = Home(home)
     prepare(world)
     device = Device("cpu", "a CPU", 1 << 30)
