@@ -314,7 +314,9 @@ def _evaluation(evaluation: Evaluation) -> str:
     )
     right = "" if evaluation.token_accuracy is None else f" {evaluation.token_accuracy:.1%} of tokens right"
     pairs = "" if evaluation.accuracy is None else f" {evaluation.accuracy:.0%} of pairs right"
-    sets = "".join(f"; {name} {output.number(one.score) or '-'}" for name, one in evaluation.sets.items())
+    sets = "".join(
+        f"; {name} {output.number(result.score) or '-'}" for name, result in evaluation.sets.items()
+    )
     means = ",".join(filter(None, (score, nll, right, pairs)))
     return f"held-out eval at step {evaluation.step}:{means or ' -'}{sets}"
 

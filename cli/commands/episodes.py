@@ -247,9 +247,9 @@ def replay(
     if as_json:
         output.print_json({"step": number, "episodes": len(samples), "differences": differences})
     else:
-        rows = [tuple(str(value) for value in one.values()) for one in differences]
+        rows = [tuple(str(value) for value in difference.values()) for difference in differences]
         output.print_table(_COLUMNS, rows, empty="")
-        episodes = len({(one["prompt_id"], one["index"]) for one in differences})
+        episodes = len({(difference["prompt_id"], difference["index"]) for difference in differences})
         output.note(f"{len(samples)} episodes of step {number} played again, {episodes} differ")
     raise typer.Exit(1 if differences else 0)
 

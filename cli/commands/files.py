@@ -51,7 +51,7 @@ def gc(
         return
     rows = [(item.run, size(item.bytes), item.why, item.path) for item in answer.deleted]
     print_table(_DELETED, rows, empty="There is nothing to delete.")
-    for kept in answer.kept:
-        note(f"{kept.version} is kept: `lorad swap {kept.alias} --rollback` goes back to it.")
+    for version in answer.kept:
+        note(f"{version.version} is kept: `lorad swap {version.alias} --rollback` goes back to it.")
     if rows:
         note(f"{size(answer.bytes)} {'would be' if dry_run else 'are'} free.")

@@ -1,4 +1,4 @@
-"""The commands pools, devices, nodes and bill: which bases are warm, what there is to run on, who used it."""
+"""The commands that list pools, devices and nodes, and the bill of who used them."""
 
 import re
 import time

@@ -32,7 +32,7 @@ def init(
 ) -> None:
     """Write a small spec; every key that it leaves out has a default."""
     if template not in TEMPLATES:
-        templates = "; ".join(f"{one.name}: {one.says}" for one in TEMPLATES.values())
+        templates = "; ".join(f"{choice.name}: {choice.says}" for choice in TEMPLATES.values())
         raise SpecError(f"there is no template {template}", hint=f"There are {templates}.")
     if file.exists() and not force:
         raise Conflict(f"{file} exists", hint="Choose another name, or --force.")

@@ -85,7 +85,7 @@ class _RendererFormat(Format):
 
 
 def _call(parsed: Any, names: Sequence[str]) -> ToolCall:
-    """Return a call that the library read. names: of the tools that there are."""
+    """Return a call that the library read. names: the tools that the model may call."""
     name, status = parsed.name or "", str(parsed.status)
     if status not in ("ok", "unknown_tool"):
         return ToolCall(name, None, f"the call cannot be read: {status}", "invalid_json", parsed.raw)

@@ -32,7 +32,7 @@ ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}  # of these, what a CPU has that computes with it
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 _NAMES_SECONDS = {
-    "fsdp": 300.0,
+    "fsdp": 240.0,
     "megatron": 600.0,
 }  # Megatron-Bridge takes minutes to import on a busy machine
 _TOLD_SECONDS = 20.0  # between two signs that the check waits

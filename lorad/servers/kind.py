@@ -8,7 +8,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class ServerKind(Struct, frozen=True, kw_only=True):
-    """What is known of a kind of server before one is started; `Dialect` starts it and speaks with it.
+    """Describes a kind of server before one is started. `Dialect` starts servers and speaks with them.
 
     Attributes:
         name: the backend, as a spec names it.

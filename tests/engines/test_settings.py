@@ -7,7 +7,7 @@ import pytest
 
 from lorad.box.machine import read_machine
 from lorad.engines.remote import settings
-from lorad.engines.remote.dialect import visible_devices
+from lorad.engines.remote.dialect import ServerSettings, visible_devices
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.protocol.pool_setup import ServerSetup
@@ -31,33 +31,29 @@ def test_large_versions_are_loaded_in_smaller_numbers(
     assert found.max_versions == most
 
 
-def test_servers_apart_begin_after_the_trainer() -> None:
-    own = settings.settings_of(
-        msgspec.structs.replace(SETUP, tp=2, servers=2),
+def on_gpus(servers: int, device: str, devices: int) -> ServerSettings:
+    """Make the settings of servers that have two GPUs each."""
+    return settings.settings_of(
+        msgspec.structs.replace(SETUP, tp=2, servers=servers),
         model=resolve("builtin:tiny"),
         dtype="float32",
-        device="cuda:3",
-        devices=4,
+        device=device,
+        devices=devices,
         threads=1,
         memory_fraction=0.8,
         sleep=False,
     )
+
+
+def test_servers_apart_begin_after_the_trainer() -> None:
+    own = on_gpus(servers=2, device="cuda:3", devices=4)
     assert own.memory_fraction == 0.8
     assert [visible_devices(settings.of_server(own, index)) for index in (0, 1)] == ["3,4", "5,6"]
 
 
 def test_servers_of_a_node_share_its_devices() -> None:
     """Each has the next ones, by the names that the node gave them."""
-    own = settings.settings_of(
-        msgspec.structs.replace(SETUP, tp=2, servers=6),
-        model=resolve("builtin:tiny"),
-        dtype="float32",
-        device="cuda:0",
-        devices=8,
-        threads=1,
-        memory_fraction=0.8,
-        sleep=False,
-    )
+    own = on_gpus(servers=6, device="cuda:0", devices=8)
     assert own.memory_fraction == 0.4  # of servers that share a device
     found = [settings.on_node(own, index, "h1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]) for index in range(3)]
     assert [visible_devices(each) for each in found] == ["GPU-a,GPU-b", "GPU-c,GPU-d", "GPU-a,GPU-b"]

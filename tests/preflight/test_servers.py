@@ -197,7 +197,7 @@ def test_bases_that_take_turns_count_once(device: str, trainer: str, mode: str, 
 
 @pytest.mark.parametrize(("split", "who"), [(True, "the trainer would need"), (False, "the pool would need")])
 def test_what_no_gpu_holds_is_refused(split: bool, who: str, install: Any, tmp_path: Path) -> None:
-    """The base of the tiny model has 1.2 MB in bfloat16: one GPU has room for half of it."""
+    """A GPU of 600 kB has no room for the base, nor for what training takes."""
     install("vllm")
     spec = {"rollout": {"backend": "vllm"}, "pool": {"mode": "split" if split else "resident"}}
     machine: dict[str, Any] = {"device": "cuda:0", "devices": 2, "cwd": tmp_path}

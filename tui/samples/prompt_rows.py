@@ -51,7 +51,7 @@ def columns(groups: Iterable[Group], *, of_samples: bool) -> Columns:
 
 
 def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) -> dict[str, dict[str, Text]]:
-    """Make the rows of prompts. matches: by group, how often a search found something in it."""
+    """Make the rows of prompts. matches: how often a search found something in each group."""
     questions = [question(group.prompt) for group in groups]
     same = _common(questions)
     return {

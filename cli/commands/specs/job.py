@@ -153,8 +153,10 @@ def _begun(client: Client, spec: str, overrides: list[str], name: str | None) ->
         started = client.run(text, source=source, cwd=str(cwd), overrides=changed, name=name)
         output.note(f"{name} starts in {client.home.root}.")
         return started
-    for key, has, asked in _differences(run.spec, msgspec.to_builtins(parsed)):
-        output.note(f"warning: {key} is {asked} in {source}, but {has} in the run that is here, which counts")
+    for key, has, written in _differences(run.spec, msgspec.to_builtins(parsed)):
+        output.note(
+            f"warning: {key} is {written} in {source}, but {has} in the run that is here, which counts"
+        )
     if run.state in OVER and run.reason not in _GOOD:
         client.resume(name)
         output.note(f"{name} is resumed in {client.home.root}, from step {run.step} or its checkpoint.")

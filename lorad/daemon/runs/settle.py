@@ -111,7 +111,7 @@ def _last_word(ctx: Context, run: RunRow, evidence: _Evidence) -> tuple[EndReaso
 
 
 def _verdict(run: RunRow, evidence: _Evidence) -> tuple[EndReason, str]:
-    """Decide why the attempt ended, with a sentence: by what the driver reported, else by what was seen."""
+    """Decide why the attempt ended, and say it in a sentence. What the driver reported counts first."""
     driver = evidence.driver
     if evidence.end is not None:
         return by_its_word(run, evidence.end, evidence.life)
