@@ -63,7 +63,7 @@ def test_a_killed_server_apart_costs_no_version(
         publish(driver, tmp_path / "versions", 1)
         fleet = running.pool.engine._fleet  # type: ignore[attr-defined]
         os.kill(fleet.servers[1].process.pid, signal.SIGKILL)
-        until(lambda: fleet.servers[1].state == "down")
+        until(lambda: fleet.servers[1].state != "up")
         assert generate(driver, "a@1")
         learn(driver)
         publish(driver, tmp_path / "versions", 2)
