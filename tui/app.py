@@ -4,6 +4,7 @@ import gc
 import importlib
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import cast
 
 from textual.app import App, SystemCommand
@@ -22,16 +23,18 @@ from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
 
-_LATER = (
-    "run.screen",
-    "palette.screen",
-    "screens.help",
-    "pool.screen",
-    "bill",
-    "device",
-    "new_run.screen",
-    "serving.screen",
-)  # screens that nobody sees first: read when the dashboard stands
+# what `open` opens, by its name: the module and its class
+SCREENS = {
+    "pool": ("pool.screen", "PoolScreen"),
+    "device": ("device", "DeviceScreen"),
+    "bill": ("bill", "BillScreen"),
+    "nodes": ("nodes", "NodesScreen"),
+    "serving": ("serving.screen", "Serving"),
+    "form": ("new_run.screen", "NewRun"),
+}
+_ONCE = frozenset({"serving", "form"})  # are not opened over themselves
+# Screens that nobody sees first: read when the dashboard stands.
+_LATER = ("run.screen", "palette.screen", "screens.help", *(module for module, _ in SCREENS.values()))
 _STANDS = 1.0  # seconds after the beginning
 # name in config.yaml -> Textual's
 NAMES = {"dark": "textual-dark", "light": "textual-light", "contrast": "lorad-contrast", "ansi": "ansi-dark"}
@@ -126,38 +129,12 @@ class LoradApp(App[None]):
                 f"There is no theme {name}. There are: {', '.join(NAMES)}.", severity="error", markup=False
             )
 
-    def open_pool(self, pool: str) -> None:
-        from lorad.tui.pool.screen import PoolScreen
-
-        self.push_screen(PoolScreen(pool))
-
-    def open_device(self, device: str) -> None:
-        from lorad.tui.device import DeviceScreen
-
-        self.push_screen(DeviceScreen(device))
-
-    def open_bill(self) -> None:
-        from lorad.tui.bill import BillScreen
-
-        self.push_screen(BillScreen())
-
-    def open_nodes(self) -> None:
-        from lorad.tui.nodes import NodesScreen
-
-        self.push_screen(NodesScreen())
-
-    def open_serving(self) -> None:
-        from lorad.tui.serving.screen import Serving
-
-        if not isinstance(self.screen, Serving):
-            self.push_screen(Serving())
-
-    def open_form(self, like: str | None = None) -> None:
-        """Open the form of a new run. like: a run with whose spec it begins."""
-        from lorad.tui.new_run.screen import NewRun
-
-        if not isinstance(self.screen, NewRun):
-            self.push_screen(NewRun(like))
+    def open(self, screen: str, about: str | None = None) -> None:
+        """Open one of the `SCREENS`. about: see `AppPort.open`."""
+        module, name = SCREENS[screen]
+        made_by = getattr(importlib.import_module(f"lorad.tui.{module}"), name)
+        if screen not in _ONCE or not isinstance(self.screen, made_by):
+            self.push_screen(made_by() if about is None else made_by(about))
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_help(self) -> None:
@@ -197,9 +174,12 @@ class LoradApp(App[None]):
                     yield SystemCommand(
                         f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v)
                     )
-            yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
-            yield SystemCommand("Bill", "Who used how much, and what it cost", self.open_bill)
-            yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
+            for title, help, name in (
+                ("Serving", "Aliases, traffic, a chat", "serving"),
+                ("Bill", "Who used how much, and what it cost", "bill"),
+                ("New run", "A form with its YAML beside it", "form"),
+            ):
+                yield SystemCommand(title, help, partial(self.open, name))
             yield SystemCommand(
                 "Copy the command", "The shell's way to what was done last", screen.action_copy
             )

@@ -134,4 +134,4 @@ class BillScreen(Base):
         if self._by == "run" and event.key:
             self.lorad.open_run(event.key)
         elif self._by == "pool" and event.key:
-            self.lorad.open_pool(event.key)
+            self.lorad.open("pool", event.key)

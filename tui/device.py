@@ -103,7 +103,7 @@ class DeviceScreen(Base):
     # -- keys ------------------------------------------------------------------------------------------------
     def action_pool(self) -> None:
         if self._seen.pool is not None:
-            self.lorad.open_pool(self._seen.pool.pool)
+            self.lorad.open("pool", self._seen.pool.pool)
         else:
             self.notify("No pool of this daemon is on the device.", markup=False)
 

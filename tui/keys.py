@@ -48,8 +48,8 @@ APP: list[BindingType] = [
 
 SCREEN: list[BindingType] = [
     _key("y", "copy", "screen.copy", "Copy the command", show=False),
-    _key("n", "new_run", "screen.new", "New run"),
-    _key("M", "serving", "screen.serving", "Serving"),
+    _key("n", "open('form')", "screen.new", "New run"),
+    _key("M", "open('serving')", "screen.serving", "Serving"),
 ]
 
 RUN: list[BindingType] = [
@@ -91,12 +91,12 @@ POOL_SCREEN: list[BindingType] = [
 ]
 
 TABLE: list[BindingType] = [
-    _key("j", "cursor_down", "table.down", "Down", show=False),
-    _key("k", "cursor_up", "table.up", "Up", show=False),
-    _key("g", "first", "table.top", "First", show=False),
-    _key("G", "last", "table.bottom", "Last", show=False),
-    _key("pagedown", "page_down", "table.page_down", "A screen down", show=False),
-    _key("pageup", "page_up", "table.page_up", "A screen up", show=False),
+    _key("j", "move(1)", "table.down", "Down", show=False),
+    _key("k", "move(-1)", "table.up", "Up", show=False),
+    _key("g", "move_to(0)", "table.top", "First", show=False),
+    _key("G", "move_to(-1)", "table.bottom", "Last", show=False),
+    _key("pagedown", "move_screens(1)", "table.page_down", "A screen down", show=False),
+    _key("pageup", "move_screens(-1)", "table.page_up", "A screen up", show=False),
     _key("space", "mark", "table.mark", "Mark", show=False),
     _key("o", "order", "table.order", "Order by the next column", show=False),
     _key("O", "reverse", "table.reverse", "Order the other way round", show=False),
@@ -111,8 +111,8 @@ BOARD: list[BindingType] = [
     _key("c", "columns", "board.columns", "Columns"),
     _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
     _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
-    _key("B", "bill", "board.bill", "The bill", show=False),
-    _key("N", "nodes", "board.nodes", "The nodes of a cluster", show=False),
+    _key("B", "open('bill')", "board.bill", "The bill", show=False),
+    _key("N", "open('nodes')", "board.nodes", "The nodes of a cluster", show=False),
     _key("l", "pool", "board.pool", "The pool of the run", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),

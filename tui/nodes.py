@@ -82,7 +82,7 @@ class NodesScreen(Base):
     def action_pool(self) -> None:
         key = self.query_one("#nodes", Rows).key
         if agents := self._agents.get(key or ""):
-            self.lorad.open_pool(agents[0].rpartition("@")[0])
+            self.lorad.open("pool", agents[0].rpartition("@")[0])
         else:
             self.notify("No pool of this daemon has the node.", markup=False)
 

@@ -4,13 +4,17 @@ import pytest
 
 from lorad.client.client import Client
 from lorad.records.runs import Run
-from lorad.tui.dashboard.filter import wanted
+from lorad.tui.dashboard.filter import fields, has, words
 from tests.kit.frozen.world import frozen
 from tests.kit.tui_world import a_run, shaped
 
 __all__ = ["frozen"]
 
 FAILED = {"reason": "attestation_failed", "state": "ended", "detail": 'out of "memory'}
+
+
+def wanted(run: Run, text: str, alarm: str = "") -> bool:
+    return has(fields(run, alarm), words(text))
 
 
 @pytest.mark.parametrize(

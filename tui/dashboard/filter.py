@@ -29,11 +29,6 @@ def words(text: str) -> list[_Word]:
     return [word for word in typed if word.value]
 
 
-def wanted(run: Run, text: str, alarm: str = "") -> bool:
-    """Return whether a run matches a filter; see `has` and `fields`."""
-    return has(fields(run, alarm), words(text))
-
-
 def has(texts: Mapping[str, str], words: Iterable[_Word]) -> bool:
     """Return whether all the words are in the texts, and none that may not be."""
     return all((word.value in texts[word.field]) is not word.is_not for word in words)

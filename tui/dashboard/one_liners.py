@@ -33,7 +33,8 @@ def phase(pool: Pool) -> str:
 
 def slots(pool: Pool) -> str:
     """Write how many versions are loaded, and how many fit."""
-    capacity, engine = pool.capacity, pool.engine
+    capacity = pool.capacity
+    engine = pool.engine
     used, all_ = (capacity.versions, capacity.max_versions) if capacity else (engine.slots_used, engine.slots)
     return f"{used}/{all_}" if all_ and isinstance(used, int) else ""
 
@@ -120,8 +121,9 @@ def events_lines(events: Sequence[Event], lines: int) -> Text:
 
 def clock(event: Event) -> str:
     """Format a time: today by the minute, before that by the day."""
-    then, now = time.localtime(event.at), time.localtime(time.time())
-    return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%b %d  ", then)
+    then = time.localtime(event.at)
+    is_today = then[:3] == time.localtime(time.time())[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%b %d  ", then)
 
 
 def alarms_line(alarms: Sequence[Alarm]) -> Text:

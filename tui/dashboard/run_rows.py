@@ -138,10 +138,6 @@ def total_steps(steps: int | None) -> str:
     return str(steps or "?")
 
 
-def eval_text(run: Run) -> str:
-    return evals_in_words(run, "→")
-
-
 def cells(
     run: Run,
     *,
@@ -162,25 +158,20 @@ def cells(
                 row[name] = cell(owner, quiet) if is_yours else cell(f"{_NOT_YOURS} {owner}", "dim")
             case "recent":
                 row[name] = cell(sparkline(run.recent, width, scale), quiet or _STYLES[name])
+            case "name":
+                row[name] = cell(one_line(run.name[:_LONGEST]), quiet)
+            case "step":
+                total = f"/{total_steps(run.steps)}" if run.steps else ""
+                row[name] = cell(f"{run.step}{total}", quiet)
+            case "progress":
+                row[name] = cell(bar(share(run), 8) if run.steps else "", quiet or _STYLES[name])
+            case "eval":
+                row[name] = cell(one_line(evals_in_words(run, "→")), quiet)
+            case "age":
+                row[name] = cell(coarse_age(run.created_at), quiet)
             case _:
-                row[name] = cell(one_line(_plain(run, name)), quiet or _STYLES.get(name, ""))
+                row[name] = cell(one_line(client_cell(run, name)[:400]), quiet)
     return row
-
-
-def _plain(run: Run, name: str) -> str:
-    """Say what a run has in a column, shorter than `lorad list` where there is little room."""
-    match name:
-        case "name":
-            return run.name[:_LONGEST]
-        case "step":
-            return f"{run.step}/{total_steps(run.steps)}" if run.steps else str(run.step)
-        case "progress":
-            return bar(share(run), 8) if run.steps else ""
-        case "eval":
-            return eval_text(run)
-        case "age":
-            return coarse_age(run.created_at)
-    return client_cell(run, name)[:400]
 
 
 def cell(text: str, style: str = "") -> Text:

@@ -203,19 +203,15 @@ class Dashboard(Base):
 
     # -- title and what is under the cursor ------------------------------------------------------------------
     def _draw_frame(self) -> None:
-        runs, counts = self._news.runs, self._news.counts
+        """Draw the title, and why the run under the cursor waits or ended, its alarms, whose it is."""
+        runs = self._news.runs
+        counts = self._news.counts
         parts = [", ".join(f"{counts[state]:,} {state}" for state in _ORDER if state in counts) or "no runs"]
         parts += [f"{one_liners.speed(self._news.speed)} tok/s"] if self._news.speed else []
         parts += [f"{len(self.table.names):,} of {len(runs):,} shown"] if self.filter else []
         parts += [self.table.says] if self.table.says else []
         parts += ["old runs too"] if self.board.all else []
         self.say_title(Text.assemble(("lorad  ", "bold"), " · ".join(parts)))
-        self._draw_why()
-
-    def _draw_why(self) -> None:
-        """Show why the run under the cursor waits or ended, its alarms, and whether it belongs to another
-        user.
-        """
         key = self.table.key or ""
         text = ""
         if sweep_of(key) and key in self._rows:
@@ -301,9 +297,9 @@ class Dashboard(Base):
             first = run if run in marked else marked[0]
             self.lorad.open_run(first, [name for name in marked if name != first])
         elif isinstance(pane, Pools):
-            self.lorad.open_pool(key)
+            self.lorad.open("pool", key)
         elif isinstance(pane, Devices):
-            self.lorad.open_device(key)
+            self.lorad.open("device", key)
 
     def narrow(self, filter_text: str) -> None:
         """Show the runs that match a filter; all for ""."""
@@ -370,18 +366,12 @@ class Dashboard(Base):
             self.table.go(key_of(group[0].sweep or ""))
         self.draw()
 
-    def action_nodes(self) -> None:
-        self.lorad.open_nodes()
-
-    def action_bill(self) -> None:
-        self.lorad.open_bill()
-
     def action_pool(self) -> None:
         """Open the pool of the run under the cursor, or of the row of another pane."""
         runs = [self._runs[name] for name in self.targets("run")[:1]]
         pools = self.targets("pool") or [run.pool for run in runs if run.pool]
         if pools and any(pool.pool == pools[0] for pool in self._news.pools):
-            self.lorad.open_pool(pools[0])
+            self.lorad.open("pool", pools[0])
         else:
             self.notify("The run under the cursor is in no pool that is up.", markup=False)
 

@@ -136,11 +136,20 @@ class Board:
     def read(self, client: Client, changes: "Changes") -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
         everything = changes.everything
-        names = self._names(changes)
+        keys = keys_of(self.columns)
+        names = list(changes.kinds)  # of the runs to ask for
+        if changes.tick:  # runs that change without an event, too
+            passing = [name for name, run in self._runs.items() if run.state in _PASSING]
+            others = [name for name in passing if name not in changes.kinds]
+            names += others[: max(_NAMES - len(names), 0)]
         if everything or len(names) > _NAMES or time.monotonic() - self._listed > _LISTED:
-            self._list(client)
+            if keys:
+                runs = client.select(Selection(), recent=not self.all, keys=keys)
+            else:
+                runs = client.list(all=self.all)
+            self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: _rank(run)[0])}
+            self._listed = time.monotonic()
         elif names:
-            keys = keys_of(self.columns)
             chosen = Selection(names=[*names])
             self._merge(names, client.select(chosen, keys=keys) if keys else client.named(names))
         if everything:
@@ -158,23 +167,6 @@ class Board:
         return self._news(everything)
 
     # -- runs ------------------------------------------------------------------------------------------------
-    def _names(self, changes: "Changes") -> list[str]:
-        """Return the runs to ask for: with events, and at a tick also runs that change without an event."""
-        names = list(changes.kinds)
-        if changes.tick:
-            passing = [name for name, run in self._runs.items() if run.state in _PASSING]
-            others = [name for name in passing if name not in changes.kinds]
-            names += others[: max(_NAMES - len(names), 0)]
-        return names
-
-    def _list(self, client: Client) -> None:
-        if keys := keys_of(self.columns):
-            runs = client.select(Selection(), recent=not self.all, keys=keys)
-        else:
-            runs = client.list(all=self.all)
-        self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: _rank(run)[0])}
-        self._listed = time.monotonic()
-
     def _same(self, run: Run) -> Run:
         """Return the known run if nothing in it changed, so that views can compare by identity."""
         before = self._runs.get(run.name)
@@ -199,9 +191,19 @@ class Board:
     def _news(self, everything: bool) -> Snapshot | None:
         """Return the snapshot of now, or None when it is as before."""
         runs = [run for run in self._runs.values() if run.state != "ended" or not self.acknowledged.has(run)]
-        raised = self._with_lasting(
-            alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status)
-        )
+        raised = alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status)
+        # A step's alarm stays a while even if the next step does not raise it: nobody can read what blinks
+        now = time.monotonic()
+        keyed = {(alarm.kind, alarm.subject): alarm for alarm in raised}
+        self._raised |= {key: (now, alarm) for key, alarm in keyed.items() if alarm.kind in _PER_STEP}
+        self._raised = {
+            key: (at, alarm)
+            for key, (at, alarm) in self._raised.items()
+            if now - at < HELD and (run := self._runs.get(alarm.subject)) and run.state == "running"
+        }
+        lasting = [alarm for key, (_, alarm) in self._raised.items() if key not in keyed]
+        if lasting:
+            raised = sorted(raised + lasting, key=order)
         seen = Snapshot(
             tuple(self._runs.values()),
             tuple(self._pools),
@@ -216,21 +218,6 @@ class Board:
         self._last = seen
         self._minute = minute
         return seen
-
-    def _with_lasting(self, raised: list[Alarm]) -> list[Alarm]:
-        """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what
-        blinks.
-        """
-        now = time.monotonic()
-        keyed = {(alarm.kind, alarm.subject): alarm for alarm in raised}
-        self._raised |= {key: (now, alarm) for key, alarm in keyed.items() if alarm.kind in _PER_STEP}
-        self._raised = {
-            key: (at, alarm)
-            for key, (at, alarm) in self._raised.items()
-            if now - at < HELD and (run := self._runs.get(alarm.subject)) and run.state == "running"
-        }
-        lasting = [alarm for key, (_, alarm) in self._raised.items() if key not in keyed]
-        return sorted(raised + lasting, key=order) if lasting else raised
 
 
 def _rank(run: Run) -> tuple[int, float]:

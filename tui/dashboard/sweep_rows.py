@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from rich.text import Text
 
 from lorad.client.columns import amount, groups_of, leader, seconds_left, together
-from lorad.client.words import figure_in_words, phase
+from lorad.client.words import evals_in_words, figure_in_words, phase
 from lorad.records.runs import Run
 from lorad.text import coarse_age, duration, number, one_line
 from lorad.tui.dashboard.run_rows import (
@@ -16,7 +16,6 @@ from lorad.tui.dashboard.run_rows import (
     CellMaker,
     bar,
     cell,
-    eval_text,
     total_steps,
     values,
 )
@@ -24,7 +23,8 @@ from lorad.tui.dashboard.snapshot import rate
 from lorad.tui.widgets.columns import Values
 
 _PREFIX = "sweep:"  # of the key of its row: no run is called so
-_OPEN, _FOLDED = "▾", "▸"
+_OPEN = "▾"
+_FOLDED = "▸"
 Groups = dict[str, list[Run]]  # by key of a row: the one run, or those of a sweep
 
 
@@ -64,6 +64,7 @@ class SweepMaker:
         self._made: dict[str, tuple[list[Run], object, dict[str, Text]]] = {}
 
     def cells(self, group: list[Run], *, is_open: bool) -> dict[str, Text]:
+        """Make the cells of a sweep: what its leader has, but for its name, its states and its sums."""
         sweep = group[0].sweep or ""
         maker = self._runs
         more = [(maker.devices.get(run.name), maker.costs.get(run.name)) for run in group]
@@ -73,33 +74,31 @@ class SweepMaker:
         before = self._made.get(sweep)
         if before is not None and before[0] == group and before[1] == depends:
             return before[2]
-        row = self._row([maker.filled(run) for run in group], is_open=is_open)
-        if level:
-            row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
-        self._made[sweep] = group, depends, row
-        return row
-
-    def _row(self, group: Sequence[Run], *, is_open: bool) -> dict[str, Text]:
-        best = leader(group)
-        row = self._runs.plain(best)
-        quiet = "dim" if all(run.state == "ended" for run in group) else ""
-        for name in self._runs.columns:
-            text = _together(group, name, best, is_open=is_open)
+        runs = [maker.filled(run) for run in group]
+        best = leader(runs)
+        row = maker.plain(best)
+        quiet = "dim" if all(run.state == "ended" for run in runs) else ""
+        for name in maker.columns:
+            text = _together(runs, name, best, is_open=is_open)
             if text is not None:
                 row[name] = cell(one_line(text), quiet or ("cyan" if name == "progress" else ""))
         if "state" in row:  # each state's sign and how many runs are in it: ●3 ◌2 ✔3
-            counts = Counter(run.reason or phase(run) for run in group)
+            counts = Counter(run.reason or phase(run) for run in runs)
             words = [word for word in SIGNS if word in counts]
             words += sorted(word for word in counts if word not in SIGNS)
             signs = [(SIGNS.get(word, BAD), counts[word]) for word in words]
             texts = [Text(f"{sign}{count}", style=style) for (sign, style), count in signs]
             row["state"] = Text(" ", no_wrap=True, overflow="ellipsis").join(texts)
+        if level:
+            row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
+        self._made[sweep] = group, depends, row
         return row
 
 
 def _together(group: Sequence[Run], column: str, best: Run, *, is_open: bool) -> str | None:
     """Say what the runs have in a column; None where it is what the leader has."""
-    steps, total = sum(run.step for run in group), sum(run.steps for run in group)
+    steps = sum(run.step for run in group)
+    total = sum(run.steps for run in group)
     match column:
         case "name":
             return f"{_OPEN if is_open else _FOLDED} {best.sweep} ({len(group)})"
@@ -136,7 +135,8 @@ def sweep_values(group: Sequence[Run], columns: Iterable[str]) -> Values:
     """Return what a sweep is ordered by: what its leader has, but for its name and its sums."""
     best = leader(group)
     ordered_by = dict(values(best, columns))
-    steps, total = sum(run.step for run in group), sum(run.steps for run in group)
+    steps = sum(run.step for run in group)
+    total = sum(run.steps for run in group)
     costs = [run.values["cost"] for run in group if "cost" in run.values]
     sums: Mapping[str, str | float | None] = {
         "name": best.sweep,
@@ -155,6 +155,7 @@ def in_words(group: Sequence[Run]) -> str:
     best = leader(group)
     counts = Counter((run.reason or phase(run)).replace("_", " ") for run in group)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    figure = f"eval {eval_text(best)}" if eval_text(best) else figure_in_words(best)
+    evals = evals_in_words(best, "→")
+    figure = f"eval {evals}" if evals else figure_in_words(best)
     leads = f" · {best.name} leads: {figure}" if figure else ""
     return f"sweep {best.sweep}: {states}{leads} · enter opens it, f folds it"

@@ -59,7 +59,8 @@ class Pools(Pane):
     )
 
     def fill(self, pools: Sequence[Pool]) -> None:
-        rows, values = dict[str, Cells](), dict[str, Values]()
+        rows = dict[str, Cells]()
+        values = dict[str, Values]()
         for pool in pools:
             base = one_liners.base(pool.model)
             is_up = pool.state == "ready" or pool.runs
@@ -102,7 +103,9 @@ class Devices(Pane):
     _pools: Mapping[str, str | None] = {}
 
     def fill(self, devices: Sequence[Device]) -> None:
-        rows, values, self._pools = dict[str, Cells](), dict[str, Values](), dict[str, str | None]()
+        rows = dict[str, Cells]()
+        values = dict[str, Values]()
+        self._pools = pools = dict[str, str | None]()
         for device in devices:
             memory = one_liners.memory(device)
             rows[device.device] = _cells(
@@ -115,7 +118,7 @@ class Devices(Pane):
                 }
             )
             values[device.device] = {"device": device.device, "memory": memory, "busy": device.utilization}
-            self._pools[device.device] = device.pool or (device.lease.pool if device.lease else None)
+            pools[device.device] = device.pool or (device.lease.pool if device.lease else None)
         self.show(rows, values)
 
     def pool(self, key: str) -> str | None:

@@ -15,13 +15,13 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from lorad.client.client import Client
-from lorad.client.words import steps_in_words
+from lorad.client.words import evals_in_words, steps_in_words
 from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.spec.templates import TEMPLATES
 from lorad.text import coarse_age, one_line
 from lorad.tui import keys
-from lorad.tui.dashboard.run_rows import eval_text, state_text
+from lorad.tui.dashboard.run_rows import state_text
 from lorad.tui.draft import Source
 from lorad.tui.new_run import sources
 
@@ -147,7 +147,7 @@ def _file(name: str) -> _Offer:
 def _run(run: Run, client: Client) -> _Offer:
     shown = Text.assemble(
         *("run      ", (one_line(run.name).ljust(14), "bold"), "  ", state_text(run)),
-        f"  {steps_in_words(run)}  {eval_text(run)}  {coarse_age(run.created_at)}",
+        f"  {steps_in_words(run)}  {evals_in_words(run, '→')}  {coarse_age(run.created_at)}",
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -37,7 +37,7 @@ class Source:
         """Return what the last word of a line can be. Nothing where the daemon does not answer."""
         before, space, last = line.rpartition(" ")
         try:
-            possible = self._after(without_lorad(before.split()), last) if space else _verbs(last)
+            possible = self._after(without_lorad(before.split()), last)
         except LoradError:
             return []
         fitting = [each for each in possible if each[0].startswith(last)]
@@ -50,7 +50,7 @@ class Source:
 
     def _after(self, words: list[str], last: str) -> Iterable[tuple[str, str]]:
         if not words:
-            return _verbs(last)
+            return [(verb.name, verb.says) for verb in VERBS.values()]
         if (verb := VERBS.get(SHORT.get(words[0], words[0]))) is None:
             return []
         if words[-1] in verb.flags:
@@ -67,8 +67,12 @@ class Source:
         """Return words and what they mean."""
         match kind:
             case "run":
-                fit = [run for run in self._runs() if run.state not in verb.left_out]
-                return [(run.name, _about(run)) for run in fit]
+                candidates = []
+                for run in self._runs():
+                    step = f", step {steps_in_words(run, ' of ')}" if run.steps or run.step else ""
+                    if run.state not in verb.left_out:
+                        candidates.append((run.name, f"{phase(run)}{step}"))
+                return candidates
             case "version":
                 return self._versions(last)
             case "alias":
@@ -107,7 +111,7 @@ class Source:
             case "base":
                 return dict.fromkeys(run.base for run in self._runs() if run.base)
             case "sweep":
-                return [one.sweep for one in self._once("sweeps", self._client.sweeps)]
+                return [row.sweep for row in self._once("sweeps", self._client.sweeps)]
         return ()
 
     def _runs(self) -> list[Run]:
@@ -131,10 +135,6 @@ class Source:
         return cast(_T, self._had[key])
 
 
-def _verbs(last: str) -> list[tuple[str, str]]:
-    return [(verb.name, verb.says) for verb in VERBS.values()]
-
-
 def _keys(last: str) -> list[tuple[str, str]]:
     """Return keys of the spec, and behind `=` their values where these are few."""
     from lorad.spec.errors import choices, leaves
@@ -144,7 +144,3 @@ def _keys(last: str) -> list[tuple[str, str]]:
     if not equals:
         return [(f"{name}=", "") for name in leaves(Spec)]
     return [(f"{key}={choice}", "") for choice in choices(Spec, key)]
-
-
-def _about(run: Run) -> str:
-    return f"{phase(run)}, step {steps_in_words(run, ' of ')}" if run.steps or run.step else phase(run)

@@ -84,11 +84,6 @@ def first(typed: Given, what: str, at: int = 0) -> str:
     return typed.names[at]
 
 
-def on_versions(action: Action, typed: Given) -> Do:
-    first(typed, "version")
-    return Do(action, typed.names)
-
-
 def on_version(action: Action, typed: Given, **values: str) -> Do:
     """Plan an action on the version that is named first."""
     return Do(action, [first(typed, "version")], {**_values(action, typed), **values})

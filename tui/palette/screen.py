@@ -124,7 +124,7 @@ class CommandLine(ModalScreen[Go | None]):
         self._input.cursor_position = len(line)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """A click."""
+        """Take the candidate that was clicked."""
         self._take(event.option_index, is_last=True)
         self._input.focus()
 
@@ -147,28 +147,25 @@ class CommandLine(ModalScreen[Go | None]):
 
     @work
     async def _do(self, line: str) -> None:
+        """Do what was typed, after a question where something is lost, or say what is wrong with it."""
         self._is_busy = True
         if line.strip() and line not in self._history[-1:]:
             self._history.append(line)
         self._at = len(self._history)
         try:
             plan = await asyncio.to_thread(read, cast(AppPort, self.app).client, line)
-            if isinstance(plan, Do) and not await self._acted(plan):
-                return
+            if isinstance(plan, Do):
+                self._base.must_act()
+                for target, owner in plan.owners.items():
+                    if not plan.action.of_others and not cast(AppPort, self.app).may_act(owner):
+                        raise NotAllowed(f"{target} belongs to {owner}", hint="Only its owner may do that.")
+                many = len(plan.targets) > 1
+                if not await self._base.is_meant(plan.action, plan.targets, plan.values, many=many):
+                    return
+                await self._base.do_typed(plan.action, plan.targets, plan.values)
         except LoradError as error:
             self._say(f"✖ {one_line(error.in_full)}", is_wrong=True)
             return
         finally:
             self._is_busy = False
         self.dismiss(plan if isinstance(plan, Go) else None)
-
-    async def _acted(self, plan: Do) -> bool:
-        """Ask, and do it: False where the user does not want it. Raises LoradError."""
-        self._base.must_act()
-        for target, owner in plan.owners.items():
-            if not plan.action.of_others and not cast(AppPort, self.app).may_act(owner):
-                raise NotAllowed(f"{target} belongs to {owner}", hint="Only its owner may do that.")
-        if not await self._base.is_meant(plan.action, plan.targets, plan.values, many=len(plan.targets) > 1):
-            return False
-        await self._base.do_typed(plan.action, plan.targets, plan.values)
-        return True

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
@@ -52,8 +53,7 @@ def _of_runs(verb: str, left_out: frozenset[str] | None = None) -> Verb:
 
 
 def _flags(action: Action) -> dict[str, str]:
-    kinds = {"--from": "step"}
-    return {one.flag: kinds.get(one.flag, "") for one in action.fields if one.flag}
+    return {field.flag: "step" if field.flag == "--from" else "" for field in action.fields if field.flag}
 
 
 def _of_one_run(
@@ -68,7 +68,7 @@ def _of_one_run(
     )
 
 
-def _line(verb: str) -> Callable[[str, Mapping[str, str]], str]:
+def _command(verb: str) -> Callable[[str, Mapping[str, str]], str]:
     return lambda run, values: f"lorad {verb} {shlex.quote(run)} {values['words']}"
 
 
@@ -85,7 +85,7 @@ _EDIT = Action(
     "run",
     "Change what a queued run asks for",
     lambda client, run, values: client.edit(run, shlex.split(values["words"])),
-    _line("edit"),
+    _command("edit"),
     lambda run, row: f"{run} is {row.state}, with priority {row.priority}.",
 )
 _TAG = Action(
@@ -97,7 +97,7 @@ _TAG = Action(
         add=[word.removeprefix("+") for word in shlex.split(values["words"]) if not word.startswith("-")],
         remove=[word[1:] for word in shlex.split(values["words"]) if word.startswith("-")],
     ),
-    _line("tag"),
+    _command("tag"),
     lambda run, row: f"{run}: {' '.join(row.tags) or 'no tags'}.",
 )
 _NOTE = Action(
@@ -105,7 +105,7 @@ _NOTE = Action(
     "run",
     "Write a sentence of yours on a run",
     lambda client, run, values: client.label(run, note=shlex.split(values["words"])[0]),
-    _line("note"),
+    _command("note"),
     lambda run, row: f"{run}: {row.note or 'no note'}",
 )
 _RENAME = Action(
@@ -113,7 +113,7 @@ _RENAME = Action(
     "run",
     "Give a run another name",
     lambda client, run, values: client.rename(run, values["words"]),
-    _line("rename"),
+    _command("rename"),
     lambda run, row: f"{run} is {row.name} now.",
 )
 
@@ -136,10 +136,6 @@ def _tags(typed: Given) -> dict[str, str]:
     return {"words": shlex.join(typed.arguments[1:])}
 
 
-def _rename(typed: Given) -> dict[str, str]:
-    return {"words": plans.first(typed, "new name", 1)}
-
-
 def _note(typed: Given) -> dict[str, str]:
     plans.first(typed, "note", 1)
     return {"words": shlex.quote(" ".join(typed.arguments[1:]))}
@@ -151,10 +147,6 @@ def _swap(client: Client, typed: Given) -> Do:
     return Do(ACTIONS["swap"], [version], {"alias": alias})
 
 
-def _export(client: Client, typed: Given) -> Do:
-    return plans.on_version(ACTIONS["export"], typed, directory=plans.first(typed, "directory", 1))
-
-
 def _pool(client: Client, name: str) -> str:
     """Return the name of a pool that there is. Raises NotFound for another one."""
     pools = [pool.pool for pool in client.pools()]
@@ -164,12 +156,13 @@ def _pool(client: Client, name: str) -> str:
     return name
 
 
-def _end(client: Client, typed: Given) -> Do:
-    return Do(ACTIONS["end"], [_pool(client, plans.first(typed, "pool"))])
+def _on_versions(action: Action, client: Client, typed: Given) -> Do:
+    plans.first(typed, "version")
+    return Do(action, typed.names)
 
 
-def _of_alias(action: str) -> Callable[[Client, Given], Do]:
-    return lambda client, typed: Do(ACTIONS[action], [plans.first(typed, "alias")])
+def _on_alias(action: Action, client: Client, typed: Given) -> Do:
+    return Do(action, [plans.first(typed, "alias")])
 
 
 # -- ways to screens -----------------------------------------------------------------------------------------
@@ -177,13 +170,13 @@ def _open(client: Client, typed: Given) -> Go:
     """Open a run, a tab of it, a pool or a device."""
     if typed.names[:1] == ["pool"] and len(typed.names) > 1:
         pool = _pool(client, typed.names[1])
-        return Go(lambda app: app.open_pool(pool))
+        return Go(lambda app: app.open("pool", pool))
     if typed.names[:1] == ["device"] and len(typed.names) > 1:
         device = typed.names[1]
         devices = [each.device for each in client.devices()]
         if device not in devices:
             raise NotFound(f"no device named {device}", hint=f"There are: {', '.join(devices)}.")
-        return Go(lambda app: app.open_device(device))
+        return Go(lambda app: app.open("device", device))
     run = plans.the_run(client, typed).name
     tab = typed.names[1] if len(typed.names) > 1 else ""
     if tab and tab not in TABS:
@@ -191,21 +184,14 @@ def _open(client: Client, typed: Given) -> Go:
     return Go(lambda app: app.open_run(run, tab=tab))
 
 
-def _tab(tab: str) -> Callable[[Client, Given], Go]:
-    def plan(client: Client, typed: Given) -> Go:
-        run = plans.the_run(client, typed).name
-        return Go(lambda app: app.open_run(run, tab=tab))
-
-    return plan
-
-
-def _runs(client: Client, typed: Given) -> Go:
-    return Go(lambda app: app.narrow(" ".join(typed.arguments)))
+def _show(tab: str, client: Client, typed: Given) -> Go:
+    run = plans.the_run(client, typed).name
+    return Go(lambda app: app.open_run(run, tab=tab))
 
 
 def _new(client: Client, typed: Given) -> Go:
     like = plans.the_run(client, typed).name if typed.names else None
-    return Go(lambda app: app.open_form(like))
+    return Go(lambda app: app.open("form", like))
 
 
 def _theme(client: Client, typed: Given) -> Go:
@@ -223,7 +209,7 @@ _VERBS = (
     _of_one_run(_EDIT, "key=value…", ("key",), _edit),
     _of_one_run(_TAG, "TAG|-TAG…", ("tag",), _tags),
     _of_one_run(_NOTE, "TEXT", ("",), _note),
-    _of_one_run(_RENAME, "NAME", ("",), _rename),
+    _of_one_run(_RENAME, "NAME", ("",), lambda typed: {"words": plans.first(typed, "new name", 1)}),
     Verb(
         "fork",
         "fork RUN@N [key=value…]",
@@ -238,15 +224,35 @@ _VERBS = (
             f"{verb} RUN@N…",
             ACTIONS[verb].says,
             ("version",),
-            lambda client, typed, verb=verb: plans.on_versions(ACTIONS[verb], typed),  # type: ignore[misc]
+            partial(_on_versions, ACTIONS[verb]),
         )
         for verb in ("pin", "unpin")
     ),
     Verb("swap", "swap ALIAS RUN@N", "Serve a version under an alias", ("alias", "version"), _swap),
-    Verb("rollback", "rollback ALIAS", ACTIONS["rollback"].says, ("alias",), _of_alias("rollback")),
-    Verb("unalias", "unalias ALIAS", "Remove an alias", ("alias",), _of_alias("unalias")),
-    Verb("export", "export RUN@N DIR", ACTIONS["export"].says, ("version", ""), _export),
-    Verb("end", "end POOL", ACTIONS["end"].says, ("pool",), _end),
+    Verb(
+        "rollback",
+        "rollback ALIAS",
+        ACTIONS["rollback"].says,
+        ("alias",),
+        partial(_on_alias, ACTIONS["rollback"]),
+    ),
+    Verb("unalias", "unalias ALIAS", "Remove an alias", ("alias",), partial(_on_alias, ACTIONS["unalias"])),
+    Verb(
+        "export",
+        "export RUN@N DIR",
+        ACTIONS["export"].says,
+        ("version", ""),
+        lambda client, typed: plans.on_version(
+            ACTIONS["export"], typed, directory=plans.first(typed, "directory", 1)
+        ),
+    ),
+    Verb(
+        "end",
+        "end POOL",
+        ACTIONS["end"].says,
+        ("pool",),
+        lambda client, typed: Do(ACTIONS["end"], [_pool(client, plans.first(typed, "pool"))]),
+    ),
     Verb(
         "open",
         "open RUN [TAB] | open pool POOL | open device DEVICE",
@@ -254,28 +260,34 @@ _VERBS = (
         ("run or pool or device", "tab or pool or device"),
         _open,
     ),
-    *(Verb(tab, f"{tab} RUN", f"Show the {tab} of a run", ("run",), _tab(tab)) for tab in TABS),
+    *(Verb(tab, f"{tab} RUN", f"Show the {tab} of a run", ("run",), partial(_show, tab)) for tab in TABS),
     Verb(
         "runs",
         "runs [WORDS, state: owner: base: pool: alarm:]",
         "Show the runs that a filter wants",
         ("",),
-        _runs,
+        lambda client, typed: Go(lambda app: app.narrow(" ".join(typed.arguments))),
     ),
-    Verb("bill", "bill", "Show who used how much", (), lambda client, typed: Go(lambda app: app.open_bill())),
+    Verb(
+        "bill",
+        "bill",
+        "Show who used how much",
+        (),
+        lambda client, typed: Go(lambda app: app.open("bill")),
+    ),
     Verb(
         "nodes",
         "nodes",
         "Show the nodes of a cluster",
         (),
-        lambda client, typed: Go(lambda app: app.open_nodes()),
+        lambda client, typed: Go(lambda app: app.open("nodes")),
     ),
     Verb(
         "serving",
         "serving",
         "Show aliases, traffic, a chat",
         (),
-        lambda client, typed: Go(lambda app: app.open_serving()),
+        lambda client, typed: Go(lambda app: app.open("serving")),
     ),
     Verb("new", "new [RUN]", "Start a new run from a form, or like another", ("run",), _new),
     Verb("theme", "theme NAME", "Change the colours", ("theme",), _theme),
@@ -293,19 +305,14 @@ SHORT = {
 """Other names of verbs, those of `lorad` and of editors."""
 
 
-def _verb_of(word: str) -> Verb:
-    """Return the verb of this name. Raises SpecError with the nearest verbs where there is none."""
-    if (name := SHORT.get(word, word)) in VERBS:
-        return VERBS[name]
-    near = [name for name in VERBS if name.startswith(word)] or get_close_matches(word, VERBS)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "An empty line lists all commands."
-    raise SpecError(f"there is no command {word}", hint=hint)
-
-
 def read(client: Client, line: str) -> Plan | None:
     """Say what a line comes to; None for an empty one. Raises LoradError, before anything is done."""
     words = split(line)
     if not words:
         return None
-    verb = _verb_of(words[0])
+    word = words[0]
+    if (verb := VERBS.get(SHORT.get(word, word))) is None:
+        near = [name for name in VERBS if name.startswith(word)] or get_close_matches(word, VERBS)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "An empty line lists all commands."
+        raise SpecError(f"there is no command {word}", hint=hint)
     return verb.plan(client, given(verb.name, words[1:], verb.flags))

@@ -9,12 +9,12 @@ from textual.widgets import TabbedContent, TabPane
 
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.words import likelihood_in_words, share, steps_in_words, why
+from lorad.client.words import evals_in_words, likelihood_in_words, share, steps_in_words, why
 from lorad.records.runs import RunDetails
 from lorad.text import duration, one_line
 from lorad.tui import keys
 from lorad.tui.curves.tab import Curves
-from lorad.tui.dashboard.run_rows import bar, eval_text, state_text
+from lorad.tui.dashboard.run_rows import bar, state_text
 from lorad.tui.feed import Changes
 from lorad.tui.run.checkpoints import Checkpoints
 from lorad.tui.run.events import Events
@@ -138,17 +138,18 @@ class RunScreen(Base):
         return (self._of,)
 
     def action_tab(self, by: int) -> None:
-        self.action_tab_at((self._tabs.index(self._front) + by) % len(self._tabs) + 1)
+        self.show_tab(self._tabs[(self._tabs.index(self._front) + by) % len(self._tabs)].TITLE)
 
     def action_tab_at(self, number: int) -> None:
-        self.query_one(TabbedContent).active = f"pane-{self._tabs[number - 1].TITLE}"
+        self.show_tab(self._tabs[number - 1].TITLE)
 
 
 def _facts(run: RunDetails) -> Text:
     version = run.version
+    evals = evals_in_words(run, "→")
     reason = f"{one_line(why(run))}\n" if why(run) else ""
     parts = [
-        f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
+        f"eval {evals}" if evals else "no eval yet",
         likelihood_in_words(run),
         "no version yet" if version is None else f"version @{version}",
         f"pool {run.pool}" if run.pool else "no pool",

@@ -202,7 +202,7 @@ class SpecTab(RunTab):
         self.screen.set_focus(field)  # at once: what is typed next is its
 
     def action_like(self) -> None:
-        cast("Base", self.screen).lorad.open_form(self.run_name)
+        cast("Base", self.screen).lorad.open("form", self.run_name)
 
     def action_copy_yaml(self) -> None:
         self.app.copy_to_clipboard(text_of(self.spec))

@@ -233,8 +233,5 @@ class Base(Screen[None]):
         self.app.pop_screen()
         return None
 
-    def action_serving(self) -> None:
-        self.lorad.open_serving()
-
-    def action_new_run(self) -> None:
-        self.lorad.open_form()
+    def action_open(self, screen: str) -> None:
+        self.lorad.open(screen)

@@ -70,7 +70,8 @@ class KeyBar(Widget):
         keys = tuple(map(self._key, shown))
         palette = self._key(last) if last else None
         if (keys, palette) != (self.keys, self.palette):
-            self.keys, self.palette = keys, palette
+            self.keys = keys
+            self.palette = palette
             self.refresh()
 
     def _key(self, active: "ActiveBinding") -> _Key:

@@ -31,10 +31,8 @@ class Lines(ScrollView, can_focus=True):
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "cursor_up", show=False),
-        Binding("down", "cursor_down", show=False),
-        Binding("home", "first", show=False),
-        Binding("end", "last", show=False),
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {"lines--head", "lines--cursor", "lines--hover"}
     DEFAULT_CSS = """
@@ -64,6 +62,7 @@ class Lines(ScrollView, can_focus=True):
 
     # -- for who inherits ------------------------------------------------------------------------------------
     def heading(self) -> Parts:
+        """Return the heading as it is drawn."""
         raise NotImplementedError
 
     def line(self, row: int) -> Parts:
@@ -92,7 +91,8 @@ class Lines(ScrollView, can_focus=True):
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width = self.size.width
+        base = self.rich_style
         if y < _HEAD:
             return _drawn(self.heading(), self.get_component_rich_style("lines--head"), _NOTHING, width)
         row = y - _HEAD + self.scroll_offset.y
@@ -126,27 +126,14 @@ class Lines(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         self.show_cursor()
 
-    def _go(self, row: int) -> None:
+    def action_move(self, rows: int) -> None:
+        """Move the cursor by so many rows."""
         self._hovered = None
-        self.cursor_row = row
+        self.cursor_row += rows
 
-    def action_cursor_down(self) -> None:
-        self._go(self.cursor_row + 1)
-
-    def action_cursor_up(self) -> None:
-        self._go(self.cursor_row - 1)
-
-    def action_first(self) -> None:
-        self._go(0)
-
-    def action_last(self) -> None:
-        self._go(self.row_count - 1)
-
-    def action_page_down(self) -> None:
-        self._go(self.cursor_row + self.size.height - _HEAD)
-
-    def action_page_up(self) -> None:
-        self._go(self.cursor_row - self.size.height + _HEAD)
+    def action_move_screens(self, screens: int) -> None:
+        self._hovered = None
+        self.cursor_row += screens * (self.size.height - _HEAD)
 
     def action_select_cursor(self) -> None:
         if self.row_count:

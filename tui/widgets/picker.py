@@ -32,7 +32,9 @@ class Choose(ModalScreen[str | None]):
 
     def __init__(self, title: str, options: Mapping[str, Text], chosen: str | None = None) -> None:
         super().__init__()
-        self._head, self._options, self._chosen = title, options, chosen
+        self._head = title
+        self._options = options
+        self._chosen = chosen
         self._keys: list[str] = []  # of the lines that are shown
 
     def compose(self) -> ComposeResult:

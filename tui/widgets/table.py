@@ -4,12 +4,14 @@ with its row, so that keys never hit another one.
 A page has at most PAGE rows: only theirs are made, and only they decide how wide columns are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.text import Text
+from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.message import Message
 
@@ -22,7 +24,6 @@ MARK = "▌"
 _BAR = 2  # cells that a scrollbar takes
 _MARK = 3  # cells at the right of the heading that say how many columns did not fit
 Cells = dict[str, Text]  # by column
-_T = TypeVar("_T")
 
 
 class Rows(Lines):
@@ -32,25 +33,27 @@ class Rows(Lines):
     chosen: the marked rows, or else the row under the cursor.
     """
 
-    BINDINGS = keys.TABLE
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "move_to(0)", show=False),
+        Binding("end", "move_to(-1)", show=False),
+        *keys.TABLE,
+    ]
 
+    @dataclass
     class Moved(Message):
         """The cursor, the page, the marks, the order, or what is under the cursor changed."""
 
-        def __init__(self, rows: "Rows") -> None:
-            super().__init__()
-            self.rows = rows
+        rows: "Rows"
 
         def can_replace(self, message: Message) -> bool:
             return isinstance(message, Rows.Moved) and message.rows is self.rows
 
+    @dataclass
     class Selected(Message):
         """A row was opened."""
 
-        def __init__(self, rows: "Rows", key: str) -> None:
-            super().__init__()
-            self.rows = rows
-            self.key = key
+        rows: "Rows"
+        key: str
 
     class MoreAsked(Message):
         """The mark of columns that did not fit was clicked."""
@@ -65,7 +68,7 @@ class Rows(Lines):
         self._right = {column.key for column in columns if column.right}
         self._given: Mapping[str, Cells] = {}  # in the order of who shows them
         self._values: Mapping[str, Values] = {}
-        self._names: list[str] = []  # in the order wanted here
+        self.names: list[str] = []  # keys of all rows, in the order of the screen
         self.on_page: list[str] = []  # keys of its rows
         self._shown: dict[str, Cells] = {}  # what the page shows
         # of what: the cells that were given, and whether it is marked
@@ -82,21 +85,16 @@ class Rows(Lines):
     # -- what is there ---------------------------------------------------------------------------------------
     @property
     def pages(self) -> int:
-        return max(1, -(-len(self._names) // PAGE))
+        return max(1, -(-len(self.names) // PAGE))
 
     @property
     def key(self) -> str | None:
         return self.on_page[self.cursor_row] if self.on_page else None
 
     @property
-    def names(self) -> list[str]:
-        """Keys of all rows, in the order of the screen."""
-        return list(self._names)
-
-    @property
     def chosen(self) -> list[str]:
         """Marked rows in order, else the one under the cursor."""
-        marked = [key for key in self._names if key in self.marked] if self.marked else []
+        marked = [key for key in self.names if key in self.marked] if self.marked else []
         return marked or [key for key in (self.key,) if key is not None]
 
     @property
@@ -116,8 +114,13 @@ class Rows(Lines):
         if columns != self._columns:
             self._columns = columns
             self._right = {column.key for column in columns if column.right}
-            self._given, self._made, self._parts, self._shown, self.on_page = {}, {}, {}, {}, []
-            self._needs, self.widths = {}, {}
+            self._given = {}
+            self._made = {}
+            self._parts = {}
+            self._shown = {}
+            self.on_page = []
+            self._needs = {}
+            self.widths = {}
             self.by = self.by if any(column.key == self.by for column in columns) else ""
 
     def show(
@@ -161,7 +164,7 @@ class Rows(Lines):
                 if name in self._parents:
                     groups[self._parents[name]].append(name)
             names = [name for group in groups.values() for name in group]
-        self._names = names
+        self.names = names
         is_there = at is not None and at in self._given
         self.page = names.index(at) // PAGE if at is not None and is_there else min(self.page, self.pages - 1)
         self._draw(at)
@@ -172,15 +175,16 @@ class Rows(Lines):
             self._later = self._later if at is None else at
             return  # nobody sees it: drawn when it gets a size
         self._later = None
-        names = self._names[self.page * PAGE : (self.page + 1) * PAGE]
+        names = self.names[self.page * PAGE : (self.page + 1) * PAGE]
         before = self.on_page
         shown = self._shown
         self.on_page = names
         self._shown = {name: self._row(name) for name in names}
         changed = {name for name, row in self._shown.items() if row is not shown.get(name)}
-        self._made = _kept(self._made, names)
-        self._parts = _kept(self._parts, names)
-        self._lay_out(changed)
+        self._made = {name: self._made[name] for name in names}
+        self._parts = {name: self._parts[name] for name in names if name in self._parts}
+        self._needs = needed(self._columns, (self._shown[name] for name in changed), self._needs)
+        self._lay_out()
         self.resize_to(len(names))
         self.redraw(
             row
@@ -204,9 +208,8 @@ class Rows(Lines):
         row = {**cells, first: Text(MARK if is_marked else " ").append_text(cells[first])}
         return before if before == row else row
 
-    def _lay_out(self, changed: Iterable[str]) -> None:
+    def _lay_out(self) -> None:
         """Find the columns and their widths; they are others only when the room or a width changed."""
-        self._needs = needed(self._columns, (self._shown[name] for name in changed), self._needs)
         arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
         titles = {name: max(self._needs.get(name, 0), len(title)) for name, title in self.titles.items()}
         needs = self._needs | titles | arrow
@@ -273,7 +276,7 @@ class Rows(Lines):
         if (name := self.key) is not None:
             self.marked ^= {name}
             self._draw(name)
-            self.action_cursor_down()
+            self.action_move(1)
 
     def unmark(self) -> None:
         self.marked.clear()
@@ -293,24 +296,19 @@ class Rows(Lines):
         self._arrange(self.key)
         self.refresh(Region(0, 0, self.size.width, 1))
 
-    def action_cursor_down(self) -> None:
-        """Move the cursor down; past the end of a page the next one begins."""
-        if self.cursor_row == len(self._shown) - 1 and self.page < self.pages - 1:
+    def action_move(self, rows: int) -> None:
+        """Move the cursor down or up; past the end of a page another one begins."""
+        if rows > 0 and self.cursor_row == len(self._shown) - 1 and self.page < self.pages - 1:
             self.turn(self.page + 1, 0)
-        else:
-            super().action_cursor_down()
-
-    def action_cursor_up(self) -> None:
-        if self.cursor_row == 0 and self.page:
+        elif rows < 0 and self.cursor_row == 0 and self.page:
             self.turn(self.page - 1, PAGE - 1)
         else:
-            super().action_cursor_up()
+            super().action_move(rows)
 
-    def action_first(self) -> None:
-        self.turn(0, 0)
-
-    def action_last(self) -> None:
-        self.turn(self.pages - 1, (len(self._names) - 1) % PAGE if self._names else 0)
+    def action_move_to(self, row: int) -> None:
+        """Move the cursor to a row of all pages; -1 is the last one."""
+        page, row_of_page = divmod(row if row >= 0 else max(row + len(self.names), 0), PAGE)
+        self.turn(page, row_of_page)
 
     def turn(self, page: int, row: int) -> None:
         """Go to a row of a page."""
@@ -326,7 +324,3 @@ def ordered(names: Sequence[str], values: Mapping[str, Any], is_reversed: bool) 
     rest = [name for name in names if values[name] is None or values[name] != values[name]]
     by = {name: (isinstance(values[name], str), values[name]) for name in has}
     return [*sorted(has, key=by.__getitem__, reverse=is_reversed), *rest]
-
-
-def _kept(of: Mapping[str, _T], names: Iterable[str]) -> dict[str, _T]:
-    return {name: of[name] for name in names if name in of}

@@ -23,8 +23,8 @@ _MOST = 4  # characters to a cell of the width, at most: characters without widt
 _Piece = tuple[int, int]  # begin and end of a line
 _BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
 _BAR = " │ "
-# lines that are seen of a block with a name: so many, or this part of the height if that is more
-_LEAST, _SHARE = 3, 6
+_LEAST = 3  # lines that are seen of a block with a name, at least
+_SHARE = 6  # the part of the height that they have if that is more
 _UNFOLD = "z"  # the key, as it is shown
 TAB = "\N{EM SPACE} "  # stands for a tab; no other em space is in a text without control characters
 _SIGNS = re.compile("[·→⏎]+")
@@ -36,36 +36,33 @@ def folded(text: str, width: int) -> Iterator[_Piece]:
     width = max(width, 2)
     start = 0
     while True:
-        end = text.find("\n", start)
-        stop = len(text) if end < 0 else end
-        yield from _paragraph(text, start, stop, width)
-        if end < 0:
-            return
-        start = end + 1
-
-
-def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[_Piece]:
-    while True:
-        end = start + _fitting(text[start : min(start + width * _MOST, stop)], width)
-        if end >= stop:
-            yield start, stop
-            return
-        space = text.rfind(" ", start, end + 1)
-        if space > start + width // 3:
-            yield start, space
-            start = space + 1
+        stop = text.find("\n", start)
+        is_last = stop < 0
+        if is_last:
+            stop = len(text)
+        while (end := start + _fitting(text[start : min(start + width * _MOST, stop)], width)) < stop:
+            space = text.rfind(" ", start, end + 1)
+            if space > start + width // 3:
+                yield start, space
+                start = space + 1
+            else:
+                yield start, end
+                start = end
+            if start >= stop:
+                break
         else:
-            yield start, end
-            start = end
-        if start >= stop:
+            yield start, stop
+        if is_last:
             return
+        start = stop + 1
 
 
 def _fitting(text: str, width: int) -> int:
     """Return how many characters fit, at least one if there is one."""
     if text[:width].isascii():
         return min(len(text), width)
-    low, high = 1, len(text)  # so many fit, more do not
+    low = 1  # so many fit
+    high = len(text)  # more do not
     if cell_len(text) <= width:
         return len(text)
     while low < high:
@@ -148,21 +145,15 @@ class Reader(ScrollView, can_focus=True):
 
     def go(self, key: int, at: int) -> None:
         """Go to the line of a place in a block, and unfold everything if that line is hidden."""
-        y = self._line_of(key, at)
-        if y is None and not self.is_whole:
+        while True:
+            for y, line in enumerate(self._lines):
+                folds = [fold for fold in line if fold is not None and fold.block.key == key]
+                if any(fold.start <= at - fold.block.at <= fold.end for fold in folds):
+                    self.scroll_to_region(Region(0, y, 1, 1), animate=False, immediate=True, center=True)
+                    return
+            if self.is_whole:
+                return
             self.unfold()
-            y = self._line_of(key, at)
-        if y is not None:
-            self.scroll_to_region(Region(0, y, 1, 1), animate=False, immediate=True, center=True)
-
-    def _line_of(self, key: int, at: int) -> int | None:
-        for y, line in enumerate(self._lines):
-            if any(
-                fold is not None and fold.block.key == key and fold.start <= at - fold.block.at <= fold.end
-                for fold in line
-            ):
-                return y
-        return None
 
     def unfold(self) -> None:
         """Show all, or hide what is long again."""
@@ -180,14 +171,13 @@ class Reader(ScrollView, can_focus=True):
         return "\n".join(_BAR.join(self._plain(f) for f in line if f is not None) for line in self._lines)
 
     @property
-    def _room(self) -> int:
-        """Return the cells of a line; the last one is for the sign of its end where that is shown."""
-        return max(self.scrollable_content_region.width - self.shows_space, 0)
+    def _room(self) -> tuple[int, int]:
+        """Return the cells of a line, and how many lines of a block with a name are seen.
 
-    @property
-    def _seen(self) -> int:
-        """Return how many lines of a block with a name are seen."""
-        return max(_LEAST, self.size.height // _SHARE)
+        The last cell is for the sign of the line's end where that is shown.
+        """
+        width = max(self.scrollable_content_region.width - self.shows_space, 0)
+        return width, max(_LEAST, self.size.height // _SHARE)
 
     # -- keys: at once, which costs a slow line less than motion does ----------------------------------------
     def action_scroll_down(self) -> None:
@@ -210,14 +200,14 @@ class Reader(ScrollView, can_focus=True):
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def on_resize(self, event: Resize) -> None:
-        if (self._room, self._seen) != (self._width, self._most):
+        if self._room != (self._width, self._most):
             before = max(len(self._lines), 1)
             at = self.scroll_offset.y
             self._fold()
             self.scroll_to(y=at * len(self._lines) // before, animate=False, immediate=True)
 
     def _fold(self) -> None:
-        self._width, self._most = self._room, self._seen
+        self._width, self._most = self._room
         most = 0 if self.is_whole else self._most
         if not self._width:
             return  # it is laid out later
@@ -225,7 +215,8 @@ class Reader(ScrollView, can_focus=True):
         for section in self._sections:
             if section.right and self._width >= _BESIDE:
                 half = (self._width - len(_BAR)) // 2
-                left, right = _folds(section.left, half, most), _folds(section.right, half, most)
+                left = _folds(section.left, half, most)
+                right = _folds(section.right, half, most)
                 lines += zip_longest(left, right, fillvalue=_EMPTY)
             else:
                 lines += ((fold, None) for fold in _folds([*section.left, *section.right], self._width, most))
@@ -273,32 +264,30 @@ class Reader(ScrollView, can_focus=True):
 
 
 def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
-    """Fold blocks for a width. most: how many lines of a block with a name are shown; 0: all."""
+    """Fold blocks for a width.
+
+    A block with a name keeps its end, and its beginning where there is room for both: a question stands at
+    the end of its prompt, a result at the end of its answer.
+
+    Args:
+        most: How many lines of a block with a name are shown; 0 for all.
+    """
     folds: _Folds = []
     for block in blocks:
         if block.made is not None:
             text, spans = block.made(width)
             block = block._replace(text=text, spans=spans, until=None)
-        folds += _shortened(block, width, most)
+        if block.short and most:
+            short = Block(block.short, block.style)
+            folds += [_Fold(short, start, end) for start, end in folded(block.short, width)][:1]
+            continue
+        lines = [_Fold(block, start, end) for start, end in folded(block.text, width)]
+        hidden = len(lines) - most
+        if block.name and most and hidden > 1:
+            first = (most - 1) // 2
+            last = len(lines) if block.until is None else sum(line.start < block.until for line in lines)
+            text = f"⋯ {hidden + 1} more lines of the {block.name}: {_UNFOLD}"[:width]
+            ending = lines[max(last - (most - 1 - first), first) : last]
+            lines = [*lines[:first], _Fold(Block(text, "dim"), 0, len(text)), *ending]
+        folds += lines
     return folds
-
-
-def _shortened(block: Block, width: int, most: int) -> _Folds:
-    """Fold a block. If it has a name, it keeps its end, and its beginning where there is room for both: a
-    question stands at the end of its prompt, a result at the end of its answer.
-    """
-    if block.short and most:
-        short = Block(block.short, block.style)
-        return [_Fold(short, start, end) for start, end in folded(block.short, width)][:1]
-    lines = [_Fold(block, start, end) for start, end in folded(block.text, width)]
-    hidden = len(lines) - most
-    if not block.name or not most or hidden <= 1:
-        return lines
-    first = (most - 1) // 2
-    last = len(lines) if block.until is None else sum(line.start < block.until for line in lines)
-    text = f"⋯ {hidden + 1} more lines of the {block.name}: {_UNFOLD}"[:width]
-    return [
-        *lines[:first],
-        _Fold(Block(text, "dim"), 0, len(text)),
-        *lines[max(last - (most - 1 - first), first) : last],
-    ]
