@@ -60,33 +60,31 @@ class Changes:
         self.events.append(event)
 
 
+@dataclass
 class Fresh(Message):
     """Carries what `read` returned to a screen."""
 
-    def __init__(self, data: Any) -> None:
-        super().__init__()
-        self.data = data
+    data: Any
 
 
+@dataclass
 class Failed(Message):
     """Informs a screen that its `read` was refused."""
 
-    def __init__(self, error: LoradError) -> None:
-        super().__init__()
-        self.error = error
+    error: LoradError
 
 
+@dataclass
 class Line(Message):
     """Informs the app about the connection to the daemon.
 
-    lost: why the connection is lost; "" when it is back.
-    user: who may only act on things of their own; None: may act on everything.
+    Attributes:
+        lost: Why the connection is lost; "" when it is back.
+        user: The user, who may only act on things of their own; None for one who may act on everything.
     """
 
-    def __init__(self, lost: str, user: str | None = None) -> None:
-        super().__init__()
-        self.lost = lost
-        self.user = user
+    lost: str
+    user: str | None = None
 
 
 class View(Protocol):
@@ -102,7 +100,8 @@ class Feed:
     """Feeds a view that was opened with `Fresh` messages until another one is opened."""
 
     def __init__(self, client: Client, app: MessagePump) -> None:
-        self._client, self._app = client, app
+        self._client = client
+        self._app = app
         self._stream = client.patient(_SILENCE)
         self._view: View | None = None
         self._changes = Changes()

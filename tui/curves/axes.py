@@ -9,7 +9,7 @@ _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def ticks(low: float, high: float, count: int, *, least: float = 0.0) -> list[float]:
-    """About `count` round numbers within low..high, at least `least` apart."""
+    """Return about `count` round numbers within low..high, at least `least` apart."""
     if not high > low or count < 1:
         return [low]
     rough = max((high - low) / count, least)
@@ -27,7 +27,7 @@ def _multiples(step: float, low: float, high: float) -> list[float]:
 
 
 def decades(low: float, high: float, count: int) -> list[float]:
-    """Round numbers of a logarithmic axis; all are exponents of ten."""
+    """Return round numbers of a logarithmic axis; all are exponents of ten."""
     whole = [float(n) for n in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
     if len(whole) >= 2:
         return whole[:: max(1, -(-len(whole) // max(count, 1)))]
@@ -77,7 +77,7 @@ def labels(values: list[float]) -> list[str]:
 
 
 def _whole(value: float) -> int:
-    """The exponent of ten."""
+    """Return the exponent of ten of a value."""
     return math.floor(math.log10(value) + 1e-9) if value > 0.0 else 0
 
 
@@ -105,7 +105,7 @@ def bare(value: float) -> str:
 
 
 def _tidy(text: str) -> str:
-    """1.00e-05 -> 1e-5"""
+    """Shorten a number with an exponent: 1.00e-05 becomes 1e-5."""
     digits, _, power = text.partition("e")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return f"{digits}e{int(power)}"

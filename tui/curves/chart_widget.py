@@ -3,6 +3,8 @@
 Each line is made once and kept until it changes.
 """
 
+from dataclasses import dataclass
+
 from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
@@ -30,12 +32,14 @@ class Chart(Widget):
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
+    @dataclass
     class Pointed(Message):
         """The mouse is over an x, or (None) left; `clicked`, or turned its wheel by `zoomed` notches."""
 
-        def __init__(self, index: int, x: int | None, *, clicked: bool = False, zoomed: int = 0) -> None:
-            super().__init__()
-            self.index, self.x, self.clicked, self.zoomed = index, x, clicked, zoomed
+        index: int
+        x: int | None
+        clicked: bool = False
+        zoomed: int = 0
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -58,13 +62,16 @@ class Chart(Widget):
         flags: what is said at the right, beside how many spikes were cut.
         empty: what is said where there is nothing to draw.
         """
-        self._plot, self._flags, self._empty = plot, flags, empty
+        self._plot = plot
+        self._flags = flags
+        self._empty = empty
         self._again()
 
     def point(self, x: int | None, title: Text) -> None:
         """Draw the title and the cursor; the curves stay as they are."""
         if (x, title) != (self._cursor, self._title):
-            self._cursor, self._title = x, title
+            self._cursor = x
+            self._title = title
             self._again()
 
     def on_resize(self) -> None:
@@ -88,28 +95,24 @@ class Chart(Widget):
         width, height = self.size
         if self._plot is not self._drawn or self._room != self.size:
             self._picture = draw(self._plot, width, height - 1) if self._plot else None
-            self._drawn, self._room = self._plot, self.size
+            self._drawn = self._plot
+            self._room = self.size
         looks = self._looks = self._looks or Looks(self)
-        if self._picture is None:
-            said = Segment((" " * GUTTER + self._empty)[:width], looks["label"])
-            return [self._head(looks), Strip([]), Strip([said]).adjust_cell_length(width)]
-        plot, x = self._plot, self._cursor
-        if plot is None or x is None or not plot.first <= x <= plot.last:
-            return [self._head(looks), *_body(self._picture, None, "", looks)]
-        cell = GUTTER + self._picture.across(x) // 2
-        return [self._head(looks), *_body(self._picture, cell, x_text(plot.x, x), looks)]
-
-    def _head(self, looks: "Looks") -> Strip:
         cut = f"{self._picture.cut} beyond " if self._picture and self._picture.cut else ""
         flags = f" {cut}{self._flags}".rstrip()
-        width = self.size.width
         room = max(width - len(flags), 0)
         title = Strip(self._title.render(self.app.console), self._title.cell_len).adjust_cell_length(room)
-        return (
-            Strip([*title, Segment(flags[:width], looks["flags"])])
-            .adjust_cell_length(width)
-            .apply_style(looks.base)
-        )
+        head = Strip([*title, Segment(flags[:width], looks["flags"])]).adjust_cell_length(width)
+        head = head.apply_style(looks.base)
+        if self._picture is None:
+            said = Segment((" " * GUTTER + self._empty)[:width], looks["label"])
+            return [head, Strip([]), Strip([said]).adjust_cell_length(width)]
+        plot = self._plot
+        x = self._cursor
+        if plot is None or x is None or not plot.first <= x <= plot.last:
+            return [head, *_body(self._picture, None, "", looks)]
+        cell = GUTTER + self._picture.across(x) // 2
+        return [head, *_body(self._picture, cell, x_text(plot.x, x), looks)]
 
     # -- the mouse -------------------------------------------------------------------------------------------
     def x_at(self, cell: int) -> int | None:
@@ -183,7 +186,7 @@ class Looks(dict[str, Style]):
                 return self._mixed("", 0.35)
 
     def _mixed(self, color: str, part: float) -> Style:
-        """A colour (the text's) with a part of the background."""
+        """Mix a colour, or for "" that of the text, with a part of the background."""
         if self._ansi:
             return Style(color=color or "bright_black", dim=bool(color))
         base = Color.parse(color) if color else self._fore

@@ -17,7 +17,8 @@ from lorad.tui.curves.axes import bare, decades, labels, ticks, x_ticks
 from lorad.tui.curves.series import between
 
 # Braille by the four dots of the left and of the right column, the top one lowest in each
-_LEFT, _RIGHT = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
+_LEFT = (0x01, 0x02, 0x04, 0x40)
+_RIGHT = (0x08, 0x10, 0x20, 0x80)
 _GLYPHS = [
     chr(
         0x2800
@@ -29,7 +30,11 @@ _GLYPHS = [
 ]
 # which cells of a curve are drawn, by the run's place
 _DASHES = ("1", "1110", "10", "111010", "1100", "11111010")
-MARKER, BEST, _BAD, _UP, _DOWN = "◆", "★", "✗", "▴", "▾"
+MARKER = "◆"
+BEST = "★"
+_BAD = "✗"
+_UP = "▴"
+_DOWN = "▾"
 _TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
 _FAR = 1.5  # times the height of the others
 _MARGIN = 0.04  # above and below
@@ -41,7 +46,8 @@ class _Canvas:
     """Columns of dots as whole numbers, bit 0 at the top."""
 
     def __init__(self, columns: int, dots: int) -> None:
-        self.columns, self.dots = [0] * columns, dots
+        self.columns = [0] * columns
+        self.dots = dots
 
     def stroke(self, column: int, top: int, bottom: int) -> None:
         if top > bottom:
@@ -67,10 +73,11 @@ class _Canvas:
                     high = min(high, middle)
                     low = max(low, middle)
             columns[x] |= ((2 << (low - high)) - 1) << high
-            x0, y0 = x, y1
+            x0 = x
+            y0 = y1
 
     def join(self, x0: int, y0: int, x1: int, y1: int) -> None:
-        """A line, half of each step in the column at either side of it."""
+        """Draw a line, with half of each step in the column at either side of it."""
         slope = (y1 - y0) / max(x1 - x0, 1)
         y = y0
         for column in range(x0, x1):
@@ -85,15 +92,18 @@ class _Canvas:
                 self.columns[column] = 0
 
     def cells(self) -> Iterator[tuple[int, int, str]]:
-        """Row, cell and character of what is not empty."""
+        """Yield the row, the cell and the character of what is not empty."""
         for cell, (left, right) in enumerate(zip(self.columns[::2], self.columns[1::2], strict=True)):
             both = left | right
             row = ((both & -both).bit_length() - 1) // 4 if both else 0
-            left, right = left >> 4 * row, right >> 4 * row
+            left >>= 4 * row
+            right >>= 4 * row
             while left or right:
                 if dots := (left & 15) << 4 | right & 15:
                     yield row, cell, _GLYPHS[dots]
-                left, right, row = left >> 4, right >> 4, row + 1
+                left >>= 4
+                right >>= 4
+                row += 1
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class _Scale:
         return dot if 0 <= dot < self.dots else 0 if dot < 0 else self.dots - 1
 
     def all(self, values: Sequence[float]) -> list[int]:
-        """The same for many."""
+        """Return the dots of many values."""
         if self.last == self.first:
             return [self.dots // 2] * len(values)
         first = self.first
@@ -193,7 +203,8 @@ class Picture:
     cut: int = 0
 
     def put(self, row: int, cell: int, char: str, look: str) -> None:
-        self.chars[row][cell], self.looks[row][cell] = char, look
+        self.chars[row][cell] = char
+        self.looks[row][cell] = look
 
     def write(self, row: int, cell: int, text: str, look: str) -> None:
         for i, char in enumerate(text):
@@ -203,7 +214,9 @@ class Picture:
 
 def _strokes(curve: Curve, across: _Scale) -> list[_Stroke]:
     """Return one stroke for each column of dots that has a point within the scale."""
-    xs, ys, first = curve.xs, curve.ys, across.first
+    xs = curve.xs
+    ys = curve.ys
+    first = across.first
     begin, end = between(xs, int(first), int(across.last))
     strokes = list[_Stroke]()
     width = (across.last - first) / max(across.dots - 1, 1)
@@ -249,11 +262,11 @@ def _extent(values: list[float], *, trim: bool) -> tuple[float, float]:
     many = int(len(values) * _TRIMMED) + 1
     if not trim or len(values) < 12:
         return values[0], values[-1]
-    low, high = values[many], values[-1 - many]
+    low = values[many]
+    high = values[-1 - many]
     far = (high - low) * _FAR
-    return (low if low - values[0] > far > 0 else values[0]), (
-        high if values[-1] - high > far > 0 else values[-1]
-    )
+    least = low if low - values[0] > far > 0 else values[0]
+    return least, high if values[-1] - high > far > 0 else values[-1]
 
 
 def draw(plot: Plot, width: int, height: int) -> Picture | None:

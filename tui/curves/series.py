@@ -27,8 +27,11 @@ class _View:
     without bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
 
     def __init__(self, weight: float, log: bool) -> None:
-        self.xs, self.ys, self.left = array("q"), array("d"), array("q")
-        self._weight, self._log = weight, log
+        self.xs = array("q")
+        self.ys = array("d")
+        self.left = array("q")
+        self._weight = weight
+        self._log = log
         self._seen = 0
         self._sum = 0.0
         self._share = 0.0
@@ -55,7 +58,10 @@ class Series:
     """Points in order of x. What is not a finite number is left out, its x stands in `bad`."""
 
     def __init__(self) -> None:
-        self.xs, self.ys, self.bad, self.left = array("q"), array("d"), array("q"), array("q")
+        self.xs = array("q")
+        self.ys = array("d")
+        self.bad = array("q")
+        self.left = array("q")
         self._views: dict[tuple[float, bool], _View] = {}
 
     def add(self, x: int, y: Any) -> None:
@@ -79,8 +85,9 @@ class Series:
         return view
 
     def at(self, x: int, within: int = 0) -> float | None:
-        """The value of x, NaN if that is none, or of the x nearest to it that is at most `within` away."""
-        i, j = bisect_left(self.xs, x), bisect_left(self.bad, x)
+        """Return the value of x, NaN if that is no number, or of the nearest x at most `within` away."""
+        i = bisect_left(self.xs, x)
+        j = bisect_left(self.bad, x)
         if i < len(self.xs) and self.xs[i] == x:
             return self.ys[i]
         if j < len(self.bad) and self.bad[j] == x:
@@ -93,7 +100,8 @@ class Series:
     def keep(self, every: int) -> None:
         """Keep only the points whose x is a multiple of `every`."""
         kept = [i for i, x in enumerate(self.xs) if x % every == 0]
-        self.xs, self.ys = array("q", (self.xs[i] for i in kept)), array("d", (self.ys[i] for i in kept))
+        self.xs = array("q", (self.xs[i] for i in kept))
+        self.ys = array("d", (self.ys[i] for i in kept))
         self.bad = array("q", (x for x in self.bad if x % every == 0))
         self._views.clear()
 
@@ -113,7 +121,7 @@ class Track:
         self._placed: dict[str, dict[int, int]] = {}
 
     def add(self, steps: Iterable[Step]) -> None:
-        """Steps after those that are there, as the client gives them."""
+        """Take steps as the client gives them, which come after the ones of this track."""
         for step in steps:
             number = step.step
             self.steps.append(number)
@@ -160,33 +168,24 @@ class Track:
     # -- where steps lie on an axis --------------------------------------------------------------------------
     def placed(self, axis: str) -> dict[int, int]:
         """Return the x of each kept step. Where steps were left out, their tokens are estimated."""
-        if axis not in self._placed:
-            self._placed[axis] = self._tokens() if axis == "tokens" else self._times()
-        return self._placed[axis]
-
-    def _tokens(self) -> dict[int, int]:
-        if not self.steps:
-            return {}
-        before = max(self.steps[0] - self.every, 0)
-        total = float(self.parent.place("tokens", before)) if self.parent is not None else 0.0
-        series = self.of("tokens")
+        if axis in self._placed:
+            return self._placed[axis]
+        places = self._placed[axis] = dict[int, int]()
+        series = self.of("tokens" if axis == "tokens" else "at")
         measured = dict(zip(series.xs, series.ys, strict=True))
-        places = dict[int, int]()
-        for step in self.steps:
-            total += max(measured.get(step, 0.0), 0.0) * (step - before)
-            before = step
-            places[step] = round(total)
-        return places
-
-    def _times(self) -> dict[int, int]:
-        ends = self.of("at")
-        at = dict(zip(ends.xs, ends.ys, strict=True))
-        places = dict[int, int]()
-        latest = 0
-        began = (self.parent or self).began
-        for step in self.steps:
-            latest = max(latest, round((at.get(step, began) - began) * 1000))
-            places[step] = latest
+        if axis == "tokens" and self.steps:
+            before = max(self.steps[0] - self.every, 0)
+            total = float(self.parent.place("tokens", before)) if self.parent is not None else 0.0
+            for step in self.steps:
+                total += max(measured.get(step, 0.0), 0.0) * (step - before)
+                before = step
+                places[step] = round(total)
+        elif axis == "time":
+            latest = 0
+            began = (self.parent or self).began
+            for step in self.steps:
+                latest = max(latest, round((measured.get(step, began) - began) * 1000))
+                places[step] = latest
         return places
 
     @property
@@ -224,7 +223,7 @@ class Track:
         return array("q", [placed[step] if step in placed else self.place(axis, step) for step in steps])
 
     def nearest(self, step: int, by: int = 0) -> int | None:
-        """The kept step nearest to `step`, or `by` of them further on."""
+        """Return the kept step nearest to `step`, or the one that is `by` kept steps further on."""
         if not self.steps:
             return None
         i = bisect_left(self.steps, step)
@@ -243,7 +242,7 @@ class Detail:
 
 
 def stride(steps: int, kept: int) -> int:
-    """A power of two, so that at most `kept` of so many steps are multiples."""
+    """Return a power of two of which at most `kept` of so many steps are multiples."""
     every = 1
     while steps // every > kept:
         every *= 2
@@ -299,5 +298,5 @@ class Window:
 
 
 def between(xs: array[int], first: int, last: int) -> tuple[int, int]:
-    """Indices of first <= x <= last."""
+    """Return the indices of the xs from first to last."""
     return bisect_left(xs, first), bisect_right(xs, last)

@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,7 +24,7 @@ from lorad.tui.curves import export, remembered
 from lorad.tui.curves.axes import short, x_text
 from lorad.tui.curves.chart_widget import RUNS, Chart, Looks
 from lorad.tui.curves.drawing import Plot
-from lorad.tui.curves.plot import LETTERS, kind, legend, names, plot, title
+from lorad.tui.curves.plot import LETTERS, kind, legend, names, nearby, plot, title
 from lorad.tui.curves.side import Side
 from lorad.tui.curves.step_reader import Part, StepReader
 from lorad.tui.curves.step_table import where
@@ -36,7 +37,8 @@ from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
 
 _MOST = 9
-_WIDTH, _HEIGHT = 50, 15  # of a chart that is worth looking at
+_WIDTH = 50  # of a chart that is worth looking at
+_HEIGHT = 15
 _BESIDE = ((130, 44), (100, 30), (72, 25))  # width of the table, from a width of the tab on
 _LISTED = 500  # runs that ended, to choose from
 
@@ -78,10 +80,13 @@ class Charts(Grid, can_focus=True):
 
 
 class Names(Line):
+    """The names of the metrics; a click picks one."""
+
+    @dataclass
     class Picked(Message):
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            self.index = index
+        """A name was clicked."""
+
+        index: int
 
     _ends: tuple[int, ...] = ()
 
@@ -127,7 +132,8 @@ class Curves(RunTab):
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self._reader, self.scene = StepReader(), Scene(run)
+        self._reader = StepReader()
+        self.scene = Scene(run)
         self._colors: tuple[str, ...] = ("",) * RUNS
         self._drawn: dict[str, Plot] = {}  # what the charts show, by metric
 
@@ -164,14 +170,13 @@ class Curves(RunTab):
             self._on.lorad.feed.again()
         self.draw()
 
-    def command(self) -> str:
-        return self._command([self.scene.name])
-
-    def _command(self, metrics: Sequence[str]) -> str:
+    def command(self, metrics: Sequence[str] = ()) -> str:
+        """Return the shell's way to the charts of these metrics, or of the current one."""
         scene = self.scene
         look = scene.look
         runs = " ".join(shlex.quote(run) for run in scene.tracks)
-        parts = [f"lorad plot {runs}", *(f"--metric {shlex.quote(metric)}" for metric in metrics)]
+        named = [f"--metric {shlex.quote(metric)}" for metric in metrics or [scene.name]]
+        parts = [f"lorad plot {runs}", *named]
         parts += [f"--x {look.x}"] if look.x != "step" else []
         parts += [f"--smooth {look.smooth:g}"] if look.smooth else []
         parts += [f"--{name}" for name in ("log", "best") if getattr(look, name)]
@@ -195,12 +200,26 @@ class Curves(RunTab):
             self._drawn[metric] = drawn
             chart.show(drawn, flags=flags, empty="reading …" if scene.more else "nothing to draw yet")
         self._list_metrics()
-        self.query_one("#curves-legend", Line).say(self._legend(low, high))
+        first, last = scene.ends()
+        steps = scene.step_bounds()
+        every = scene.track.within(*steps).every
+        smooth = scene.look.smooth
+        axis = scene.look.x
+        parts = [
+            f"{axis if axis != 'step' else 'steps'} {x_text(axis, low)}–{x_text(axis, high)}"
+            + (f" of {x_text(axis, first)}–{x_text(axis, last)}" if scene.look.window.span else ""),
+            f"every {every}th" if every > 1 else "",
+            "reading …" if scene.more else "",
+            f"ema {smooth:g}" if smooth else "",
+            "spikes within" if scene.look.spikes else "",
+        ]
+        line = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
+        line.append("  " + " · ".join(part for part in parts if part), "dim")
+        self.query_one("#curves-legend", Line).say(line)
         self._point()
         was = scene.wanted
-        steps = scene.step_bounds()
         scene.wanted = steps if scene.look.window.span else None
-        if scene.wanted not in (None, was) and scene.track.within(*steps).every > 1:
+        if scene.wanted not in (None, was) and every > 1:
             self._on.lorad.feed.again()
 
     def _list_metrics(self) -> None:
@@ -225,30 +244,14 @@ class Curves(RunTab):
         below.display = bool(lines)
         below.say(Text("\n").join(lines))
 
-    def _legend(self, low: int, high: int) -> Text:
-        scene = self.scene
-        first, last = scene.ends()
-        every = scene.track.within(*scene.step_bounds()).every
-        smooth, axis = scene.look.smooth, scene.look.x
-        noun = axis if axis != "step" else "steps"
-        line = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
-        parts = [
-            f"{noun} {x_text(axis, low)}–{x_text(axis, high)}"
-            + (f" of {x_text(axis, first)}–{x_text(axis, last)}" if scene.look.window.span else ""),
-            f"every {every}th" if every > 1 else "",
-            "reading …" if scene.more else "",
-            f"ema {smooth:g}" if smooth else "",
-            "spikes within" if scene.look.spikes else "",
-        ]
-        return line.append("  " + " · ".join(part for part in parts if part), "dim")
-
     def on_resize(self) -> None:
         width, height = self.size
         side = self.query_one(Side)
         beside = next((cells for least, cells in _BESIDE if width >= least), 0)
         side.display = self.scene.table and beside > 0 and height >= 10
         side.styles.width = beside
-        self.query_one(Names).display, self.query_one("#curves-legend").display = height >= 6, height >= 9
+        self.query_one(Names).display = height >= 6
+        self.query_one("#curves-legend").display = height >= 9
         self.call_after_refresh(self.draw)
 
     # -- the mouse -------------------------------------------------------------------------------------------
@@ -272,21 +275,20 @@ class Curves(RunTab):
 
     # -- keys ------------------------------------------------------------------------------------------------
     def _go(self, metric: int) -> None:
-        scene, places = self.scene, self.query_one(Charts).places
+        """Make a metric the current one; after the last one comes the first."""
+        scene = self.scene
+        places = self.query_one(Charts).places
         page = scene.shown(places)
-        scene.go(metric)
+        scene.metric = metric % len(scene.metrics)
         if scene.shown(places) == page:  # the charts stay: only which one keys act on changes
             self._list_metrics()
             self._point()
-            self._offered()
+            self._on.offer(self.command(), *scene.tracks)
         else:
-            self._told()
+            self._draw_and_offer()
 
-    def _told(self) -> None:
+    def _draw_and_offer(self) -> None:
         self.draw()
-        self._offered()
-
-    def _offered(self) -> None:
         self._on.offer(self.command(), *self.scene.tracks)
 
     def action_metric(self, by: int) -> None:
@@ -310,26 +312,10 @@ class Curves(RunTab):
     def _chose(self) -> None:
         """Show what was chosen, and keep it for the next time."""
         remembered.keep(self.scene.choices())
-        self._told()
+        self._draw_and_offer()
 
-    def action_smooth(self) -> None:
-        self.scene.smooth()
-        self._chose()
-
-    def action_log(self) -> None:
-        self.scene.look.log = not self.scene.look.log
-        self._chose()
-
-    def action_spikes(self) -> None:
-        self.scene.look.spikes = not self.scene.look.spikes
-        self._chose()
-
-    def action_best(self) -> None:
-        self.scene.look.best = not self.scene.look.best
-        self._chose()
-
-    def action_axis(self) -> None:
-        self.scene.next_axis()
+    def action_look(self, what: str) -> None:
+        self.scene.change_look(what)
         self._chose()
 
     def action_hide(self) -> None:
@@ -359,7 +345,7 @@ class Curves(RunTab):
         for metric in self.scene.known():
             name, whole = names(metric)
             about = " · ".join(part for part in (kind(metric), whole if whole != name else "") if part)
-            value = f"{short(self.scene.value(metric)):>9}  "
+            value = f"{short(nearby(metric, self.scene.track, self.scene.step)):>9}  "
             options[metric] = Text.assemble((f"{name:<26}", "bold"), value, (about, "dim"))
         chosen = await self.app.push_screen_wait(Choose("Which metric?", options, self.scene.name))
         if chosen is not None:
@@ -375,7 +361,7 @@ class Curves(RunTab):
         name = f"{scene.run}-{'curves' if len(metrics) > 1 else metrics[0].replace('/', '-')}"
 
         def line(values: dict[str, str]) -> str:
-            return f"{self._command(metrics)} --out {shlex.quote(values['file'])}"
+            return f"{self.command(metrics)} --out {shlex.quote(values['file'])}"
 
         head = f"Export {len(metrics)} charts" if len(metrics) > 1 else "Export a chart"
         name += ".png" if export.has_png() else ".svg"
@@ -419,7 +405,7 @@ class Curves(RunTab):
         elif chosen is not None:
             scene.add(chosen)
             self._on.lorad.feed.again()
-        self._told()
+        self._draw_and_offer()
 
     def _say_too_many(self) -> None:
         self.notify(f"More than {RUNS} runs at once cannot be told apart.", markup=False)
@@ -427,7 +413,7 @@ class Curves(RunTab):
     def action_uncompare(self) -> None:
         for run in self.scene.others:
             self.scene.drop(run)
-        self._told()
+        self._draw_and_offer()
 
 
 def _wrong_file(name: str) -> str:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lorad.tui.curves.plot import SMOOTH, TAILS, extent, nearby
+from lorad.tui.curves.plot import SMOOTH, TAILS, extent
 from lorad.tui.curves.remembered import Choices, choices
 from lorad.tui.curves.series import AXES, FACTS, Track, Window
 from lorad.tui.curves.step_reader import Part
@@ -27,9 +27,12 @@ class Scene:
         self.others: tuple[str, ...] = ()
         self.wanted: tuple[int, int] | None = None
         chosen = choices()
-        self.look, self.metrics, self.table = chosen.look(), [*chosen.metrics], chosen.table
+        self.look = chosen.look()
+        self.metrics = [*chosen.metrics]
+        self.table = chosen.table
         self._tail: int | None = None  # so many steps are shown at the end, where that was asked for
-        self.metric, self.alone = 0, False  # the current one, by its place; is it shown alone
+        self.metric = 0  # the current one, by its place
+        self.alone = False  # is it shown alone
         self.cursor: int | None = None  # None: the last step, whatever comes
         self.hover: int | None = None  # where the mouse is
         self.more = False  # is there more to read
@@ -64,9 +67,6 @@ class Scene:
     def name(self) -> str:
         return self.metrics[self.metric]
 
-    def go(self, metric: int) -> None:
-        self.metric = metric % len(self.metrics)
-
     def choose(self, metric: str) -> None:
         if metric not in self.metrics:
             self.metrics.append(metric)
@@ -79,7 +79,7 @@ class Scene:
             self.metric = min(self.metric, len(self.metrics) - 1)
 
     def known(self) -> list[str]:
-        """All metrics that the runs have, those that are shown first."""
+        """Return all metrics that the runs have; the ones with a chart come first."""
         measured = {name for track in self.runs for name in (*track.series, *track.sets)}
         return [*self.metrics, *sorted(measured - {*self.metrics, *FACTS})]
 
@@ -127,7 +127,8 @@ class Scene:
 
     def steps(self) -> list[int | None]:
         """Return the step whose values are shown, of each run: the one at the same x."""
-        step, axis = self.step, self.look.x
+        step = self.step
+        axis = self.look.x
         if step is None or axis == "step":
             return [step] * len(self.tracks)
         x = self.near(step).place(axis, step)
@@ -138,18 +139,13 @@ class Scene:
         step = self.step
         return {} if step is None else self.near(step).values(step)
 
-    def value(self, metric: str) -> float | None:
-        """Return the value of `run` at that step, or near it."""
-        return nearby(metric, self.track, self.step)
-
     def before(self, many: int) -> Iterator[tuple[int, _Values]]:
         """Return the steps before that step, newest first, with their seconds."""
         step = self.step or 0
         track = self.near(step)
         end = bisect_left(track.steps, step)
-        return (
-            (one, track.values(one, "seconds")) for one in reversed(track.steps[max(end - many, 0) : end])
-        )
+        steps = reversed(track.steps[max(end - many, 0) : end])
+        return ((number, track.values(number, "seconds")) for number in steps)
 
     # -- looking ---------------------------------------------------------------------------------------------
     def move_cursor(self, by: int) -> None:
@@ -173,17 +169,23 @@ class Scene:
         else:
             self.look.window.tail(None)
 
-    def next_axis(self) -> None:
-        """Have x by steps, tokens or time; all of it is in the window then."""
-        self.look.x = _following(AXES, self.look.x)
-        self.look.window = Window()
-        self._tail = None
-
-    def smooth(self) -> None:
-        self.look.smooth = _following(SMOOTH, self.look.smooth)
+    def change_look(self, what: str) -> None:
+        """Smooth more, or have x by steps, tokens or time; else turn something of the look on or off."""
+        match what:
+            case "smooth":
+                self.look.smooth = _following(SMOOTH, self.look.smooth)
+            case "x":  # all of it is in the window then
+                self.look.x = _following(AXES, self.look.x)
+                self.look.window = Window()
+                self._tail = None
+            case _:
+                setattr(self.look, what, not getattr(self.look, what))
 
     def tail(self) -> None:
-        self._tail, track, axis = _following(TAILS, self._tail), self.track, self.look.x
+        """Show fewer of the last steps, or all after the fewest."""
+        self._tail = _following(TAILS, self._tail)
+        track = self.track
+        axis = self.look.x
         if self._tail is None or not track.steps:
             self.look.window.tail(None)
         else:
@@ -192,5 +194,5 @@ class Scene:
 
 
 def _following(values: Sequence[Any], value: Any) -> Any:
-    """The next of them, and after the last the first."""
+    """Return the next of the values, and after the last one the first."""
     return values[(values.index(value) + 1) % len(values)] if value in values else values[0]

@@ -286,7 +286,13 @@ class NewRun(Base):
             self.must_act()
             name, warnings = await asyncio.to_thread(self._request, self._draft.text, str(self._source.cwd))
         except LoradError as error:
-            self._tell_refused(error)
+            about, reason = blamed(error)
+            key = next((key for key in self._texts if about and f"{key}.".startswith(f"{about}.")), about)
+            self._refused = {key: named(about, reason, error.hint)}
+            if key in self._texts:
+                self.panes.focus_on(key)
+            self._show_wrong()
+            self._say()
             return
         finally:
             self._is_starting = False
@@ -310,15 +316,6 @@ class NewRun(Base):
         """Say how far the daemon is with a request."""
         if words and self._is_starting:
             self.query_one("#says", Line).say(f"The daemon: {one_line(words)} …")
-
-    def _tell_refused(self, error: LoradError) -> None:
-        about, reason = blamed(error)
-        key = next((key for key in self._texts if about and f"{key}.".startswith(f"{about}.")), about)
-        self._refused = {key: named(about, reason, error.hint)}
-        if key in self._texts:
-            self.panes.focus_on(key)
-        self._show_wrong()
-        self._say()
 
     @work
     async def action_write(self) -> None:

@@ -67,12 +67,10 @@ class Source:
         """Return words and what they mean."""
         match kind:
             case "run":
-                candidates = []
-                for run in self._runs():
-                    step = f", step {steps_in_words(run, ' of ')}" if run.steps or run.step else ""
-                    if run.state not in verb.left_out:
-                        candidates.append((run.name, f"{phase(run)}{step}"))
-                return candidates
+                fit = [run for run in self._runs() if run.state not in verb.left_out]
+                moving = [run for run in fit if run.steps or run.step]
+                steps = {run.name: f", step {steps_in_words(run, ' of ')}" for run in moving}
+                return [(run.name, phase(run) + steps.get(run.name, "")) for run in fit]
             case "version":
                 return self._versions(last)
             case "alias":

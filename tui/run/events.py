@@ -16,7 +16,7 @@ from lorad.tui import keys
 from lorad.tui.event_words import event_text
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.run.log_lines import Words, words
-from lorad.tui.screens.tab import RunTab
+from lorad.tui.screens.tab import FilteredTab
 from lorad.tui.widgets.columns import Column
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
@@ -36,7 +36,7 @@ class News(NamedTuple):
     is_all: bool
 
 
-class Events(RunTab):
+class Events(FilteredTab):
     TITLE = "events"
     BINDINGS = keys.EVENTS
     DEFAULT_CSS = """
@@ -124,34 +124,18 @@ class Events(RunTab):
         self._kind = kinds[(kinds.index(self._kind) + by) % len(kinds)] if self._kind in kinds else ""
         self._draw()
 
-    def action_filter(self) -> None:
-        field = self.query_one(Input)
-        field.display = True
-        self.screen.set_focus(field)
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable `unfilter` when no filter is set, so that escape leads back as everywhere."""
-        if action == "unfilter":
-            return bool(self._kind) or self.query_one(Input).display
-        return keys.opens(self.screen, action)
+        return bool(action == "unfilter" and self._kind) or super().check_action(action, parameters)
 
     def action_unfilter(self) -> None:
-        field = self.query_one(Input)
-        field.value = ""
-        field.display = False
+        super().action_unfilter()
         self._kind = ""
         self._draw()
-        self._table.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self._words = words(event.value)
         self._draw()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        event.input.display = bool(event.value)
-        self._table.focus()
 
 
 def _cells(event: Event) -> Cells:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from rich.style import Style
@@ -22,7 +23,7 @@ from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.port import AppPort
 from lorad.tui.run.log_lines import LEVELS, LogLines, clean, level
-from lorad.tui.screens.tab import RunTab
+from lorad.tui.screens.tab import FilteredTab
 from lorad.tui.widgets.line import Line
 
 BEGIN = -(1 << 19)  # bytes before the end that are read at first
@@ -127,10 +128,11 @@ class Part(NamedTuple):
 class Sources(Line):
     """The processes, the one that is shown marked by brackets; a click chooses one."""
 
+    @dataclass
     class Chosen(Message):
-        def __init__(self, of: str) -> None:
-            super().__init__()
-            self.of = of
+        """A process was clicked."""
+
+        of: str
 
     names: Sequence[str] = ()
 
@@ -143,7 +145,7 @@ class Sources(Line):
                 return
 
 
-class Logs(RunTab):
+class Logs(FilteredTab):
     TITLE = "logs"
     BINDINGS = keys.LOGS
     DEFAULT_CSS = """
@@ -249,37 +251,18 @@ class Logs(RunTab):
     def action_follow(self) -> None:
         self.query_one(LogView).action_scroll_end()
 
-    def action_filter(self) -> None:
-        field = self.query_one(Input)
-        field.display = True
-        self.screen.set_focus(field)
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable `unfilter` when there is no filter, so that escape leads back as everywhere."""
-        return self.query_one(Input).display if action == "unfilter" else keys.opens(self.screen, action)
-
-    def action_unfilter(self) -> None:
-        field = self.query_one(Input)
-        field.value = ""
-        field.display = False
-        self.query_one(LogView).focus()
-
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self._lines.filter(event.value)
         self.query_one(LogView).changed()
         self._tell()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        event.input.display = bool(event.value)
-        self.query_one(LogView).focus()
-
 
 def sources(run: RunDetails) -> list[str]:
     """Name the processes of a run that print into logs of their own."""
     spec = run.spec
-    trainer, rollout = spec.get("trainer") or {}, spec.get("rollout") or {}
+    trainer = spec.get("trainer") or {}
+    rollout = spec.get("rollout") or {}
     names = ["driver"]
     if run.pool:
         names.append("pool")

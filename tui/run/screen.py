@@ -105,7 +105,22 @@ class RunScreen(Base):
         title.append(f" {bar(share(run), 16)} {share(run):.0%}" if run.steps else "")
         title.append(f"  ETA {duration(left)}" if left is not None else "")
         self.say_title(title)
-        self.query_one("#facts", Line).say(_facts(run))
+        evals = evals_in_words(run, "→")
+        parts = [
+            f"eval {evals}" if evals else "no eval yet",
+            likelihood_in_words(run),
+            "no version yet" if run.version is None else f"version @{run.version}",
+            f"pool {run.pool}" if run.pool else "no pool",
+            f"attempt {run.attempt}" if run.attempt else "",
+            f"from {run.origin}" if run.origin else "",
+            f"by {run.owner}",
+            f"group {run.group}" if run.group else "",
+            f"tags {' '.join(run.tags)}" if run.tags else "",
+            run.note,
+        ]
+        reason = f"{one_line(why(run))}\n" if why(run) else ""
+        facts = Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
+        self.query_one("#facts", Line).say(facts)
         if data.data is not None:
             data.tab.show(data.data)
         self.offer(self._front.command(), *self.targets("run"))
@@ -142,22 +157,3 @@ class RunScreen(Base):
 
     def action_tab_at(self, number: int) -> None:
         self.show_tab(self._tabs[number - 1].TITLE)
-
-
-def _facts(run: RunDetails) -> Text:
-    version = run.version
-    evals = evals_in_words(run, "→")
-    reason = f"{one_line(why(run))}\n" if why(run) else ""
-    parts = [
-        f"eval {evals}" if evals else "no eval yet",
-        likelihood_in_words(run),
-        "no version yet" if version is None else f"version @{version}",
-        f"pool {run.pool}" if run.pool else "no pool",
-        f"attempt {run.attempt}" if run.attempt else "",
-        f"from {run.origin}" if run.origin else "",
-        f"by {run.owner}",
-        f"group {run.group}" if run.group else "",
-        f"tags {' '.join(run.tags)}" if run.tags else "",
-        run.note,
-    ]
-    return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))

@@ -118,19 +118,16 @@ class SpecTab(RunTab):
         nothing = "No key differs." if self._other else "Every key has its default."
         text = rendered(shown, word=self._searched) if shown else Text(nothing)
         self.query_one("#spec-text", Line).say(text)
-        self.query_one(".told", Line).say(self._heading())
-
-    def _heading(self) -> Text:
         what = "All keys" if self._all else "What is not the default"
         if self._other is not None:
             what = f"Against {self._other.name}: ~ another value, + only here, - only there"
             what += "" if self._all else "; defaults left out"
         parts = [Text(one_line(what))]
-        for attempt in self._run.attempts if self._run else ():
+        for attempt in self._run.attempts:
             if attempt.changed:
                 changed = ", ".join(f"~ {key}={value_text(value)}" for key, value in attempt.changed.items())
                 parts.append(Text(one_line(f"Attempt {attempt.attempt} changed: {changed}")))
-        return Text("\n").join(parts)
+        self.query_one(".told", Line).say(Text("\n").join(parts))
 
     # -- searching -------------------------------------------------------------------------------------------
     @property

@@ -4,9 +4,11 @@ import shlex
 from typing import Any, ClassVar
 
 from textual.containers import Vertical
+from textual.widgets import Input
 
 from lorad.client.client import Client
 from lorad.records.runs import RunDetails
+from lorad.tui import keys
 from lorad.tui.feed import Changes
 
 
@@ -49,3 +51,27 @@ class RunTab(Vertical):
     def preset(self, verb: str, target: str) -> dict[str, str]:
         """See `Base.preset`."""
         return {}
+
+
+class FilteredTab(RunTab):
+    """A tab with a field below what it shows; what is typed there filters it."""
+
+    def action_filter(self) -> None:
+        field = self.query_one(Input)
+        field.display = True
+        self.screen.set_focus(field)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Disable `unfilter` when there is no filter, so that escape leads back as everywhere."""
+        return self.query_one(Input).display if action == "unfilter" else keys.opens(self.screen, action)
+
+    def action_unfilter(self) -> None:
+        field = self.query_one(Input)
+        field.value = ""
+        field.display = False
+        self.focus_first()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        event.input.display = bool(event.value)
+        self.focus_first()

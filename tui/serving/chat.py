@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from rich.text import Text
@@ -102,14 +103,13 @@ def ask(client: Client, question: Question, report: Callable[[_Answer], object])
     threading.Thread(target=work, name="chat", daemon=True).start()
 
 
+@dataclass
 class Answered(Message):
     """Carries an answer from a thread to the chat. number: the number of the question."""
 
-    def __init__(self, number: int, side: str, answer: _Answer) -> None:
-        super().__init__()
-        self.number = number
-        self.side = side
-        self.answer = answer
+    number: int
+    side: str
+    answer: _Answer
 
 
 class Side(Vertical):
@@ -197,17 +197,17 @@ class Chat(Vertical):
     .-short Chat { border: none; }
     """
 
+    @dataclass
     class Asked(Message):
         """Something was asked; `line` is what a shell would say."""
 
-        def __init__(self, line: str) -> None:
-            super().__init__()
-            self.line = line
+        line: str
 
+    @dataclass
     class Refused(Message):
-        def __init__(self, error: LoradError) -> None:
-            super().__init__()
-            self.error = error
+        """What was typed cannot be asked."""
+
+        error: LoradError
 
     class Left(Message):
         """The user is done here."""
@@ -275,7 +275,6 @@ class Chat(Vertical):
         event.stop()
         try:
             questions = self._questions()
-            self._refuse(len(questions))
         except LoradError as error:
             self.post_message(self.Refused(error))
             return
@@ -283,10 +282,22 @@ class Chat(Vertical):
         if self._history[-1:] != [prompt]:
             self._history = [*self._history, prompt][-_HISTORY:]
         self._place = len(self._history)
-        self._ask(questions)
+        self._number += 1
+        self.under_way += len(questions)
+        self.set_class(len(questions) > 1, "-two")
+        for name, side, question in zip(_SIDES, self.sides, questions, strict=False):
+            side.begin(question.target)
+            ask(cast(AppPort, self.app).client, question, partial(self._report, self._number, name))
+        if self._timer is not None:
+            self._timer.resume()
+        self.post_message(self.Asked("; ".join(question.command for question in questions)))
 
     def _questions(self) -> Sequence[Question]:
-        """Return a question for each target. Raises SpecError where something is missing or wrong."""
+        """Return a question for each target.
+
+        Raises SpecError where something is missing or wrong, NotAllowed or Conflict where nothing can be
+        asked now.
+        """
         sampling = sampling_of(self.value("temperature"), self.value("most"), self.value("seed"))
         prompt = self.query_one("#prompt", Input).value
         targets = [target for target in (self.value("left"), self.value("right")) if target]
@@ -295,36 +306,19 @@ class Chat(Vertical):
             raise SpecError(
                 f"{missing} is missing.", hint="An alias, run@12, or a run for its current version."
             )
-        return [Question(target, prompt, sampling) for target in targets]
-
-    def _refuse(self, count: int) -> None:
-        """Raise NotAllowed or Conflict where nothing can be asked now."""
         if cast(AppPort, self.app).readonly:
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
             raise Conflict("The answer to the last prompt is still coming.", hint="esc drops it.")
-        if self.under_way + count > MOST:
+        if self.under_way + len(targets) > MOST:
             raise Conflict(
                 f"{self.under_way} answers that were dropped are under way.", hint="Wait for some."
             )
+        return [Question(target, prompt, sampling) for target in targets]
 
-    def _ask(self, questions: Sequence[Question]) -> None:
-        self._number += 1
-        self.under_way += len(questions)
-        self.set_class(len(questions) > 1, "-two")
-        for name, side, question in zip(_SIDES, self.sides, questions, strict=False):
-            side.begin(question.target)
-            ask(cast(AppPort, self.app).client, question, self._reporter(self._number, name))
-        if self._timer is not None:
-            self._timer.resume()
-        self.post_message(self.Asked("; ".join(question.command for question in questions)))
-
-    def _reporter(self, number: int, side: str) -> Callable[[_Answer], None]:
-        def tell(answer: _Answer) -> None:
-            with contextlib.suppress(RuntimeError):  # the interface has ended
-                self.post_message(Answered(number, side, answer))
-
-        return tell
+    def _report(self, number: int, side: str, answer: _Answer) -> None:
+        with contextlib.suppress(RuntimeError):  # the interface has ended
+            self.post_message(Answered(number, side, answer))
 
     def on_answered(self, message: Answered) -> None:
         """Show an answer, unless nobody waits for it any more."""

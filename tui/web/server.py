@@ -167,18 +167,7 @@ class Site(Server):
         super().__init__("lorad tui", host=host, port=port, title="lorad")
 
     async def live(self) -> None:
-        app = await self._make_app()
-        async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
-            self._introduce()
-            over = asyncio.Event()
-            for number in _ENDS:
-                asyncio.get_running_loop().add_signal_handler(number, over.set)
-            await over.wait()
-
-    async def _stop_sessions(self, _: web.Application) -> None:
-        await asyncio.gather(*(session.stop() for session in self._sessions))
-
-    async def _make_app(self) -> web.Application:
+        """Serve, with the first URL and how to reach it printed, until a signal comes."""
         base = self.door.base
         app = web.Application(middlewares=[self.door.guard])
         app.add_routes(
@@ -192,7 +181,24 @@ class Site(Server):
         )
         app.on_response_prepare.append(self.door.mark)
         app.on_shutdown.append(self._stop_sessions)
-        return app
+        async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
+            tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
+            for text in (
+                f"lorad's screens in a browser, for you alone. From another machine, run there first: {tunnel}",
+                "This URL is good for one visit; enter prints another one, ctrl+c ends everything.",
+            ):
+                print(text, file=sys.stderr, flush=True)  # stdout has the URLs alone
+            print(self.door.offer(), flush=True)
+            loop = asyncio.get_running_loop()
+            with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
+                loop.add_reader(sys.stdin.fileno(), self._pressed)
+            over = asyncio.Event()
+            for number in _ENDS:
+                loop.add_signal_handler(number, over.set)
+            await over.wait()
+
+    async def _stop_sessions(self, _: web.Application) -> None:
+        await asyncio.gather(*(session.stop() for session in self._sessions))
 
     async def handle_index(self, request: web.Request) -> web.Response:
         """Answer with our own page: the page of textual-serve asks a server on the internet for a font."""
@@ -222,22 +228,9 @@ class Site(Server):
         if len(self._sessions) >= SESSIONS:
             raise web.HTTPServiceUnavailable(text=_FULL)
 
-    # -- the terminal where it was started -------------------------------------------------------------------
-    def _introduce(self) -> None:
-        tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
-        _say(f"lorad's screens in a browser, for you alone. From another machine, run there first: {tunnel}")
-        _say("This URL is good for one visit; enter prints another one, ctrl+c ends everything.")
-        print(self.door.offer(), flush=True)
-        with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
-            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._pressed)
-
     def _pressed(self) -> None:
+        """Print another URL where somebody pressed enter in the terminal."""
         if os.read(sys.stdin.fileno(), 4096):
             print(self.door.offer(), flush=True)
         else:
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-
-
-def _say(text: str) -> None:
-    """Print on stderr: stdout has the URLs alone."""
-    print(text, file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ async def test_other_runs_show_their_values_at_equal_tokens() -> None:
     serve(world, "other", lambda: 9, lambda number: step(number, tokens=500))
     async with looking(world, (100, 30)) as user:
         tab(user).compare(["other"])
-        tab(user).action_axis()
+        tab(user).action_look("x")
         user.app.feed.again()  # type: ignore[attr-defined]
         await until(user, lambda: tab(user).scene.tracks["other"].steps)
         await user.press("home")
