@@ -183,11 +183,14 @@ class Site(Server):
         app.on_shutdown.append(self._stop_sessions)
         async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
             tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
-            for text in (
-                f"lorad's screens in a browser, for you alone. From another machine, run there first: {tunnel}",
+            print(  # on stderr: stdout has the URLs alone
+                f"lorad's screens in a browser, for you alone. From another machine, run "
+                f"there first: {tunnel}",
                 "This URL is good for one visit; enter prints another one, ctrl+c ends everything.",
-            ):
-                print(text, file=sys.stderr, flush=True)  # stdout has the URLs alone
+                sep="\n",
+                file=sys.stderr,
+                flush=True,
+            )
             print(self.door.offer(), flush=True)
             loop = asyncio.get_running_loop()
             with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
