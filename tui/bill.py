@@ -14,7 +14,7 @@ from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
-from lorad.tui.screens.base import Base
+from lorad.tui.screens.base import TableScreen
 from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
@@ -39,7 +39,8 @@ _COLUMNS = (
 )
 
 
-class BillScreen(Base):
+class BillScreen(TableScreen):
+    TABLE = "bill"
     BINDINGS = keys.BILL + keys.BACK
     DEFAULT_CSS = """
     BillScreen #bill-of { height: 1; width: 100%; padding: 0 1; }
@@ -61,16 +62,12 @@ class BillScreen(Base):
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.table.focus()
         self._say()
-
-    @property
-    def table(self) -> Rows:
-        return self.query_one("#bill", Rows)
 
     # -- what is read and shown ------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> tuple[str, str, Bill] | None:
-        by, since = self._by, self._since
+        by = self._by
+        since = self._since
         if not changes.everything and time.monotonic() - self._read_at < _SECONDS:
             return None
         self._read_at = time.monotonic()
@@ -82,7 +79,8 @@ class BillScreen(Base):
         if (by, since) != (self._by, self._since):  # another one was chosen meanwhile
             return
         self._kept = bill
-        rows, values = dict[str, Cells](), dict[str, Values]()
+        rows = dict[str, Cells]()
+        values = dict[str, Values]()
         for line in bill.rows:
             words = bill_words(by, line, bill.currency)
             rows[line.key] = {key: cell(one_line(text)) for key, text in words.items()}
@@ -124,7 +122,8 @@ class BillScreen(Base):
         self._choose(self._by, times[(times.index(self._since) + by) % len(times)])
 
     def _choose(self, by: str, since: str) -> None:
-        self._by, self._since = by, since
+        self._by = by
+        self._since = since
         self._kept = None
         self._say()
         self.lorad.feed.again()

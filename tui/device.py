@@ -15,7 +15,7 @@ from lorad.tui import keys
 from lorad.tui.dashboard.one_liners import busy, holder, used
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
-from lorad.tui.screens.base import Base
+from lorad.tui.screens.base import TableScreen
 from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
@@ -38,7 +38,8 @@ class _DeviceSeen(Struct, frozen=True):
     pool: Pool | None = None
 
 
-class DeviceScreen(Base):
+class DeviceScreen(TableScreen):
+    TABLE = "processes"
     BINDINGS = keys.DEVICE + keys.BACK
     DEFAULT_CSS = """
     DeviceScreen #device-facts { height: 1; width: 100%; padding: 0 1; text-wrap: nowrap; }
@@ -55,10 +56,6 @@ class DeviceScreen(Base):
         yield Line(id="device-facts")
         yield Line(id="device-hour")
         yield Rows(_COLUMNS, id="processes")
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        self.query_one("#processes", Rows).focus()
 
     # -- what is read and shown ------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> _DeviceSeen:
@@ -77,7 +74,8 @@ class DeviceScreen(Base):
             return
         facts.say(one_line(" · ".join(filter(None, (device.name, holder(device) or "free")))))
         self._draw()
-        rows, values = dict[str, Cells](), dict[str, Values]()
+        rows = dict[str, Cells]()
+        values = dict[str, Values]()
         for number, process in enumerate(device.processes):
             key = str(process.pid)
             rows[key] = _cells(data, number)
@@ -87,7 +85,7 @@ class DeviceScreen(Base):
                 "memory": process.memory,
                 "process": process.name,
             }
-        self.query_one("#processes", Rows).show(rows, values)
+        self.table.show(rows, values)
         self.offer("lorad devices")
 
     def _draw(self) -> None:

@@ -167,13 +167,13 @@ CURVES: list[BindingType] = [
 OVER: list[BindingType] = [_key("question_mark,f1", "app.help", "over.help", "Help", show=False)]
 
 CHOOSE: list[BindingType] = [
-    _key("escape", "cancel", "choose.cancel", "Cancel"),
+    _key("escape", "dismiss", "choose.cancel", "Cancel"),
     _key("down", "go(1)", "choose.down", "Down", show=False),
     _key("up", "go(-1)", "choose.up", "Up", show=False),
 ]
 
 COLUMNS: list[BindingType] = [
-    _key("escape", "cancel", "columns.cancel", "As before"),
+    _key("escape", "dismiss", "columns.cancel", "As before"),
     # Before what is focused gets them: no column has a blank, and `enter` is not the field's.
     Binding("space", "show_or_not", "Shown, or not", id="columns.toggle", priority=True),
     Binding("enter", "done", "Done", id="columns.done", priority=True),
@@ -185,15 +185,15 @@ COLUMNS: list[BindingType] = [
 ]
 
 CONFIRM: list[BindingType] = [
-    _key("n,escape", "answer(False)", "confirm.no", "No", display="n"),
-    _key("y", "answer(True)", "confirm.yes", "Yes"),
+    _key("n,escape", "dismiss(False)", "confirm.no", "No", display="n"),
+    _key("y", "dismiss(True)", "confirm.yes", "Yes"),
     _key("left,right,h,l", "app.focus_next", "confirm.other", "Other button", show=False),
     _key("down,j", "scroll(1)", "confirm.down", "Down", show=False),
     _key("up,k", "scroll(-1)", "confirm.up", "Up", show=False),
 ]
 
 ASK: list[BindingType] = [
-    _key("escape", "cancel", "ask.cancel", "Cancel"),
+    _key("escape", "dismiss", "ask.cancel", "Cancel"),
     _key("ctrl+s", "go", "ask.go", "Do it"),
     # Before what is focused gets them: what is typed next, however soon, is the next field's.
     Binding("down", "app.focus_next", "Next field", id="ask.next", show=False, priority=True),
@@ -229,7 +229,7 @@ FORM: list[BindingType] = [
 ]
 
 LINE: list[BindingType] = [
-    _key("escape", "cancel", "line.cancel", "Close"),
+    _key("escape", "dismiss", "line.cancel", "Close"),
     # Before the field gets them.
     Binding("tab", "complete(1)", "Complete, again: the next", id="line.next", show=False, priority=True),
     Binding(
@@ -244,7 +244,7 @@ PICK: list[BindingType] = [
     _key("up", "move(-1)", "pick.up", "Up", show=False),
     _key("pagedown", "move(10)", "pick.page_down", "Ten down", show=False),
     _key("pageup", "move(-10)", "pick.page_up", "Ten up", show=False),
-    _key("escape", "cancel", "pick.cancel", "Cancel"),
+    _key("escape", "dismiss", "pick.cancel", "Cancel"),
 ]
 
 SPEC: list[BindingType] = [
@@ -288,9 +288,9 @@ SAMPLES: list[BindingType] = [
     _key("equals_sign", "ask('other')", "samples.other", "Compare with step …", show=False, display="="),
     _key("w", "words", "samples.words", "Word by word, or side by side", show=False),
     _key("z", "unfold", "samples.unfold", "Long prompts, answers and calls whole, or folded", show=False),
-    _key("i", "special", "samples.special", "Special tokens and blanks, or not", show=False),
+    _key("i", "look('special')", "samples.special", "Special tokens and blanks, or not", show=False),
     _key("c", "chances", "samples.chances", "Tokens coloured by their probability", show=False),
-    _key("m", "markdown", "samples.markdown", "Markdown rendered, or as written", show=False),
+    _key("m", "look('markdown')", "samples.markdown", "Markdown rendered, or as written", show=False),
     _key("escape", "undo", "samples.undo", "Leave the text, the comparison, search, filter", show=False),
 ]
 

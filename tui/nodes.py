@@ -13,7 +13,7 @@ from lorad.tui import keys
 from lorad.tui.dashboard.one_liners import base, counted
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
-from lorad.tui.screens.base import Base
+from lorad.tui.screens.base import TableScreen
 from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
@@ -37,7 +37,8 @@ class _Seen(Struct, frozen=True):
     pools: list[Pool]
 
 
-class NodesScreen(Base):
+class NodesScreen(TableScreen):
+    TABLE = "nodes"
     BINDINGS = keys.NODES + keys.BACK
     DEFAULT_CSS = """
     NodesScreen #nodes-about { height: auto; max-height: 4; width: 100%; padding: 0 1; }
@@ -55,7 +56,6 @@ class NodesScreen(Base):
     def on_mount(self) -> None:
         super().on_mount()
         self.say_title(Text("nodes", style="bold"))
-        self.query_one("#nodes", Rows).focus()
 
     def read(self, client: Client, changes: Changes) -> _Seen:
         return _Seen(client.nodes(), client.pools())
@@ -66,7 +66,8 @@ class NodesScreen(Base):
         about = f"{counted(len(data.nodes), 'node')}, {counted(free, 'device')} free" if data.nodes else _NONE
         parts = [about, *(f"{pool.pool} {pool.waiting}" for pool in data.pools if pool.waiting)]
         self.query_one("#nodes-about", Line).say("\n".join(map(one_line, parts)))
-        rows, values = dict[str, Cells](), dict[str, Values]()
+        rows = dict[str, Cells]()
+        values = dict[str, Values]()
         for node in data.nodes:
             rows[node.node] = _cells(node)
             values[node.node] = {
@@ -76,11 +77,11 @@ class NodesScreen(Base):
                 "free": node.free,
                 "seen": node.seen_at,
             }
-        self.query_one("#nodes", Rows).show(rows, values)
+        self.table.show(rows, values)
         self.offer("lorad nodes")
 
     def action_pool(self) -> None:
-        key = self.query_one("#nodes", Rows).key
+        key = self.table.key
         if agents := self._agents.get(key or ""):
             self.lorad.open("pool", agents[0].rpartition("@")[0])
         else:

@@ -14,16 +14,11 @@ class AppPort(Protocol):
     frozen: the screens are not refreshed for now.
     """
 
-    @property
-    def client(self) -> Client: ...
-    @property
-    def config(self) -> Config: ...
-    @property
-    def feed(self) -> Feed: ...
-    @property
-    def readonly(self) -> bool: ...
-    @property
-    def frozen(self) -> bool: ...
+    client: Client
+    config: Config
+    feed: Feed
+    readonly: bool
+    frozen: bool
 
     def may_act(self, owner: str | None) -> bool:
         """Whether the user may change what belongs to `owner`; the daemon has the last word."""

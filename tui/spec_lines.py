@@ -19,7 +19,10 @@ from lorad.spec.reward import RewardSpec
 from lorad.spec.yaml import compose, plain
 
 Flat = dict[str, Any]  # a value is whatever YAML has at that key
-SAME, ADDED, GONE, OTHER = " ", "+", "-", "~"
+SAME = " "
+ADDED = "+"
+GONE = "-"
+OTHER = "~"
 
 
 @dataclass(frozen=True)

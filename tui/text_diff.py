@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _EDITS = 600  # at most as many words or lines are taken away and put in, before all of it counts as replaced
-SAME, GONE, NEW = "=", "-", "+"
+SAME = "="
+GONE = "-"
+NEW = "+"
 _WORD = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 
 # what became of it, first and end in `before` (of what is gone) or `after` (of the rest)
@@ -25,7 +27,8 @@ def words(before: str, after: str) -> list[_Passage]:
     """Return one text made of both: without what is NEW it is `before`,
     without what is GONE it is `after`.
     """
-    old, new = _WORD.findall(before), _WORD.findall(after)
+    old = _WORD.findall(before)
+    new = _WORD.findall(after)
     return [
         _Passage(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
     ]
@@ -52,7 +55,8 @@ def _spans(old: Sequence[str], new: Sequence[str]) -> Iterator[_Span]:
             yield NEW, b, y
         if length:
             yield SAME, y, y + length
-        a, b = x + length, y + length
+        a = x + length
+        b = y + length
 
 
 def _matches(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int]]:

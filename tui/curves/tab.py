@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import events, work
@@ -116,10 +115,6 @@ class Names(Line):
             self.post_message(self.Picked(index))
 
 
-if TYPE_CHECKING:
-    from lorad.tui.screens.base import Base
-
-
 class Curves(RunTab):
     TITLE = "curves"
     BINDINGS = keys.CURVES
@@ -152,10 +147,6 @@ class Curves(RunTab):
         yield Line(id="curves-legend")
         yield Line(id="curves-where")
 
-    @property
-    def _on(self) -> "Base":
-        return cast("Base", self.screen)
-
     # -- reading ---------------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> list[Part] | None:
         return self._reader.read(client, changes, run, self.scene.others, self.scene.wanted) or None
@@ -167,7 +158,7 @@ class Curves(RunTab):
                 self.notify(one_line(part.gone), markup=False)
         self.scene.more = any(part.more for part in data)
         if self.scene.more:
-            self._on.lorad.feed.again()
+            self.base.lorad.feed.again()
         self.draw()
 
     def command(self, metrics: Sequence[str] = ()) -> str:
@@ -220,7 +211,7 @@ class Curves(RunTab):
         was = scene.wanted
         scene.wanted = steps if scene.look.window.span else None
         if scene.wanted not in (None, was) and every > 1:
-            self._on.lorad.feed.again()
+            self.base.lorad.feed.again()
 
     def _list_metrics(self) -> None:
         """Draw the names of the metrics, the current one among them."""
@@ -283,13 +274,13 @@ class Curves(RunTab):
         if scene.shown(places) == page:  # the charts stay: only which one keys act on changes
             self._list_metrics()
             self._point()
-            self._on.offer(self.command(), *scene.tracks)
+            self.base.offer(self.command(), *scene.tracks)
         else:
             self._draw_and_offer()
 
     def _draw_and_offer(self) -> None:
         self.draw()
-        self._on.offer(self.command(), *self.scene.tracks)
+        self.base.offer(self.command(), *self.scene.tracks)
 
     def action_metric(self, by: int) -> None:
         self._go(self.scene.metric + by)
@@ -374,11 +365,11 @@ class Curves(RunTab):
                 export.write, values["file"], metrics, dict(scene.tracks), scene.look, window
             )
         except OSError as error:
-            self._on.say_error(LoradError(f"{values['file']}: {error.strerror or error}", hint=""))
+            self.base.say_error(LoradError(f"{values['file']}: {error.strerror or error}", hint=""))
         except LoradError as error:
-            self._on.say_error(error)
+            self.base.say_error(error)
         else:
-            self._on.say_command(line(values), f"Written to {path}")
+            self.base.say_command(line(values), f"Written to {path}")
             self.notify(f"Written to {path}", markup=False)
 
     @work
@@ -386,9 +377,9 @@ class Curves(RunTab):
         """Ask for a run, and add it to the comparison or remove it."""
         scene = self.scene
         try:
-            runs = await asyncio.to_thread(self._on.lorad.client.list, all=True, limit=_LISTED)
+            runs = await asyncio.to_thread(self.base.lorad.client.list, all=True, limit=_LISTED)
         except LoradError as error:
-            self._on.say_error(error)
+            self.base.say_error(error)
             return
         options = {}
         for run in runs:
@@ -404,7 +395,7 @@ class Curves(RunTab):
             self._say_too_many()
         elif chosen is not None:
             scene.add(chosen)
-            self._on.lorad.feed.again()
+            self.base.lorad.feed.again()
         self._draw_and_offer()
 
     def _say_too_many(self) -> None:

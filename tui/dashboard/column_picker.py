@@ -156,6 +156,3 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
 
     def action_done(self) -> None:
         self.dismiss(tuple(self._chosen))
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

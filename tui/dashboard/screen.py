@@ -1,6 +1,7 @@
 """Everything at once: runs, pools, devices, what happens, and what calls for a look."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from lorad.tui.dashboard import filter, one_liners
 from lorad.tui.dashboard.column_picker import ColumnPicker
 from lorad.tui.dashboard.run_columns import remember, remembered, shaped
 from lorad.tui.dashboard.run_rows import CellMaker, Lazy, values
-from lorad.tui.dashboard.snapshot import Board, Snapshot
+from lorad.tui.dashboard.snapshot import Board, Snapshot, rate
 from lorad.tui.dashboard.sweep_rows import (
     Groups,
     SweepMaker,
@@ -205,9 +206,10 @@ class Dashboard(Base):
     def _draw_frame(self) -> None:
         """Draw the title, and why the run under the cursor waits or ended, its alarms, whose it is."""
         runs = self._news.runs
-        counts = self._news.counts
+        counts = Counter(run.state for run in runs)
+        pace = sum(rate(run) or 0.0 for run in runs)
         parts = [", ".join(f"{counts[state]:,} {state}" for state in _ORDER if state in counts) or "no runs"]
-        parts += [f"{one_liners.speed(self._news.speed)} tok/s"] if self._news.speed else []
+        parts += [f"{one_liners.speed(pace)} tok/s"] if pace else []
         parts += [f"{len(self.table.names):,} of {len(runs):,} shown"] if self.filter else []
         parts += [self.table.says] if self.table.says else []
         parts += ["old runs too"] if self.board.all else []
@@ -230,15 +232,15 @@ class Dashboard(Base):
         """Return the chosen things; in another pane, the run or the pool that its row is about."""
         pane = self.focused
         if on == "pool":
-            pool = pane.pool(pane.key or "") if isinstance(pane, Pane) else None
+            pool = pane.pools.get(pane.key or "") if isinstance(pane, Pane) else None
             return [pool] if pool else []
         if on != "run":
             return []
         if not isinstance(pane, Pane):
             runs = [run.name for key in self.table.chosen for run in self._rows.get(key, ())]
             return [*dict.fromkeys(runs)]
-        run = pane.run(pane.key or "")
-        return [run] if run in self._runs else []
+        run = pane.runs.get(pane.key or "")
+        return [run] if run is not None and run in self._runs else []
 
     def action_act(self, verb: str) -> None:
         """Act on what is chosen; on the row of a sweep, on its runs for which there is something to do."""
@@ -289,10 +291,10 @@ class Dashboard(Base):
     def on_rows_selected(self, event: Rows.Selected) -> None:
         """Open what the row is about; marked runs over each other."""
         key, pane = event.key, event.rows
-        run = pane.run(key) if isinstance(pane, Pane) else key
+        run = pane.runs.get(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
             self.action_fold()
-        elif run in self._runs:
+        elif run is not None and run in self._runs:
             marked = self.table.chosen if pane is self.table else [run]
             first = run if run in marked else marked[0]
             self.lorad.open_run(first, [name for name in marked if name != first])

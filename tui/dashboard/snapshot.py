@@ -5,10 +5,9 @@ It reads as little as possible: all runs once, then those with events. It does n
 
 import contextlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,16 +93,6 @@ class Snapshot:
     events: tuple[Event, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
-
-    @cached_property
-    def speed(self) -> float:
-        """Return the tokens per second of all runs."""
-        return sum(rate(run) or 0.0 for run in self.runs)
-
-    @cached_property
-    def counts(self) -> Mapping[str, int]:
-        """Count the runs by state."""
-        return Counter(run.state for run in self.runs)
 
 
 class Board:

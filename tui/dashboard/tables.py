@@ -1,7 +1,7 @@
 """Pools, devices, events and alarms where there is room: a table each."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 
@@ -18,10 +18,17 @@ from lorad.tui.widgets.table import Cells, Rows
 
 
 class Pane(Rows):
-    """A table beside others, with a title. `run` and `pool` say what a row is about."""
+    """A table beside others, with a title.
+
+    Attributes:
+        runs: The run that each row is about, by key.
+        pools: The pool that each row is about, by key.
+    """
 
     TITLE: ClassVar[str] = ""
     COLUMNS: ClassVar[Columns] = ()
+    runs: Mapping[str, str | None] = {}
+    pools: Mapping[str, str | None] = {}
     DEFAULT_CSS = """
     Pane { height: auto; min-height: 4; max-height: 20vh; border: round $primary; background: $background; }
     Pane:focus { border: round $accent; }
@@ -36,12 +43,6 @@ class Pane(Rows):
         self.show(rows)
         if not self.has_focus:
             self.turn(0, 0)
-
-    def run(self, key: str) -> str | None:
-        return None
-
-    def pool(self, key: str) -> str | None:
-        return None
 
 
 class Pools(Pane):
@@ -61,6 +62,7 @@ class Pools(Pane):
     def fill(self, pools: Sequence[Pool]) -> None:
         rows = dict[str, Cells]()
         values = dict[str, Values]()
+        self.pools = {pool.pool: pool.pool for pool in pools}
         for pool in pools:
             base = one_liners.base(pool.model)
             is_up = pool.state == "ready" or pool.runs
@@ -86,9 +88,6 @@ class Pools(Pane):
             }
         self.show(rows, values)
 
-    def pool(self, key: str) -> str | None:
-        return key
-
 
 class Devices(Pane):
     TITLE = "devices"
@@ -100,12 +99,10 @@ class Devices(Pane):
         Column("others", 8, 60, 3, rest=True),
     )
 
-    _pools: Mapping[str, str | None] = {}
-
     def fill(self, devices: Sequence[Device]) -> None:
         rows = dict[str, Cells]()
         values = dict[str, Values]()
-        self._pools = pools = dict[str, str | None]()
+        self.pools = pools = dict[str, str | None]()
         for device in devices:
             memory = one_liners.memory(device)
             rows[device.device] = _cells(
@@ -121,9 +118,6 @@ class Devices(Pane):
             pools[device.device] = device.pool or (device.lease.pool if device.lease else None)
         self.show(rows, values)
 
-    def pool(self, key: str) -> str | None:
-        return self._pools.get(key)
-
 
 class Ticker(Pane):
     TITLE = "events"
@@ -132,19 +126,15 @@ class Ticker(Pane):
         Column("run", 6, 28, 0, shrinks=12),
         Column("what", 10, 200, 0, rest=True),
     )
-    _runs: Mapping[str, Any] = {}
 
     def fill(self, events: Sequence[Event]) -> None:
-        self._runs = {str(event.id): event.run for event in events}
+        self.runs = {str(event.id): event.run for event in events}
         rows = {}
         for event in events:
             cells = self._given.get(str(event.id))
             texts = {"at": one_liners.clock(event), "run": event.run or "", "what": event_text(event)}
             rows[str(event.id)] = cells or _cells(texts)
         self.show_from_top(rows)
-
-    def run(self, key: str) -> str | None:
-        return self._runs.get(key)
 
 
 class Alarms(Pane):
@@ -155,11 +145,10 @@ class Alarms(Pane):
         Column("alarm", 6, 14, 1),
         Column("what", 10, 200, 0, rest=True),
     )
-    _runs: Mapping[str, str] = {}
 
     def fill(self, alarms: Sequence[Alarm]) -> None:
         keyed = {f"{alarm.kind} {alarm.subject or alarm.says}": alarm for alarm in alarms}
-        self._runs = {key: alarm.subject for key, alarm in keyed.items() if alarm.on == "run"}
+        self.runs = {key: alarm.subject for key, alarm in keyed.items() if alarm.on == "run"}
         if (title := one_liners.counted(len(alarms), "alarm")) != self.border_title:
             self.border_title = title
         rows = {}
@@ -168,9 +157,6 @@ class Alarms(Pane):
             texts = {"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says}
             rows[key] = {"!": Text(sign, style=style), **_cells(texts)}
         self.show_from_top(rows)
-
-    def run(self, key: str) -> str | None:
-        return self._runs.get(key)
 
 
 def _part(about: PoolEngine | PoolTrainer) -> str:

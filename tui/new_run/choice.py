@@ -1,6 +1,7 @@
 """A field with one of a few words: the arrows turn it, a letter goes to the next word that begins with it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 from textual import events
@@ -21,10 +22,11 @@ class Choice(Static, can_focus=True):
     Choice:focus { background: $primary; color: $text; text-style: bold; }
     """
 
+    @dataclass
     class Changed(Message):
-        def __init__(self, choice: "Choice") -> None:
-            super().__init__()
-            self.choice = choice
+        """Another word was chosen."""
+
+        choice: "Choice"
 
         @property
         def control(self) -> "Choice":

@@ -135,9 +135,6 @@ class Pick(ModalScreen[Source | None]):
         if self._listed:
             options.highlighted = min(max((options.highlighted or 0) + by, 0), len(self._listed) - 1)
 
-    def action_cancel(self) -> None:
-        self.dismiss(None)
-
 
 def _file(name: str) -> _Offer:
     shown = Text.assemble("file     ", (one_line(name), "bold"), no_wrap=True, overflow="ellipsis")

@@ -138,9 +138,6 @@ class CommandLine(ModalScreen[Go | None]):
         self._input.value = self._left if at == len(self._history) else self._history[at]
         self._input.cursor_position = len(self._input.value)
 
-    def action_cancel(self) -> None:
-        self.dismiss(None)
-
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if not self._is_busy:
             self._do(event.value)

@@ -78,7 +78,8 @@ def _trainer(pool: Pool, trainer: PoolTrainer) -> list[str]:
 
 
 def _memory(pool: Pool) -> list[str]:
-    trainer, capacity = pool.trainer, pool.capacity
+    trainer = pool.trainer
+    capacity = pool.capacity
     words = list[str]()
     if isinstance(trainer.memory, int):
         peak = f" (peak {size(trainer.memory_peak)})" if isinstance(trainer.memory_peak, int) else ""

@@ -15,7 +15,7 @@ from lorad.tui.feed import Changes
 from lorad.tui.pool import figures
 from lorad.tui.pool.figures import Seen
 from lorad.tui.run.logs import Logs, Part
-from lorad.tui.screens.base import Base
+from lorad.tui.screens.base import TableScreen
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
@@ -41,7 +41,8 @@ class _PoolNews(Struct, frozen=True):
     log: Part | None
 
 
-class PoolScreen(Base):
+class PoolScreen(TableScreen):
+    TABLE = "pool-rows"
     BINDINGS = keys.POOL + keys.BACK + keys.POOL_SCREEN
     DEFAULT_CSS = """
     PoolScreen #pool-facts { height: auto; max-height: 8; width: 100%; padding: 0 1; }
@@ -62,14 +63,6 @@ class PoolScreen(Base):
         yield Line(id="pool-facts")
         yield Rows(figures.COLUMNS, id="pool-rows")
         yield self._logs
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        self.table.focus()
-
-    @property
-    def table(self) -> Rows:
-        return self.query_one("#pool-rows", Rows)
 
     # -- what is read and shown ------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> _PoolNews | None:

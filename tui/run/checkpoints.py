@@ -79,19 +79,15 @@ class Checkpoints(RunTab):
                 for key, one in self._found.items()
             },
         )
-        self.query_one("#checkpoints-head", Line).say(self._head())
-
-    def _head(self) -> str:
-        if not self._found:
-            return (
-                "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run "
-                "writes one."
-            )
-        weight = sum(one.bytes for one in self._found.values())
-        return (
-            f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, "
-            "f forks it."
+        head = (
+            "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run "
+            "writes one."
         )
+        if self._found:
+            weight = size(sum(checkpoint.bytes for checkpoint in self._found.values()))
+            head = f"{len(self._found)} whole checkpoints, {weight}. Under the cursor: r resumes from it, "
+            head += "f forks it."
+        self.query_one("#checkpoints-head", Line).say(head)
 
     def on_rows_moved(self) -> None:
         path = "" if self.chosen is None else str(self.chosen.path)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shlex
-from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import work
@@ -23,9 +22,6 @@ from lorad.tui.screens.tab import RunTab
 from lorad.tui.spec_lines import SAME, Flat, SpecLine, differing, flat, lines, text_of, value_text
 from lorad.tui.widgets.line import Line
 from lorad.tui.yaml import rendered
-
-if TYPE_CHECKING:
-    from lorad.tui.screens.base import Base
 
 _NAMES = 500  # of runs that the field for another one completes
 
@@ -159,11 +155,10 @@ class SpecTab(RunTab):
     @work(exclusive=True)
     async def compare_with(self, name: str) -> None:
         """Compare with the spec of another run as it is now; "": with none."""
-        screen = cast("Base", self.screen)
         try:
-            self._other = await asyncio.to_thread(screen.lorad.client.show, name) if name else None
+            self._other = await asyncio.to_thread(self.base.lorad.client.show, name) if name else None
         except LoradError as error:
-            screen.say_error(error)
+            self.base.say_error(error)
             return
         self.query_one("#spec-other").display = False
         self._draw()
@@ -172,9 +167,7 @@ class SpecTab(RunTab):
     @work(exclusive=True, group="names")
     async def complete(self) -> None:
         with contextlib.suppress(LoradError):
-            runs = await asyncio.to_thread(
-                cast("Base", self.screen).lorad.client.list, all=True, limit=_NAMES
-            )
+            runs = await asyncio.to_thread(self.base.lorad.client.list, all=True, limit=_NAMES)
             names = [run.name for run in runs if run.name != self.run_name]
             self.query_one("#spec-other", Input).suggester = SuggestFromList(names)
 
@@ -199,7 +192,7 @@ class SpecTab(RunTab):
         self.screen.set_focus(field)  # at once: what is typed next is its
 
     def action_like(self) -> None:
-        cast("Base", self.screen).lorad.open("form", self.run_name)
+        self.base.lorad.open("form", self.run_name)
 
     def action_copy_yaml(self) -> None:
         self.app.copy_to_clipboard(text_of(self.spec))

@@ -13,7 +13,8 @@ from lorad.text import age, coarse_age, one_line, size
 from lorad.tui.widgets.columns import Column
 
 DEEPEST = 12  # levels; what forks further in is drawn as deep as this
-_RAIL, _JOINT = "│ ", "├─"
+_RAIL = "│ "
+_JOINT = "├─"
 Cells = dict[str, Text]
 LIMIT = 5000  # versions that are shown, the newest, and those that are held
 COLUMNS = (
@@ -27,7 +28,8 @@ COLUMNS = (
     Column("sha256", 12, 12, 7),
     Column("age", 4, 5, 5, right=True),
 )
-ORIGIN, FORK = "origin", "fork "  # keys of rows that are no versions; a version's is its number
+ORIGIN = "origin"  # keys of rows that are no versions; a version's is its number
+FORK = "fork "
 _ATTESTED = {"passed": ("✔", "green"), "inconclusive": ("≈", "yellow"), "failed": ("✖", "bold red")}
 
 
@@ -132,7 +134,8 @@ def layout(history: History) -> list[_Row]:
     """Lay out the tree of a run's versions, newest first; see `drawn`."""
     parents: dict[str, str | None] = {ORIGIN: None} if history.origin else {}
     for version in history.versions:
-        number, parent = version.version, version.parent
+        number = version.version
+        parent = version.parent
         before = str(parent) if isinstance(parent, int) and parent < number else None
         parents[str(number)] = ORIGIN if before is None and history.origin else before
     parents |= {

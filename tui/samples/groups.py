@@ -77,7 +77,8 @@ class Group:
     @property
     def spread(self) -> float | None:
         """Return the standard deviation; a group with 0 teaches nothing."""
-        rewards, mean = self.rewards, self.mean
+        rewards = self.rewards
+        mean = self.mean
         if mean is None:
             return None
         return math.sqrt(sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards))

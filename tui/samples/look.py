@@ -92,13 +92,15 @@ def chances(row: samples.Sample, sample: Sample) -> list[Span]:
     tokens = iter(zip(row.widths, row.logprobs, strict=True))
     spans = list[Span]()
     for text, start, size in zip(texts, starts, sizes, strict=True):
-        at, shown = 0, start  # in the text as it is, and where its characters are seen
+        at = 0  # in the text as it is
+        shown = start  # where its characters are seen
         for width, logprob in itertools.islice(tokens, size):
             seen = len(inert(text[at : at + width]))
             chance = 1.0 if logprob is None else math.exp(min(logprob, 0.0))
             style = next((style for least, style in _CHANCES if chance >= least), "")
             spans += [(shown, shown + seen, style)] if style and seen else []
-            at, shown = at + width, shown + seen
+            at += width
+            shown += seen
     return spans
 
 

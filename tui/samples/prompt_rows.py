@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lorad.text import number, one_line, question
 from lorad.tui.dashboard.run_rows import bar
-from lorad.tui.samples.groups import Group, Sample
+from lorad.tui.samples.groups import Group
 from lorad.tui.samples.reading import Step
 from lorad.tui.samples.text import Scale
 from lorad.tui.widgets.columns import Column, Columns
@@ -53,7 +53,14 @@ def columns(groups: Iterable[Group], *, of_samples: bool) -> Columns:
 def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) -> dict[str, dict[str, Text]]:
     """Make the rows of prompts. matches: how often a search found something in each group."""
     questions = [question(group.prompt) for group in groups]
-    same = _common(questions)
+    starts = [text[: _START * 10] for text in questions]
+    first = min(starts, default="")
+    last = max(starts, default="")
+    most = min(len(first), len(last)) if len(starts) > 1 else 0
+    common = first[: next((i for i in range(most) if first[i] != last[i]), most)]
+    same = max(common.rfind(" "), common.rfind("\n")) + 1  # up to a word
+    if same < _COMMON:
+        same = 0
     return {
         group.id: _cells(group, ("…" if same else "") + text[same:], measure, matches.get(group.id, 0))
         for group, text in zip(groups, questions, strict=True)
@@ -63,7 +70,9 @@ def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) ->
 def _cells(group: Group, prompt: str, measure: Scale, matches: int) -> dict[str, Text]:
     """Make the cells of a group. prompt: what tells it from the others of the step."""
     start = one_line(prompt[:_START])
-    mean, spread, rewards = group.mean, group.spread, group.rewards
+    mean = group.mean
+    spread = group.spread
+    rewards = group.rewards
     order = values(group)
     plain = {
         "mean": number(mean),
@@ -137,32 +146,29 @@ class SampleRows(Mapping[str, dict[str, Text]]):
     def __getitem__(self, key: str) -> dict[str, Text]:
         if key not in self._made:
             group, place = self._places[key]
+            sample = group.samples[place]
+            plain = {
+                "reward": "✖" if sample.reward is None else number(sample.reward),
+                "advantage": "" if sample.advantage is None else f"{sample.advantage:+.3f}",
+                "turns": str(sample.turn_count),
+                "end": sample.ending,
+                "length": str(sample.size or ""),
+                "logprob": number(sample.logprob),
+                "prompt": str(group.rank + 1),
+                "n": f"#{sample.index}",
+            }
+            row = {name: Text(value, no_wrap=True, overflow="ellipsis") for name, value in plain.items()}
+            row["reward"].stylize("red" if sample.reward is None else "cyan")
+            last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
+            text = "" if last is None else last.note or sample.completion[last.start : last.end]
+            begin = one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
             matches = self._matches.get((group.id, place), 0)
-            self._made[key] = _sample_cells(group, group.samples[place], matches)
+            self._made[key] = {**row, "completion": _with_sign(matches, begin)}
         return self._made[key]
 
     def place(self, key: str) -> tuple[Group, int] | None:
         """Return the group of a row, and the sample's place in it."""
         return self._places.get(key)
-
-
-def _sample_cells(group: Group, sample: Sample, matches: int) -> dict[str, Text]:
-    plain = {
-        "reward": "✖" if sample.reward is None else number(sample.reward),
-        "advantage": "" if sample.advantage is None else f"{sample.advantage:+.3f}",
-        "turns": str(sample.turn_count),
-        "end": sample.ending,
-        "length": str(sample.size or ""),
-        "logprob": number(sample.logprob),
-        "prompt": str(group.rank + 1),
-        "n": f"#{sample.index}",
-    }
-    row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-    row["reward"].stylize("red" if sample.reward is None else "cyan")
-    last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
-    text = "" if last is None else last.note or sample.completion[last.start : last.end]
-    begin = one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
-    return {**row, "completion": _with_sign(matches, begin)}
 
 
 def sample_values(groups: Iterable[Group]) -> dict[str, dict[str, str | float | None]]:
@@ -180,15 +186,6 @@ def sample_values(groups: Iterable[Group]) -> dict[str, dict[str, str | float | 
         for group in groups
         for place, one in enumerate(group.samples)
     }
-
-
-def _common(prompts: Sequence[str]) -> int:
-    """Return how much all prompts have in common at the start, up to a word; 0 if that is little."""
-    first, last = (edge((prompt[: _START * 10] for prompt in prompts), default="") for edge in (min, max))
-    most = min(len(first), len(last)) if len(prompts) > 1 else 0
-    same = first[: next((i for i in range(most) if first[i] != last[i]), most)]
-    same = same[: max(same.rfind(" "), same.rfind("\n")) + 1]
-    return len(same) if len(same) >= _COMMON else 0
 
 
 def head(

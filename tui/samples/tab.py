@@ -3,7 +3,7 @@
 import asyncio
 import shlex
 from collections import Counter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from textual import work
 from textual.app import ComposeResult
@@ -18,7 +18,6 @@ from lorad.records.runs import RunDetails
 from lorad.text import printable
 from lorad.tui import keys
 from lorad.tui.feed import Changes
-from lorad.tui.port import AppPort
 from lorad.tui.samples import offers
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
 from lorad.tui.samples.look import CHANCES_SAY, Look, chances
@@ -26,14 +25,14 @@ from lorad.tui.samples.other_steps import PromptFinder, SideBySide, ThisPrompt, 
 from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key, sample_values, values
 from lorad.tui.samples.reading import LIMIT, Reading, Step
 from lorad.tui.samples.text import View, alone, scale
-from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
 from lorad.tui.widgets.table import Rows
 from lorad.tui.widgets.text_view import Block, Reader, Section, Span
 
-_FOUND, _HERE = "underline yellow", "bold reverse yellow"  # what a search found, and where `n` led
+_HIT = "underline yellow"  # what a search found
+_CURRENT_HIT = "bold reverse yellow"  # where `n` led
 _LISTED = 1000  # runs that are offered
 _ASKED = {
     "search": "search prompts and completions; nothing: no search",
@@ -87,13 +86,18 @@ class Samples(RunTab):
         self._reading = Reading()
         self._set = ""  # of an evaluation; "": training
         self._wanted: int | None = None  # a step; None: the latest
-        self._step, self._scale = Step(-1, 0, 0, []), scale([])
-        self._where, self._shown = "", list[Group]()  # what the filter leaves
+        self._step = Step(-1, 0, 0, [])
+        self._scale = scale([])
+        self._where = ""  # the filter
+        self._shown: list[Group] = []  # what it leaves
         self._rows = SampleRows([], {})
-        self._by, self._drawn = ORDERS[0], cast("tuple[Any, ...]", ())
-        self._needle, self._hits, self._hit = "", cast("list[Hit]", []), -1
+        self._by = ORDERS[0]
+        self._drawn: tuple[Any, ...] = ()  # what the text was drawn from
+        self._needle = ""
+        self._hits: list[Hit] = []
+        self._hit = -1  # the current one, by its place
         self._look = Look()
-        self._beside = cast("_Beside | None", None)
+        self._beside: _Beside | None = None
         self._word_by_word = False
         self._found = SideBySide("", [])
         self._lookups = dict[tuple[str, str], PromptFinder]()
@@ -120,7 +124,8 @@ class Samples(RunTab):
             return
         if data.attempt != before.attempt:
             self._lookups.clear()
-        self._scale, at = scale(data.groups), self._at
+        self._scale = scale(data.groups)
+        at = self._at
         self._filter()
         if not before.groups and (group := next((one for one in self._shown if one.id == at), None)):
             self._table.go(sample_key(group, 0) if self._is_flat else at)
@@ -206,8 +211,7 @@ class Samples(RunTab):
 
     def _offer(self) -> None:
         """Offer the command for what is shown now in the status line."""
-        screen = cast(Base, self.screen)
-        screen.offer(self.command(), *screen.targets("run"))
+        self.base.offer(self.command(), *self.base.targets("run"))
 
     def _draw_text(self) -> None:
         """Draw the text, only if it is another one."""
@@ -217,7 +221,9 @@ class Samples(RunTab):
         of = (step.attempt, step.set, step.number, step.words, self._where)
         drawing = (*of, group and group.id, self._only, self._by, beside, self._look)
         if drawing != self._drawn:
-            before, self._drawn, self._found = self._drawn, drawing, SideBySide("", [])
+            before = self._drawn
+            self._drawn = drawing
+            self._found = SideBySide("", [])
             if group is None:
                 none_left = f"No sample of this step is such: {self._where}" if step.groups else step.words
                 self._text.show([Section([Block(printable(none_left))])])
@@ -240,7 +246,7 @@ class Samples(RunTab):
         for hit in self._hits:
             if group is not None and hit.group == group.id:
                 marks.setdefault(hit.sample, []).append(
-                    (hit.start, hit.end, _HERE if hit is current else _FOUND)
+                    (hit.start, hit.end, _CURRENT_HIT if hit is current else _HIT)
                 )
         return marks
 
@@ -258,16 +264,16 @@ class Samples(RunTab):
         self._again()
 
     def _again(self) -> None:
-        self.lorad.feed.again()
+        self.base.lorad.feed.again()
         self._offer()
 
     @work
     async def action_source(self) -> None:
         """Ask for training, or for a set of held-out problems."""
         try:
-            run = await asyncio.to_thread(self.lorad.client.show, self.run_name)
+            run = await asyncio.to_thread(self.base.lorad.client.show, self.run_name)
         except LoradError as error:
-            cast(Base, self.screen).say_error(error)
+            self.base.say_error(error)
             return
         chosen = await self.app.push_screen_wait(
             Choose("Samples of what?", offers.sources(run), self._set or offers.TRAINING)
@@ -308,10 +314,6 @@ class Samples(RunTab):
         self._filter()
         self._offer()
 
-    @property
-    def lorad(self) -> AppPort:
-        return cast(AppPort, self.app)
-
     # -- search and order ------------------------------------------------------------------------------------
     def _search(self, needle: str) -> None:
         self._needle = needle
@@ -339,16 +341,12 @@ class Samples(RunTab):
     def action_unfold(self) -> None:
         self._text.unfold()
 
-    def action_special(self) -> None:
-        """Show special tokens, blanks and line ends readable, or as they are."""
-        self._look = self._look._replace(special=not self._look.special, markdown=False)
-        self._text.show_space(self._look.special)
-        self._draw_text()
-
-    def action_markdown(self) -> None:
-        """Show Markdown rendered, or as it is written."""
-        self._look = self._look._replace(markdown=not self._look.markdown, special=False)
-        self._text.show_space(False)
+    def action_look(self, way: str) -> None:
+        """Show special tokens and blanks readable, or Markdown rendered, or the text as it is written."""
+        special = way == "special" and not self._look.special
+        markdown = way == "markdown" and not self._look.markdown
+        self._look = self._look._replace(special=special, markdown=markdown)
+        self._text.show_space(special)
         self._draw_text()
 
     def action_chances(self) -> None:
@@ -360,13 +358,13 @@ class Samples(RunTab):
     async def _read_chances(self, group: Group) -> None:
         """Read the tokens of one prompt's samples, which are left out elsewhere, and colour them."""
         of = self._step
-        ask = self.lorad.client.samples
+        ask = self.base.lorad.client.samples
         try:
             rows = await asyncio.to_thread(
                 ask, self.run_name, step=of.number, limit=LIMIT, eval=of.set or None, prompt_id=group.id
             )
         except LoradError as error:
-            cast(Base, self.screen).say_error(error)
+            self.base.say_error(error)
             return
         by_index = {sample.index: sample for sample in group.samples}
         spans = {
@@ -399,9 +397,9 @@ class Samples(RunTab):
     async def action_other_run(self) -> None:
         """Ask for a run whose samples of the same prompt are shown beside these."""
         try:
-            runs = await asyncio.to_thread(self.lorad.client.list, all=True, limit=_LISTED)
+            runs = await asyncio.to_thread(self.base.lorad.client.list, all=True, limit=_LISTED)
         except LoradError as error:
-            cast(Base, self.screen).say_error(error)
+            self.base.say_error(error)
             return
         options = offers.runs(runs, self.run_name)
         chosen = await self.app.push_screen_wait(Choose("Beside the samples of which run?", options))
@@ -416,7 +414,7 @@ class Samples(RunTab):
         self._text.show([Section([Block("Looking for this prompt …", "dim")])])
         drawing = self._drawn
         worker = get_current_worker()
-        client = self.lorad.client
+        client = self.base.lorad.client
         run = beside.run or self.run_name
         shown = ThisPrompt(self._step.number, group, self._scale)
         key = run, self._set
@@ -485,7 +483,7 @@ class Samples(RunTab):
             try:
                 self._choose(value)
             except SpecError as error:
-                cast(Base, self.screen).say_error(error)
+                self.base.say_error(error)
                 return
         self._answered()
         if what == "search":

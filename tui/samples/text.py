@@ -102,22 +102,19 @@ def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
         left, right = (length, 0) if sample.advantage < 0 else (0, length)
         signed = f"{'█' * left:·>{_HALF}}│{'█' * right:·<{_HALF}}"
         parts.append((f"advantage {sample.advantage:+.3f} {signed} ", style))
-    parts.append((" · ".join(_figures(sample)), "dim"))
+    figures = [f"{sample.turn_count} turns" if sample.turn_count > 1 else ""]
+    figures += [f"{sample.size} tokens" if sample.size else "", sample.ending]
+    figures += [f"{sample.rows} rows" if sample.rows > 1 else ""]
+    figures += [f"{name} {number(value)}" for name, value in sample.rewards.items()]
+    figures += [f"logprob {number(sample.logprob)}" if sample.logprob is not None else ""]
+    figures += [f"@{sample.version}" if sample.version else ""]
+    parts.append((" · ".join(figure for figure in figures if figure), "dim"))
     spans = list[Span]()
     at = 0
     for text, style in parts:
         spans.append((at, at + len(text), style))
         at += len(text)
     return Block("".join(text for text, _ in parts), spans=spans)
-
-
-def _figures(sample: Sample) -> list[str]:
-    parts = [f"{sample.turn_count} turns" if sample.turn_count > 1 else ""]
-    parts += [f"{sample.size} tokens" if sample.size else "", sample.ending]
-    parts += [f"{sample.rows} rows" if sample.rows > 1 else ""]
-    parts += [f"{name} {number(value)}" for name, value in sample.rewards.items()]
-    parts += [f"logprob {number(sample.logprob)}" if sample.logprob is not None else ""]
-    return [one for one in (*parts, f"@{sample.version}" if sample.version else "") if one]
 
 
 def _wrong(sample: Sample) -> list[Block]:

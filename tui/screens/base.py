@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from rich.text import Text
 from textual import work
@@ -21,6 +21,7 @@ from lorad.tui.port import AppPort
 from lorad.tui.screens.dialogs import Ask, Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Rows
 
 _WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
 _HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
@@ -235,3 +236,17 @@ class Base(Screen[None]):
 
     def action_open(self, screen: str) -> None:
         self.lorad.open(screen)
+
+
+class TableScreen(Base):
+    """A screen with one table, which has the focus at first. TABLE: its id."""
+
+    TABLE: ClassVar[str]
+
+    @property
+    def table(self) -> Rows:
+        return self.query_one(f"#{self.TABLE}", Rows)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.table.focus()

@@ -68,9 +68,6 @@ class Confirm(ModalScreen[bool]):
     def action_scroll(self, by: int) -> None:
         self.query_one("#lost").scroll_relative(y=by, animate=False)
 
-    def action_answer(self, yes: bool) -> None:
-        self.dismiss(yes)
-
 
 _Values = dict[str, str]
 
@@ -160,11 +157,8 @@ class Ask(ModalScreen[_Values | None]):
         if event.button.id == "go":
             self.action_go()
         else:
-            self.action_cancel()
+            self.dismiss(None)
 
     def action_go(self) -> None:
         if not self._wrong():
             self.dismiss(self.values)
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

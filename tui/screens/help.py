@@ -18,7 +18,8 @@ from lorad.tui.actions import ACTIONS
 from lorad.tui.port import AppPort
 
 _Sections = dict[str, list[Binding]]
-_KEYS, _IDS = 13, 20  # cells
+_KEYS = 13  # cells
+_IDS = 20
 # headings of what is not of one screen alone, the last one last
 _COMMON = ("", "Tables", "Texts", "Everywhere")
 _FILTER = (

@@ -1,7 +1,7 @@
 """The base class of the tabs of the run's screen."""
 
 import shlex
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual.containers import Vertical
 from textual.widgets import Input
@@ -10,6 +10,9 @@ from lorad.client.client import Client
 from lorad.records.runs import RunDetails
 from lorad.tui import keys
 from lorad.tui.feed import Changes
+
+if TYPE_CHECKING:
+    from lorad.tui.screens.base import Base
 
 
 class RunTab(Vertical):
@@ -24,6 +27,11 @@ class RunTab(Vertical):
     def __init__(self, run: str) -> None:
         super().__init__(id=self.TITLE)
         self.run_name = run
+
+    @property
+    def base(self) -> "Base":
+        """Return the screen that the tab is on."""
+        return cast("Base", self.screen)
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Any | None:
         """Return what to show, or None when nothing in it changed. run: as `Client.show` returned it."""

@@ -14,7 +14,7 @@ from textual.widgets import Static
 from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.feed import Changes
-from lorad.tui.screens.base import Base
+from lorad.tui.screens.base import TableScreen
 from lorad.tui.serving import alias_rows
 from lorad.tui.serving.chat import Chat
 from lorad.tui.widgets.line import Line
@@ -31,7 +31,8 @@ _NONE = (
 )
 
 
-class Serving(Base):
+class Serving(TableScreen):
+    TABLE = "aliases"
     BINDINGS = keys.ALIAS + keys.SERVING + keys.BACK
     DEFAULT_CSS = """
     Serving #aliases { height: 1fr; min-height: 3; background: $background; }
@@ -68,11 +69,6 @@ class Serving(Base):
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#moves").border_title = "Moves"
-        self.table.focus()
-
-    @property
-    def table(self) -> Rows:
-        return self.query_one("#aliases", Rows)
 
     @property
     def chat(self) -> Chat:

@@ -59,14 +59,17 @@ class Door:
     async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Hand on what may come in; 403 for a wrong host or origin, 401 for who holds no key.
 
-        Who brings the token gets a key.
+        Who brings the token, which is then used up, gets a key.
         """
         origin = request.headers.get(hdrs.ORIGIN)
         if request.host not in self._hosts:
             return web.Response(status=403, text=_HOST)
         if origin is not None and origin != f"http://{request.host}":
             return web.Response(status=403, text=_ORIGIN)
-        if request.method == hdrs.METH_GET and self._spend(request):
+        token = request.query.get("token", "") if request.path == "/" else ""
+        is_get = request.method == hdrs.METH_GET
+        if is_get and self._token is not None and _same(token, self._token):
+            self._token = None
             key = secrets.token_urlsafe(32)
             self._keys.append(key)
             response = web.Response(status=303, headers={hdrs.LOCATION: f"{self.base}/"})
@@ -82,14 +85,6 @@ class Door:
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Say in every answer, also a refusal, what a browser may do with it."""
         response.headers.update(self._headers)
-
-    def _spend(self, request: web.Request) -> bool:
-        """Return whether a request brings the token, which is then used up."""
-        brought = request.query.get("token", "") if request.path == "/" else ""
-        if self._token is None or not _same(brought, self._token):
-            return False
-        self._token = None
-        return True
 
 
 def _same(brought: str, ours: str) -> bool:

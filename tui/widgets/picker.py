@@ -78,6 +78,3 @@ class Choose(ModalScreen[str | None]):
             listed.action_cursor_down()
         else:
             listed.action_cursor_up()
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
