@@ -16,7 +16,8 @@ from lorad.spec.numbers import BUILTIN_MODELS
 
 _SECONDS = 0.15  # that the daemon has: nobody waits for a completion
 _MOST = 200  # runs that ended, versions of a run, files
-_FILE, _DIR = "\0file", "\0dir"
+_FILE = "\0file"
+_DIR = "\0dir"
 _Complete = Callable[[Any, str], list[str]]
 
 

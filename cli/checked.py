@@ -26,7 +26,8 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     trainer = spec.get("trainer", {})
     yield "run", f"{check.name} (not made: this is a check)"
     model = spec.get("model", {})
-    dtype, form = model.get("dtype", "auto"), model.get("quantize")
+    dtype = model.get("dtype", "auto")
+    form = model.get("quantize")
     in_file = "" if dtype in ("auto", check.model_dtype) else f"{dtype} (its file has {check.model_dtype})"
     types = (in_file or check.model_dtype) + (f", linears rounded to {form}" if form else "")
     yield "model", f"{check.model_path}, {check.parameters:,} parameters, {types}"
@@ -44,11 +45,20 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
         yield "rate", f"{lr:g}{fits} fits {rate.why}"
     yield "memory", _memory(check)
     yield "data", ", ".join(_data(check))
-    yield "held out", _held_out(check)
+    every = spec["eval"]["every"]
+    if check.held_out:
+        figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
+        measured = " and ".join(name for name, holds in figures.items() if holds)
+        yield (
+            "held out",
+            f"{check.held_out} problems, every {every} steps: {measured or 'nothing is measured of them'}",
+        )
+    else:
+        yield "held out", "none" if every else "none, as eval.every is 0"
     steps = int(trainer.get("steps", 0))
     yield "steps", f"{steps} of {check.samples_per_step} samples: {steps * check.samples_per_step:,} in all"
-    version, checkpoint = output.size(check.files.version_bytes), output.size(check.files.checkpoint_bytes)
-    yield "files", f"{kept_in_words(check.files)}; {version} and {checkpoint} each"
+    sizes = map(output.size, (check.files.version_bytes, check.files.checkpoint_bytes))
+    yield "files", f"{kept_in_words(check.files)}; {' and '.join(sizes)} each"
     yield "start", start_in_words(check.start)
 
 
@@ -73,15 +83,6 @@ def _data(check: Check) -> Iterator[str]:
         yield f"completions of {_lengths(look.completions)}"
     yield f"{look.cut} cut"
     yield f"{check.left_out} left out as too long"
-
-
-def _held_out(check: Check) -> str:
-    """Say what is evaluated, and by what."""
-    if not check.held_out:
-        return "none" if check.spec["eval"]["every"] else "none, as eval.every is 0"
-    figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
-    measured = " and ".join(name for name, holds in figures.items() if holds) or "nothing is measured of them"
-    return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"
 
 
 def _lengths(lengths: Lengths) -> str:

@@ -128,7 +128,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
                 read_peft(temporary, base=None),
                 base,
                 target,
-                lambda directory: _write(directory / _CARD, text),
+                lambda directory: (directory / _CARD).write_text(text),
                 progress,
             )
     finally:
@@ -170,7 +170,8 @@ def base_directory(settings: Mapping[str, Any]) -> Path:
     """
     from lorad.models.directory import resolve
 
-    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    name = settings.get("base_model_name_or_path")
+    revision = settings.get("revision")
     if not isinstance(name, str) or not name:
         raise SpecError("the adapter names no base", hint="Export without --merge.")
     return resolve(f"{name}@{revision}" if revision else name, any_architecture=True)
@@ -218,7 +219,8 @@ def card(
 def _of_run(exported: Exported, run: RunDetails | None) -> dict[str, Any]:
     if run is None:
         return {}
-    algorithm, data = run.spec.get("algorithm") or {}, run.spec.get("data") or {}
+    algorithm = run.spec.get("algorithm") or {}
+    data = run.spec.get("data") or {}
     number = exported.version.rpartition("@")[2]
     results = []
     for result in run.results:
@@ -264,10 +266,6 @@ def _settings(directory: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         settings = None
     return settings if isinstance(settings, dict) else {}
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 @contextmanager

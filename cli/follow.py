@@ -38,8 +38,8 @@ _FRESH = 3.0  # seconds behind a step in which its figures say enough
 _SAMPLE = 2.0  # seconds between two completions: of quicker steps only some have theirs shown
 WORKING = ("running", *OVER)
 _GOOD = ("completed", "stopped")
-# cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
-_BAR, _MARGIN = 24, 3
+_BAR = 24  # cells of the bar
+_MARGIN = 3  # cells that are free at the end of the line for a ^C that the terminal echoes
 _SUPERVISED = (  # figures of a step without samples: digits, and what is left out first of a narrow line
     ("loss", 4, 0),
     ("perplexity", 3, 1),
@@ -124,7 +124,8 @@ def _watch(
         try:
             run = client.show(name)
             if step is None or run.attempt != attempt:  # what an earlier attempt did is not printed again
-                attempt, step = run.attempt, run.step
+                attempt = run.attempt
+                step = run.step
                 evaluated = step or -1
             step = min(step, run.step)
             steps = client.steps(name, after=step)
@@ -199,7 +200,9 @@ class Live(_SilentRun):
 
         self._live = RichLive(console=Console(stderr=True), auto_refresh=False)
         self._figures: list[tuple[str, int]] = []
-        self._sample, self._sampled_at, self._stepped_at = sample, float("-inf"), float("-inf")
+        self._sample = sample
+        self._sampled_at = float("-inf")
+        self._stepped_at = float("-inf")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -214,7 +217,8 @@ class Live(_SilentRun):
         from rich.text import Text
 
         if steps:
-            self._figures, self._stepped_at = _ranked(steps[-1].metrics), time.monotonic()
+            self._figures = _ranked(steps[-1].metrics)
+            self._stepped_at = time.monotonic()
             self._show_sample(steps[-1])
         for evaluation in evals:
             self.say(_evaluation(evaluation))
@@ -234,7 +238,8 @@ class Live(_SilentRun):
         is_due = time.monotonic() - self._sampled_at >= _SAMPLE and "response_length" in step.metrics
         if self._sample is None or not is_due or (sample := self._sample(step.step)) is None:
             return
-        self._sampled_at, width = time.monotonic(), self._live.console.width
+        self._sampled_at = time.monotonic()
+        width = self._live.console.width
         answer = f" (answer {_one_line(sample.answer, width // 4)})" if sample.answer else ""
         words = f"step {step.step}, one sample: {output.number(sample.reward) or 'failed'}{answer}  "
         self.say(f"{words}{_one_line(sample.completion, max(width - table.cells(words), 1))}")

@@ -10,10 +10,13 @@ from lorad import svg
 from lorad.cli import output, table
 from lorad.records.sweeps import LOWER_IS_BETTER, Sweep, SweepRun
 
-_ROWS, _NARROWEST = 13, 40  # cells of the picture
+_ROWS = 13  # cells of the picture
+_NARROWEST = 40
 _FEW = 6  # values of an axis that all get a label
 _LOG_RATIO = 20.0  # from which an axis is logarithmic
-_WIDTH, _HEIGHT, _MARGIN = 900, 420, 60  # pixels of the SVG
+_WIDTH = 900  # pixels of the SVG
+_HEIGHT = 420
+_MARGIN = 60
 _SCORES: dict[str, Callable[[SweepRun], float | None]] = {
     "eval": lambda run: run.eval_last,
     "nll": lambda run: run.nll_last,
@@ -52,7 +55,8 @@ def lines(sweep: Sweep, runs: Sequence[SweepRun], width: int) -> list[str]:
             cells[y][x], looks[y][x] = ("━", "1;32") if number == 0 else ("·", "2")
     for axis, column in zip(axes, columns, strict=True):
         for row in range(_ROWS):
-            cells[row][column], looks[row][column] = "│", ""
+            cells[row][column] = "│"
+            looks[row][column] = ""
         for place, text in axis.ticks:
             row = _row(place)
             cells[row][column + 1 : column + 1 + len(text)] = text

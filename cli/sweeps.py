@@ -37,14 +37,14 @@ _RUNGS = (
 )
 
 
-def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool, markdown: bool = False) -> None:
-    """All in a line each, or one with its runs, the best first, and its rungs."""
+def show(sweeps: Sequence[Sweep], *, in_full: bool, as_json: bool, markdown: bool = False) -> None:
+    """Print each sweep in a line, or a single one with its runs, the best first, and its rungs."""
     if as_json:
-        output.print_json(structs.replace(sweeps[0], runs=ranked(sweeps[0])) if one else sweeps)
+        output.print_json(structs.replace(sweeps[0], runs=ranked(sweeps[0])) if in_full else sweeps)
     elif markdown:
         for line in table.markdown_lines(_columns(sweeps[0]), _rows(sweeps[0])):
             output.report(line)
-    elif not one:
+    elif not in_full:
         output.print_table(_SWEEPS, [_sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
     else:
         (sweep,) = sweeps
@@ -101,7 +101,7 @@ def _columns(sweep: Sweep) -> tuple[str | table.Column, ...]:
 
 
 def _figures(sweep: Sweep) -> dict[str, Callable[[SweepRun], float | None]]:
-    """What the table has of each run: rewards, or where there are none what was learnt of completions."""
+    """Return the figures of the table by name: rewards, or without these what was learnt of completions."""
     figures: dict[str, Callable[[SweepRun], float | None]] = {
         "eval": lambda run: run.eval_last,
         "best": lambda run: run.eval_best,
@@ -148,7 +148,7 @@ def stopped(sweep: Sweep, run: SweepRun) -> str:
 
 
 def _best_of(sweep: Sweep, rung: Rung, names: Iterable[str]) -> float | None:
-    """The best score of some runs at a rung; None where none of them has one."""
+    """Return the best score of some runs at a rung; None where none of them has a score."""
     best = min if sweep.halving and sweep.halving.metric in LOWER_IS_BETTER else max
     return best((score for name in names if (score := rung.scores[name]) is not None), default=None)
 
@@ -158,7 +158,10 @@ def _score_in_words(score: float | None) -> str:
 
 
 def ranked(sweep: Sweep) -> list[SweepRun]:
-    """The best first: later in the halving is better, then a higher score; what failed comes last."""
+    """Return the runs, the best first and what failed last.
+
+    Later in the halving is better, then a higher score.
+    """
     metric = sweep.halving.metric if sweep.halving else "eval"
 
     def rank(run: SweepRun) -> tuple[float, ...]:

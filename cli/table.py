@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from lorad.text import one_line, printable
 
-_GAP, _INDENT = 2, 4  # cells between two columns, before text on a line of its own
+_GAP = 2  # cells between two columns
+_INDENT = 4  # cells before text on a line of its own
 _NAME_LEAST = 16  # a name this long always has room in its column
 _FIRST_LEAST = 8  # the column of names is no narrower
 _TEXT_LEAST = 12  # with `single`: columns go until text has so much room, or a fifth of the width
@@ -77,7 +78,7 @@ def terminal_width() -> int | None:
 def table_lines(
     columns: Columns, rows: Sequence[Sequence[str]], width: int | None, *, single: bool = False
 ) -> list[str]:
-    """The header and all rows, whole and tab-separated where there is no width."""
+    """Return the header and all rows, whole and tab-separated where there is no width."""
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
     cells = [[_plain(cell) for cell in row] for row in rows]
     if width is None:
@@ -88,7 +89,7 @@ def table_lines(
 
 
 def markdown_lines(columns: Columns, rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown, without its empty columns."""
+    """Return the lines of a table in Markdown, without its empty columns."""
     heads = [column if isinstance(column, str) else column.name for column in columns]
     kept = [place for place in range(len(heads)) if place == 0 or any(row[place] for row in rows)]
     lines = [heads, ["---"] * len(heads), *rows]

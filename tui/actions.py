@@ -146,7 +146,8 @@ def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struc
 
 
 def _resume(client: Client, run: str, values: _Values) -> Struct:
-    start, steps = _number(values.get("from")), _number(values.get("steps"))
+    start = _number(values.get("from"))
+    steps = _number(values.get("steps"))
     return client.resume(run, step=start, steps=steps, overrides=_overrides(values.get("overrides", "")))
 
 

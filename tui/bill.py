@@ -129,7 +129,7 @@ class BillScreen(TableScreen):
         self.lorad.feed.again()
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A run is opened, and a pool that is up."""
+        """Open the run or the pool of a row."""
         if self._by == "run" and event.key:
             self.lorad.open_run(event.key)
         elif self._by == "pool" and event.key:

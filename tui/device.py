@@ -106,7 +106,7 @@ class DeviceScreen(TableScreen):
             self.notify("No pool of this daemon is on the device.", markup=False)
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """A process of lorad leads to its pool."""
+        """Open the pool of a process that is lorad's."""
         processes = self._seen.device.processes if self._seen.device is not None else []
         if any(process.ours and str(process.pid) == event.key for process in processes):
             self.action_pool()

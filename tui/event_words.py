@@ -14,7 +14,8 @@ _Data = dict[str, Any]  # each kind of event has its own, and kinds come and go 
 
 def event_text(event: Event) -> str:
     """Describe an event without its time and run; an event of unknown kind by its data."""
-    kind, data = event.kind, event.data
+    kind = event.kind
+    data = event.data
     try:
         words = _KINDS[kind](data) if kind in _KINDS else _plain(kind, data)
     except (KeyError, TypeError, ValueError):  # data of an older or newer daemon

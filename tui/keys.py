@@ -23,8 +23,11 @@ _PROMPTS = ("filter", "search", "ask", "compare")
 
 
 def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding:
-    """Opens a field: handled before what is focused gets the key, so that what is typed next, however soon,
-    is the field's. Not while a field is typed in: see `opens`."""
+    """Make the binding of a key that opens a field.
+
+    It is handled before what is focused gets the key, so that what is typed next, however soon, is the
+    field's; but not while a field is typed in, see `opens`.
+    """
     return Binding(keys, action, says, id=id, key_display=display, priority=True)
 
 

@@ -149,7 +149,9 @@ class _Log:
     """One of several logs: prints its whole lines, each with the name of the process."""
 
     def __init__(self, client: Client, run: str, of: str) -> None:
-        self.of, self._client, self._run = of, client, run
+        self.of = of
+        self._client = client
+        self._run = run
         self.part = LogPart("")
         self._rest = ""
 

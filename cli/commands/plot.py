@@ -25,7 +25,9 @@ from lorad.tui.curves.plot import LETTERS, Look, extent, names, plot, smoothing
 from lorad.tui.curves.series import FACTS, Track
 
 _SIZE = (100, 30)  # where there is no terminal
-_NARROWEST, _LOWEST, _TALLEST = 40, 8, 26  # cells of a chart
+_NARROWEST = 40  # cells of a chart
+_LOWEST = 8
+_TALLEST = 26
 _AROUND = 4  # lines for the title, the prompt of the shell and what was typed there
 _COLORS = ("36", "33", "32", "31", "35", "34")
 _ALL = 1 << 60  # steps: none is left out
@@ -82,8 +84,8 @@ def plot_(
     only_run(meant)
     client = Client()
     is_whole = as_json or (out is not None and out.lower().endswith(".csv"))
-    tracks = _tracks(client, _chosen(client, meant), whole=is_whole)
-    metrics = list(dict.fromkeys(metric or [_usual(tracks)]))
+    tracks = tracks_of(client, _chosen(client, meant), whole=is_whole)
+    metrics = list(dict.fromkeys(metric or [usual_metric(tracks)]))
     _refuse_missing(tracks, metrics)
     if as_json:
         output.print_json([row for metric in metrics for row in _rows(metric, tracks, look)])
@@ -147,7 +149,7 @@ def _chosen(client: Client, meant: Selection) -> list[Run]:
     return sorted(runs, key=lambda run: order.get(run.name, len(order)))
 
 
-def _tracks(client: Client, runs: Sequence[Run], *, whole: bool) -> dict[str, Track]:
+def tracks_of(client: Client, runs: Sequence[Run], *, whole: bool) -> dict[str, Track]:
     """Read the runs, with all their steps or as many as a picture can show."""
     from lorad.tui.curves.series import KEPT
     from lorad.tui.curves.step_reader import read_whole
@@ -155,7 +157,7 @@ def _tracks(client: Client, runs: Sequence[Run], *, whole: bool) -> dict[str, Tr
     return {run.name: read_whole(client, run, _ALL if whole else KEPT) for run in runs}
 
 
-def _usual(tracks: Mapping[str, Track]) -> str:
+def usual_metric(tracks: Mapping[str, Track]) -> str:
     """Choose the metric where none is named: the reward, or the loss where no run samples anything."""
     has_rewards = any(_has(track, "reward") for track in tracks.values())
     return "loss" if not has_rewards and any(_has(track, "loss") for track in tracks.values()) else "reward"

@@ -184,11 +184,11 @@ def bill(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all figures as CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who used how much: of devices, tokens, energy and disk; and what it costs (`prices` in config.yaml).
+    """Say who used how much of devices, tokens, energy and disk, and what it costs (`prices` in config.yaml).
 
     held: time on a device; of a pool that several runs share, each has the time of its own work and an equal
         part of the time in which nobody worked.
-    busy: time of its work. wasted: of held, what a resume threw away.
+    busy: time of its work. wasted: the part of held that a resume threw away.
     sampled, trained, served: tokens. cached: share of the tokens of prompts that were computed before.
     (nobody): pools were warm without a run, started, or worked for themselves.
     """
@@ -331,7 +331,7 @@ def nodes(
 ) -> None:
     """List the nodes of the cluster: devices, which of them are free, who has them, which bases were loaded.
 
-    free: those that no pool of this daemon has; others may. agents: pools that have the node, each with
+    free: devices that no pool of this daemon has; others may. agents: pools that have the node, each with
         its life.
     """
     client = Client()

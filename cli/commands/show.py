@@ -1,7 +1,7 @@
 """Show everything about a run, why it does not learn, where it is, and how it differs from another."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +27,6 @@ from lorad.client.words import (
     steps_in_words,
     targets_in_words,
 )
-from lorad.records.measured import Result
 from lorad.records.runs import Attempt, RunDetails
 
 _RESULTS = 10  # that are shown
@@ -50,7 +49,9 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 def described(data: RunDetails) -> list[tuple[str, str]]:
     """Return by name what is known of a run, but its spec: facts, sets, results, attempts, warnings …"""
-    rates, signals, best = data.rates, data.signals, data.best
+    rates = data.rates
+    signals = data.signals
+    best = data.best
     lora = data.spec.get("lora")
     pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
     margin = signals.reward_margin
@@ -108,7 +109,12 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
     expected = [("expect", expectation.in_words) for expectation in data.expected]
-    results = [("result", words) for words in _results_in_words(data.results)]
+    results = []
+    for result in data.results[-_RESULTS:]:  # each with the settings in which it differs
+        otherwise = differing_settings(result, data.results)
+        figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
+        about = f"{result.run}@{result.version} on {result.data}{otherwise and f' with {otherwise}'}"
+        results.append(("result", f"{about}: {figures} ({result.problems} problems)"))
     return [*fields, *sets, *expected, *results, *attempts, *warnings]
 
 
@@ -170,15 +176,6 @@ def diff(
     from lorad.cli.compared import compare
 
     compare(runs, metric, every=every, as_json=as_json)
-
-
-def _results_in_words(all_results: Sequence[Result]) -> Iterator[str]:
-    """Yield the last results, each with the settings in which it differs."""
-    for result in all_results[-_RESULTS:]:
-        settings = f" with {otherwise}" if (otherwise := differing_settings(result, all_results)) else ""
-        figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
-        about = f"{result.run}@{result.version} on {result.data}{settings}"
-        yield f"{about}: {figures} ({result.problems} problems)"
 
 
 def _algorithm(spec: Mapping[str, Any]) -> str:  # a spec as plain data, with any keys

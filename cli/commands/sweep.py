@@ -126,7 +126,7 @@ def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) 
     if svg is not None and name is None:
         raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
     sweeps = Client().sweeps(name)
-    show(sweeps, one=name is not None, as_json=as_json, markdown=markdown)
+    show(sweeps, in_full=name is not None, as_json=as_json, markdown=markdown)
     if svg is not None:
         write_svg(sweeps[0], svg)
 
@@ -138,7 +138,7 @@ def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markd
     over = follow(client, name, quiet=as_json)
     if over is None:  # the user detached
         return
-    show([over], one=True, as_json=as_json, markdown=markdown)
+    show([over], in_full=True, as_json=as_json, markdown=markdown)
     if svg is not None:
         write_svg(over, svg)
     if all(run.reason != "completed" for run in over.runs):

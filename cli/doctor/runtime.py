@@ -25,10 +25,12 @@ _SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
 def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
     """Check the runtime of the daemon if one is up: its CPUs and environment may differ from this shell's."""
-    pid, pools = None, list[Pool]()
+    pid = None
+    pools = list[Pool]()
     with contextlib.suppress(LoradError):  # there is no daemon
         client = Client(home)
-        pid, pools = client.status().pid, client.pools()
+        pid = client.status().pid
+        pools = client.pools()
     machine = read_machine(pid or "self")
     try:
         config = load(home.config)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lorad.cli.app import app
-from lorad.cli.commands.plot import _refuse_missing, _tracks, _usual
+from lorad.cli.commands.plot import _refuse_missing, tracks_of, usual_metric
 from lorad.client.client import Client
 from lorad.client.transport import Json
 from lorad.errors import LoradError, NotFound, SpecError
@@ -77,7 +77,7 @@ def test_run_without_the_metric_is_named(capsys: pytest.CaptureFixture[str]) -> 
     serve(world, "a", lambda: 3, lambda number: step(number, cost=1.0))
     serve(world, "b", lambda: 3)
     runs = [shaped(Run, a_run("a")), shaped(Run, a_run("b"))]
-    tracks = _tracks(Client(transport=Prepared(world)), runs, whole=False)
+    tracks = tracks_of(Client(transport=Prepared(world)), runs, whole=False)
     _refuse_missing(tracks, ["cost"])
     assert tracks["a"].of("cost").xs
     assert capsys.readouterr().err == "No cost in b.\n"
@@ -95,8 +95,8 @@ def without_reward(number: int) -> Json:
 def test_the_usual_curve_is_of_what_there_is(steps: int, make: Callable[[int], Json], usual: str) -> None:
     world = World(a_run("a"))
     serve(world, "a", lambda: steps, make)
-    tracks = _tracks(Client(transport=Prepared(world)), [shaped(Run, a_run("a"))], whole=False)
-    assert _usual(tracks) == usual
+    tracks = tracks_of(Client(transport=Prepared(world)), [shaped(Run, a_run("a"))], whole=False)
+    assert usual_metric(tracks) == usual
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def shown(width: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(sys.stdout, "isatty", lambda: width is not None)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
-    show([SWEEP], one=True, as_json=False, markdown=width == 0)
+    show([SWEEP], in_full=True, as_json=False, markdown=width == 0)
     return capsys.readouterr().out
 
 
@@ -64,7 +64,7 @@ def test_completions_are_ranked_by_their_likelihood(capsys: pytest.CaptureFixtur
     rung = Rung(2, scores={"t-1": 0.9, "t-2": 0.4})
     sweep = Sweep("t", runs=runs, halving=Halving(2, [2], "nll"), rungs=[rung])
     assert [run.name for run in ranked(sweep)] == ["t-2", "t-1", "t-3"]
-    show([sweep], one=True, as_json=False)
+    show([sweep], in_full=True, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert "nll" in lines[0] and "loss" in lines[0] and "reward" not in lines[0]
     (decided,) = (line for line in lines if line.startswith("step 2"))
@@ -76,15 +76,15 @@ def test_runs_that_trained_nothing_are_never_the_best(capsys: pytest.CaptureFixt
         signals = Signals(idle_steps_total=idle)
         return SweepRun(name, "ended", "completed", step=4, steps=4, eval_last=score, signals=signals)
 
-    show([Sweep("s", runs=[swept("s-1", 0.9, 4), swept("s-2", 0.2, 1)])], one=False, as_json=False)
+    show([Sweep("s", runs=[swept("s-1", 0.9, 4), swept("s-2", 0.2, 1)])], in_full=False, as_json=False)
     assert "s-2" in capsys.readouterr().out
-    show([Sweep("s", runs=[swept("s-1", 0.9, 4)])], one=False, as_json=False)
+    show([Sweep("s", runs=[swept("s-1", 0.9, 4)])], in_full=False, as_json=False)
     assert "s-1" not in capsys.readouterr().out
 
 
 def test_the_best_is_first_and_failures_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert [run.name[-1] for run in ranked(SWEEP)] == ["4", "3", "2", "1", "6", "5"]
-    show([SWEEP], one=True, as_json=True)
+    show([SWEEP], in_full=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "sort-4"
 
 

@@ -135,8 +135,9 @@ def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
         line.set_linestyle("-" if curve.ground else _DASHES[curve.place % len(_DASHES)])
     if marks := [(x, _y(drawn, y)) for x, y in drawn.marks if drawn.first <= x <= drawn.last]:
         letter = f"{LETTERS[0]} " if len(runs) > 1 else ""
-        xs, ys = [x for x, _ in marks], [y for _, y in marks]
-        axes.plot(xs, ys, "D", color=LIGHT[-1], markersize=5, label=f"{letter}held-out eval")
+        axes.plot(
+            *zip(*marks, strict=True), "D", color=LIGHT[-1], markersize=5, label=f"{letter}held-out eval"
+        )
     for x, y, place in drawn.best:
         axes.plot([x], [_y(drawn, y)], "*", color=_color(place), markersize=13, markeredgecolor="white")
     axes.set_xlim(drawn.first, max(drawn.last, drawn.first + 1))

@@ -84,7 +84,7 @@ def kind(metric: str) -> str:
 
 
 def extent(tracks: Iterable[Track], axis: str = "step") -> tuple[int, int] | None:
-    """First and last x of all."""
+    """Return the first and the last x of all tracks; None where none has a step."""
     ends = [(track, xs) for track in tracks for xs in (track.steps, track.evals.xs) if xs]
     firsts = [track.place(axis, xs[0]) for track, xs in ends]
     return (min(firsts), max(track.place(axis, xs[-1]) for track, xs in ends)) if ends else None
@@ -102,7 +102,11 @@ def smoothing(metric: str, track: Track, look: Look) -> float:
 
 def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int) -> tuple[Plot, str]:
     """Return the plot and a note on what was left out or transformed. first, last: the window of x."""
-    front, ground, bests, bad, left = list[Curve](), list[Curve](), list[tuple[int, float, int]](), 0, 0
+    front = list[Curve]()
+    ground = list[Curve]()
+    bests = list[tuple[int, float, int]]()
+    bad = 0
+    left = 0
     for place, whole in reversed(list(enumerate(tracks))):
         track = part(whole, look.x, first, last)
         smooth = smoothing(metric, whole, look)
@@ -116,8 +120,10 @@ def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int
         front.append(Curve(track.along(look.x, view.xs), view.ys, place, letter))
         if look.best and (best := _best(metric, whole, front[-1], first, last)):
             bests.append(best)
-        bad += _count(between(track.along(look.x, series.bad), first, last))
-        left += _count(between(track.along(look.x, view.left), first, last))
+        begin, end = between(track.along(look.x, series.bad), first, last)
+        bad += end - begin
+        begin, end = between(track.along(look.x, view.left), first, last)
+        left += end - begin
     track = part(tracks[0], look.x, first, last)
     marks = list[tuple[int, float]]()
     if metric in ("reward", "eval"):  # evals are on their own chart and on that of the reward
@@ -157,10 +163,6 @@ def _best(metric: str, track: Track, curve: Curve, first: int, last: int) -> tup
     return curve.xs[at], curve.ys[at], curve.place
 
 
-def _count(part: tuple[int, int]) -> int:
-    return part[1] - part[0]
-
-
 def title(
     metric: str,
     tracks: Sequence[Track],
@@ -170,7 +172,11 @@ def title(
     *,
     now: bool,
 ) -> Text:
-    """The metric's name, its values at a step of each track, and its best; `now`: keys act on this chart."""
+    """Write the metric's name, its value at a step of each track, and its best one.
+
+    Args:
+        now: Keys act on this chart.
+    """
     head = Text.assemble((f"{'▶' if now else ' '} {names(metric)[0]}", "bold reverse" if now else "bold"))
     for place, (track, step) in enumerate(zip(tracks, steps, strict=True)):
         value = None if step is None else nearby(metric, track, step)
@@ -187,7 +193,7 @@ def title(
 
 
 def nearby(metric: str, track: Track, step: int | None) -> float | None:
-    """The value at a step, or at the nearest one that is kept; of evals, the last one until then."""
+    """Return the value at a step, or at the nearest one that is kept; of evals, the last one until then."""
     if step is None:
         return None
     if metric in track.sets or metric.partition("/")[0] == "eval":

@@ -134,8 +134,9 @@ def where(values: Values, width: int, colors: Colors) -> list[Text]:
 def column(
     values: Values, before: Iterable[tuple[int, Values]], width: int, height: int, colors: Colors
 ) -> list[Text]:
-    """The same upright, with the bars of the steps `before` as a small history, newest first; all on one
-    scale.
+    """Return the parts of a step below each other, and under them a bar for each step `before`, newest first.
+
+    All bars have one scale.
     """
     seconds = spent(values)
     if not seconds:

@@ -10,9 +10,14 @@ from lorad.tui.curves.series import between
 
 _COLUMNS = 3  # of charts in a picture
 X = {"step": "step", "tokens": "tokens sampled", "time": "time since the run began"}
-_WIDTH, _HEIGHT = 640, 380  # pixels of a chart
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 30, 44  # its margins
-_ACROSS, _UP = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+_WIDTH = 640  # pixels of a chart
+_HEIGHT = 380
+_LEFT = 64  # its margins
+_RIGHT = 16
+_TOP = 30
+_BOTTOM = 44
+_ACROSS = _WIDTH - _LEFT - _RIGHT
+_UP = _HEIGHT - _TOP - _BOTTOM
 _LINE = 20  # pixels of a line of the legend
 _DASHES = ("none", "8 3", "3 3", "8 3 3 3", "5 5", "12 3 3 3")
 
@@ -84,7 +89,8 @@ def _chart(metric: str, drawn: Plot) -> str:
         inside.append(svg.curve(map(place, curve.xs[part], curve.ys[part]), **_look(curve.place) | faint))
     signs = [(x, y, MARKER, MARKS) for x, y in drawn.marks if drawn.first <= x <= drawn.last]
     for x, y, sign, color in [*signs, *((x, y, BEST, run) for x, y, run in drawn.best)]:
-        (across, up), fill = place(x, y), LIGHT[color % len(LIGHT)]
+        across, up = place(x, y)
+        fill = LIGHT[color % len(LIGHT)]
         inside.append(svg.text((across, up + 5), sign, fill=fill, font_size=16, text_anchor="middle"))
     area = svg.element("svg", "".join(inside), x=_LEFT, y=_TOP, width=_ACROSS, height=_UP)  # it cuts off
     axes = svg.curve([(_LEFT, _TOP), (_LEFT, _TOP + _UP), (_LEFT + _ACROSS, _TOP + _UP)], stroke="black")

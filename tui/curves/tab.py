@@ -175,7 +175,7 @@ class Curves(RunTab):
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def _each(self) -> Iterator[tuple[str, bool, Chart]]:
-        """Metrics with their charts, and whether keys act on it."""
+        """Yield each metric that is shown, whether keys act on its chart, and that chart."""
         charts = self.query_one(Charts)
         shown = self.scene.shown(charts.places)
         for index, chart in zip(shown, charts.use(len(shown)), strict=True):

@@ -290,7 +290,8 @@ class Dashboard(Base):
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
         """Open what the row is about; marked runs over each other."""
-        key, pane = event.key, event.rows
+        key = event.key
+        pane = event.rows
         run = pane.runs.get(key) if isinstance(pane, Pane) else key
         if not isinstance(pane, Pane) and sweep_of(key) is not None:
             self.action_fold()

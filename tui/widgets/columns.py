@@ -63,5 +63,5 @@ def layout(columns: Columns, needs: Widths, room: int) -> Widths:
 
 
 def _left(widths: Widths, room: int) -> int:
-    """Cells that no column takes; negative where they do not fit."""
+    """Count the cells that no column takes; negative where the columns do not fit."""
     return room - sum(widths.values()) - PADDING * len(widths)

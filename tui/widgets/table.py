@@ -93,7 +93,7 @@ class Rows(Lines):
 
     @property
     def chosen(self) -> list[str]:
-        """Marked rows in order, else the one under the cursor."""
+        """Return the marked rows in order, else the row under the cursor."""
         marked = [key for key in self.names if key in self.marked] if self.marked else []
         return marked or [key for key in (self.key,) if key is not None]
 

@@ -109,7 +109,8 @@ class _Samples:
     """Chooses samples of a run, and remembers how far apart the rewards of held-out problems were."""
 
     def __init__(self, client: Client, run: str) -> None:
-        self._client, self._run = client, run
+        self._client = client
+        self._run = run
         self._seen = set[tuple[str, int, str, int]]()
         self.chosen: list[tuple[str, Sample]] = []
         self.rewards: dict[str, tuple[float, float]] = {}

@@ -111,7 +111,8 @@ def _charts(facts: Sequence[RunFacts]) -> list[str]:
     coarse = max(track.every for track in tracks)
     thinned = [f"Of long runs every {coarse}th step is drawn."] * (coarse > 1)
     note = tag("p", *smoothed, *thinned, class_="note")
-    large, small = tag("div", *shown[:2], class_="charts large"), tag("div", *shown[2:], class_="charts")
+    large = tag("div", *shown[:2], class_="charts large")
+    small = tag("div", *shown[2:], class_="charts")
     return [large, small, note] if shown else []
 
 
@@ -134,16 +135,13 @@ def _with_intervals(drawn: Plot, metric: str, facts: Sequence[RunFacts]) -> Plot
 
 
 # -- how it looks --------------------------------------------------------------------------------------------
-def _colours() -> str:
-    """Return the rules by which curves have the colours of the dashboard where the ground is dark."""
-    rules = (
-        f'[stroke="{light}"] {{ stroke: {dark} }} [fill="{light}"] {{ fill: {dark} }}'
-        for light, dark in zip(LIGHT, DARK, strict=True)
-    )
-    return f"@media screen and (prefers-color-scheme: dark) {{ {' '.join(rules)} }}\n"
-
-
-_STYLE = Path(__file__).with_name("page.css").read_text() + _colours()
+# the rules by which curves have the colours of the dashboard where the ground is dark
+_COLOURS = " ".join(
+    f'[stroke="{light}"] {{ stroke: {dark} }} [fill="{light}"] {{ fill: {dark} }}'
+    for light, dark in zip(LIGHT, DARK, strict=True)
+)
+_STYLE = Path(__file__).with_name("page.css").read_text()
+_STYLE += f"@media screen and (prefers-color-scheme: dark) {{ {_COLOURS} }}\n"
 _POLICY = (
     f"default-src 'none'; style-src 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'"

@@ -16,10 +16,13 @@ from lorad.spec.secrets import hidden
 from lorad.text import duration, number, size
 from lorad.tui.spec_lines import differing, flat, text_of
 
-_EVALS, _FIGURES, _VERSIONS = 40, 12, 10  # rows; columns of figures; rows
+_EVALS = 40  # rows
+_FIGURES = 12  # columns
+_VERSIONS = 10  # rows
 _ROWS = 20  # attempts, warnings, alarms, results
 _INPUTS = 60  # packages, and files that were hashed
-_VALUE, _SAMPLE = 3_000, 8_000  # characters of one text of a sample, and of all of it
+_VALUE = 3_000  # characters of one text of a sample
+_SAMPLE = 8_000  # characters of all of it
 _FIELDS = 60  # of a sample
 _SPEC = 30_000  # characters
 _OF_A_BILL = ("what", "owner", "disk")  # that say nothing of the run's cost
@@ -100,7 +103,9 @@ def _figure(evaluation: Evaluation, name: str, facts: RunFacts) -> str:
 def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] | None:
     """Return the interval of a score; None for what is no score, or whose rewards were not kept."""
     name_of_set = MAIN if name == "eval" else name.removeprefix("eval/")
-    score, problems, failed = evaluation.score, evaluation.problems, evaluation.failed
+    score = evaluation.score
+    problems = evaluation.problems
+    failed = evaluation.failed
     if name_of_set in evaluation.sets:
         score = evaluation.sets[name_of_set].score
         problems = evaluation.sets[name_of_set].problems
@@ -140,7 +145,8 @@ def spec(facts: RunFacts, room: Room) -> str:
 
 def versions(facts: RunFacts, room: Room) -> str:
     """List the versions that are used, the best and the newest, with what attested each."""
-    every, run = facts.versions, facts.run
+    every = facts.versions
+    run = facts.run
     best = None if run.best is None else run.best.version
     used = [version for version in every if version.aliases or version.pinned or version.version == best]
     shown = {version.version: version for version in [*every[:1], *used[:_VERSIONS], *every[-_VERSIONS:]]}

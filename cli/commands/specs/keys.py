@@ -1,6 +1,6 @@
 """The command `lorad spec`: the keys of a spec, what they mean, and the JSON Schema of all of them."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -46,7 +46,11 @@ def spec(
         return
     matching = _found(key)
     if as_json:
-        output.print_json([_plain(key) for key in matching])
+        plain = [row._asdict() for row in matching]
+        for fields in plain:
+            if fields["default"] is msgspec.NODEFAULT:  # it has to be given
+                del fields["default"]
+        output.print_json(plain)
     elif len(matching) == 1:
         (only,) = matching
         fields = {"key": only.name, "default": _default(only), "unit": only.unit, "values": only.values}
@@ -86,11 +90,3 @@ def _default(key: Key) -> str:
     from lorad.tui.spec_lines import value_text
 
     return "required" if key.default is msgspec.NODEFAULT else value_text(key.default)
-
-
-def _plain(key: Key) -> dict[str, Any]:
-    """Return a key as JSON has it; one without a default has to be given."""
-    fields = key._asdict()
-    if key.default is msgspec.NODEFAULT:
-        del fields["default"]
-    return msgspec.to_builtins(fields)  # type: ignore[no-any-return]
