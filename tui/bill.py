@@ -61,7 +61,6 @@ class BillScreen(TableScreen):
         yield Line(id="bill-total")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._say()
 
     # -- what is read and shown ------------------------------------------------------------------------------

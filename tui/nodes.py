@@ -54,7 +54,6 @@ class NodesScreen(TableScreen):
         yield Rows(_COLUMNS, id="nodes")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.say_title(Text("nodes", style="bold"))
 
     def read(self, client: Client, changes: Changes) -> _Seen:

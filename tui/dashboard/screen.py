@@ -95,7 +95,6 @@ class Dashboard(Base):
             yield Ticker()
 
     def on_mount(self) -> None:
-        super().on_mount()
         if self._notice:
             self.notify(self._notice, severity="warning", timeout=15, markup=False)
 

@@ -180,7 +180,6 @@ class NewRun(Base):
 
     # -- what it begins with ---------------------------------------------------------------------------------
     def on_mount(self) -> None:
-        super().on_mount()
         self.say_title(Text("New run"))
         self.begin()
 

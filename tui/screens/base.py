@@ -248,5 +248,4 @@ class TableScreen(Base):
         return self.query_one(f"#{self.TABLE}", Rows)
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.table.focus()

@@ -67,7 +67,6 @@ class Serving(TableScreen):
         yield Chat()
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#moves").border_title = "Moves"
 
     @property

@@ -1,43 +1,80 @@
-"""A table of rows by key: pages, marks, an order; only cells that changed are drawn again, the cursor stays
-with its row, so that keys never hit another one.
+"""A table of rows by key under a heading that stays: pages, marks, an order; only cells that changed are
+drawn again, the cursor stays with its row, so that keys never hit another one.
 
-A page has at most PAGE rows: only theirs are made, and only they decide how wide columns are.
+A page has at most PAGE rows: only theirs are made, and only they decide how wide columns are. Textual's
+DataTable lays out all of its rows and draws each cell through a console: twice the time for every key and
+every refresh, beside runs that take the same cores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
+from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region
+from textual.geometry import Offset, Region, Size
 from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 
 from lorad.tui import keys
 from lorad.tui.widgets.columns import PADDING, Columns, Values, Widths, layout, needed
-from lorad.tui.widgets.lines import Lines, Parts
 
 PAGE = 200
 MARK = "▌"
 _BAR = 2  # cells that a scrollbar takes
 _MARK = 3  # cells at the right of the heading that say how many columns did not fit
+_HEAD = 1  # lines of the heading
+_NOTHING = Style.null()
+_Parts = Sequence[Segment]
 Cells = dict[str, Text]  # by column
 
 
-class Rows(Lines):
+class Rows(ScrollView, can_focus=True):
     """A table of rows, which `show` fills.
 
     key: the row under the cursor.
     chosen: the marked rows, or else the row under the cursor.
     """
 
+    ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
         Binding("home", "move_to(0)", show=False),
         Binding("end", "move_to(-1)", show=False),
         *keys.TABLE,
     ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--head", "rows--cursor", "rows--hover"}
+    DEFAULT_CSS = """
+    Rows {
+        height: auto; max-height: 100%; overflow-x: hidden; background: $surface; color: $foreground;
+        & > .rows--head { background: $panel; color: $foreground; text-style: bold; }
+        & > .rows--hover { background: $block-hover-background; }
+        & > .rows--cursor {
+            background: $block-cursor-blurred-background; color: $block-cursor-blurred-foreground;
+            text-style: $block-cursor-blurred-text-style;
+        }
+        &:focus {
+            background-tint: $foreground 5%;
+            & > .rows--head { background-tint: $foreground 5%; }
+            & > .rows--cursor {
+                background: $block-cursor-background; color: $block-cursor-foreground;
+                text-style: $block-cursor-text-style;
+            }
+        }
+        &:ansi > .rows--head { background: ansi_bright_blue; color: ansi_default; }
+    }
+    """
+
+    row_count: int = 0
+    cursor_row: reactive[int] = reactive(0, repaint=False)
+    _hovered: reactive[int | None] = reactive(None, repaint=False)
 
     @dataclass
     class Moved(Message):
@@ -73,7 +110,7 @@ class Rows(Lines):
         self._shown: dict[str, Cells] = {}  # what the page shows
         # of what: the cells that were given, and whether it is marked
         self._made: dict[str, tuple[Cells, bool]] = {}
-        self._parts: dict[str, tuple[Cells, Parts]] = {}  # of what, and what was drawn
+        self._parts: dict[str, tuple[Cells, _Parts]] = {}  # of what, and what was drawn
         self._needs: Widths = {}
         self.widths: Widths = {}  # of the columns that are shown
         self.page = 0
@@ -149,6 +186,7 @@ class Rows(Lines):
 
     def on_resize(self) -> None:
         self._draw(self._later or self.key)
+        self._show_cursor()
 
     def _arrange(self, at: str | None) -> None:
         """Order the rows and find the page, with the cursor on row `at` if that is still there."""
@@ -185,15 +223,18 @@ class Rows(Lines):
         self._parts = {name: self._parts[name] for name in names if name in self._parts}
         self._needs = needed(self._columns, (self._shown[name] for name in changed), self._needs)
         self._lay_out()
-        self.resize_to(len(names))
-        self.redraw(
+        if len(names) != self.row_count:
+            self.row_count = len(names)
+            self.virtual_size = Size(0, len(names) + _HEAD)
+            self.cursor_row = self.validate_cursor_row(self.cursor_row)
+        self._redraw(
             row
             for row, (name, old) in enumerate(zip_longest(names, before))
             if name != old or name in changed
         )
         if at in self._shown:
             self.cursor_row = names.index(at)
-        self.moved()
+        self.post_message(self.Moved(self))
 
     def _row(self, name: str) -> Cells:
         """Return the cells of a row; the same object as before if nothing changed."""
@@ -223,7 +264,36 @@ class Rows(Lines):
             self.refresh()
 
     # -- lines -----------------------------------------------------------------------------------------------
-    def heading(self) -> Parts:
+    def _redraw(self, rows: Iterable[int]) -> None:
+        """Draw those of the rows again that are seen."""
+        top = _HEAD - self.scroll_offset.y
+        seen = [row for row in rows if _HEAD <= row + top < self.size.height]
+        if seen:
+            self.refresh(*(Region(0, row + top, self.size.width, 1) for row in seen))
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        base = self.rich_style
+        if y < _HEAD:
+            return _strip(self._heading(), self.get_component_rich_style("rows--head"), _NOTHING, width)
+        row = y - _HEAD + self.scroll_offset.y
+        if row >= self.row_count:
+            return Strip.blank(width, base)
+        over = _NOTHING
+        if row == self._hovered:
+            base += self.get_component_rich_style("rows--hover")
+        if row == self.cursor_row:
+            cursor = self.get_component_rich_style("rows--cursor")
+            base = base + cursor
+            over = Style.from_color(cursor.color)
+        name = self.on_page[row]
+        cells = self._shown[name]
+        drawn = self._parts.get(name)
+        if drawn is None or drawn[0] is not cells:
+            drawn = self._parts[name] = cells, self._joined(cells)
+        return _strip(drawn[1], base, over, width)
+
+    def _heading(self) -> _Parts:
         cells = {}
         for name, width in self.widths.items():
             title = self.titles.get(name, name)
@@ -237,15 +307,7 @@ class Rows(Lines):
         used = sum(self.widths.values()) + PADDING * len(self.widths)
         return [*parts, Segment(f"+{missing}›".rjust(max(self.size.width - used - 1, 0)))]
 
-    def line(self, row: int) -> Parts:
-        name = self.on_page[row]
-        cells = self._shown[name]
-        drawn = self._parts.get(name)
-        if drawn is None or drawn[0] is not cells:
-            drawn = self._parts[name] = cells, self._joined(cells)
-        return drawn[1]
-
-    def _joined(self, cells: Cells) -> Parts:
+    def _joined(self, cells: Cells) -> _Parts:
         line = Text()
         for name, width in self.widths.items():
             cell = cells[name].copy()
@@ -254,13 +316,48 @@ class Rows(Lines):
             line.append(" ").append_text(cell).append(" ")
         return list(line.render(self.app.console))
 
-    def moved(self) -> None:
+    # -- the cursor and the mouse ----------------------------------------------------------------------------
+    def validate_cursor_row(self, row: int) -> int:
+        return max(min(row, self.row_count - 1), 0)
+
+    def watch_cursor_row(self, before: int, now: int) -> None:
+        self._redraw((before, now))
+        self._show_cursor()
         self.post_message(self.Moved(self))
 
-    def opened(self) -> None:
-        self.post_message(self.Selected(self, self.on_page[self.cursor_row]))
+    def _show_cursor(self) -> None:
+        """Scroll to the cursor, no further than it takes."""
+        seen = max(self.size.height - _HEAD, 1)
+        top = min(max(self.scroll_offset.y, self.cursor_row - seen + 1), self.cursor_row)
+        if top != self.scroll_offset.y:
+            self.scroll_to(y=top, animate=False, force=True)
 
-    def heading_clicked(self, column: int) -> None:
+    def watch__hovered(self, before: int | None, now: int | None) -> None:
+        self._redraw(row for row in (before, now) if row is not None)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        at = event.get_content_offset(self)
+        self._hovered = self._row_at(at) if at else None
+
+    def on_leave(self) -> None:
+        self._hovered = None
+
+    def on_click(self, event: events.Click) -> None:
+        if (at := event.get_content_offset(self)) is None:
+            return
+        if at.y < _HEAD:
+            self._click_heading(at.x)
+        elif (row := self._row_at(at)) == self.cursor_row:
+            self.action_select_cursor()
+        elif row is not None:
+            self.cursor_row = row
+
+    def _row_at(self, at: Offset) -> int | None:
+        row = at.y - _HEAD + self.scroll_offset.y
+        return row if at.y >= _HEAD and row < self.row_count else None
+
+    def _click_heading(self, column: int) -> None:
+        """Order by the column that is so many cells from the left, or ask for more columns."""
         for name, width in self.widths.items():
             column -= width + PADDING
             if column < 0:
@@ -271,6 +368,10 @@ class Rows(Lines):
             self.post_message(self.MoreAsked())
 
     # -- keys ------------------------------------------------------------------------------------------------
+    def action_select_cursor(self) -> None:
+        if self.row_count:
+            self.post_message(self.Selected(self, self.on_page[self.cursor_row]))
+
     def action_mark(self) -> None:
         """Mark the row under the cursor, or remove the mark, and move the cursor down."""
         if (name := self.key) is not None:
@@ -303,7 +404,12 @@ class Rows(Lines):
         elif rows < 0 and self.cursor_row == 0 and self.page:
             self.turn(self.page - 1, PAGE - 1)
         else:
-            super().action_move(rows)
+            self._hovered = None
+            self.cursor_row += rows
+
+    def action_move_screens(self, screens: int) -> None:
+        self._hovered = None
+        self.cursor_row += screens * (self.size.height - _HEAD)
 
     def action_move_to(self, row: int) -> None:
         """Move the cursor to a row of all pages; -1 is the last one."""
@@ -316,6 +422,11 @@ class Rows(Lines):
             self.page = page
             self._draw(None)
         self.cursor_row = row
+
+
+def _strip(parts: _Parts, base: Style, over: Style, width: int) -> Strip:
+    """Draw a line. base: the style under those of the parts; over: the style upon them."""
+    return Strip(Segment.apply_style(parts, base, over)).adjust_cell_length(width, base)
 
 
 def ordered(names: Sequence[str], values: Mapping[str, Any], is_reversed: bool) -> list[str]:

@@ -46,11 +46,11 @@ def spec(
         return
     matching = _found(key)
     if as_json:
-        plain = [row._asdict() for row in matching]
-        for fields in plain:
-            if fields["default"] is msgspec.NODEFAULT:  # it has to be given
-                del fields["default"]
-        output.print_json(plain)
+        described = [each._asdict() for each in matching]
+        for row in described:
+            if row["default"] is msgspec.NODEFAULT:  # it has to be given
+                del row["default"]
+        output.print_json(described)
     elif len(matching) == 1:
         (only,) = matching
         fields = {"key": only.name, "default": _default(only), "unit": only.unit, "values": only.values}

@@ -12,14 +12,14 @@ from textual.widgets import Button, Input, Tab
 from lorad.client.client import Client
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
-from lorad.tui.widgets.lines import Lines
+from lorad.tui.widgets.table import Rows
 from tests.kit.frozen.walks import WALKS, app_of, transport
 from tests.kit.frozen.world import frozen
 from tests.kit.tui_world import User, screen_text
 
 __all__ = ["frozen"]
 SIZE = (80, 24)
-WHOLE = (KeyBar, Button, Input, Tab, Lines, Line)
+WHOLE = (KeyBar, Button, Input, Tab, Rows, Line)
 
 
 @pytest.fixture
