@@ -78,7 +78,7 @@ def _command(*words: str, fields: tuple[Field, ...] = (), values: _Values | None
         if value and field.flag:
             parts += [field.flag, shlex.quote(value)]
         elif value:
-            parts += map(shlex.quote, _overrides(value))
+            parts += map(shlex.quote, shlex.split(value))
     return " ".join(parts)
 
 
@@ -100,18 +100,13 @@ def needed(value: str) -> str:
 def settings(value: str) -> str:
     """Check words of key=value, with keys and values of a spec."""
     try:
-        words = _overrides(value)
+        words = shlex.split(value)
     except ValueError:
         return "has a quote that is not closed"
     wrong = [word for word in words if "=" not in word]
     from lorad.tui.draft import wrong_settings  # which reads YAML: not needed to show a screen
 
     return f"{wrong[0]} is not key=value" if wrong else wrong_settings(words)
-
-
-def _overrides(value: str) -> list[str]:
-    """Split what was typed into words. Raises ValueError for an open quote."""
-    return shlex.split(value)
 
 
 def _number(value: str | None) -> int | None:
@@ -148,18 +143,14 @@ def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struc
 def _resume(client: Client, run: str, values: _Values) -> Struct:
     start = _number(values.get("from"))
     steps = _number(values.get("steps"))
-    return client.resume(run, step=start, steps=steps, overrides=_overrides(values.get("overrides", "")))
+    return client.resume(run, step=start, steps=steps, overrides=shlex.split(values.get("overrides", "")))
 
 
 def _fork(client: Client, version: str, values: _Values) -> Struct:
-    overrides = _overrides(values.get("overrides", ""))
+    overrides = shlex.split(values.get("overrides", ""))
     steps = _number(values.get("steps"))
     name = values.get("name", "").strip() or None
     return client.fork(version, overrides=overrides, name=name, steps=steps, fresh=False)
-
-
-def _export(client: Client, version: str, values: _Values) -> Struct:
-    return client.export(version, str(expanded(values["directory"].strip()).absolute()))
 
 
 def _serves(_target: str, row: Swapped) -> str:
@@ -255,7 +246,9 @@ VERSIONS = (
         "export",
         "version",
         "Copy it, verified, as a PEFT directory",
-        _export,
+        lambda client, version, values: client.export(
+            version, str(expanded(values["directory"].strip()).absolute())
+        ),
         lambda version, values: _command("export", version, values.get("directory", "").strip() or "DIR"),
         lambda version, row: f"{version} is in {row.path}.",
         fields=_DIRECTORY,

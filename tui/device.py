@@ -76,9 +76,19 @@ class DeviceScreen(TableScreen):
         self._draw()
         rows = dict[str, Cells]()
         values = dict[str, Values]()
-        for number, process in enumerate(device.processes):
+        lorads = f"lorad, pool {_pool_of(device)}"
+        lorads += f": {', '.join(data.pool.tenants)}" if data.pool and data.pool.tenants else ""
+        for process in device.processes:
             key = str(process.pid)
-            rows[key] = _cells(data, number)
+            texts = {
+                "pid": key,
+                "user": process.user or "unknown",
+                "memory": size(process.memory),
+                "process": process.name or "unseen",
+                "whose": lorads if process.ours else "not lorad's",
+            }
+            style = "" if process.ours else "yellow"
+            rows[key] = {name: cell(one_line(text), style) for name, text in texts.items()}
             values[key] = {
                 "pid": process.pid,
                 "user": process.user,
@@ -114,26 +124,6 @@ class DeviceScreen(TableScreen):
 
 def _pool_of(device: Device) -> str | None:
     return device.pool or (device.lease.pool if device.lease else None)
-
-
-def _cells(seen: _DeviceSeen, number: int) -> Cells:
-    device = seen.device
-    assert device is not None
-    process = device.processes[number]
-    if process.ours:
-        runs = ", ".join(seen.pool.tenants) if seen.pool else ""
-        whose = f"lorad, pool {_pool_of(device)}" + (f": {runs}" if runs else "")
-    else:
-        whose = "not lorad's"
-    row = {
-        "pid": str(process.pid),
-        "user": process.user or "unknown",
-        "memory": size(process.memory),
-        "process": process.name or "unseen",
-        "whose": whose,
-    }
-    style = "" if process.ours else "yellow"
-    return {key: cell(one_line(text), style) for key, text in row.items()}
 
 
 def hour(device: Device, width: int, height: int, now: float) -> Text:

@@ -68,7 +68,17 @@ class NodesScreen(TableScreen):
         rows = dict[str, Cells]()
         values = dict[str, Values]()
         for node in data.nodes:
-            rows[node.node] = _cells(node)
+            texts = {
+                "node": node.node,
+                "devices": str(node.count) if node.count else "cpu" if node.devices else "",
+                "free": str(node.free) if node.count else "",
+                "agents": ", ".join(node.agents),
+                "seen": age(node.seen_at),
+                "bases": ", ".join(map(base, reversed(node.bases))),
+                "last word": node.says,
+            }
+            rows[node.node] = {key: cell(one_line(text)) for key, text in texts.items()}
+            rows[node.node]["state"] = cell(node.state, _STYLES.get(node.state, ""))
             values[node.node] = {
                 "node": node.node,
                 "state": node.state,
@@ -88,18 +98,3 @@ class NodesScreen(TableScreen):
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
         self.action_pool()
-
-
-def _cells(node: NodeStatus) -> Cells:
-    row = {
-        "node": node.node,
-        "devices": str(node.count) if node.count else "cpu" if node.devices else "",
-        "free": str(node.free) if node.count else "",
-        "agents": ", ".join(node.agents),
-        "seen": age(node.seen_at),
-        "bases": ", ".join(map(base, reversed(node.bases))),
-        "last word": node.says,
-    }
-    return {key: cell(one_line(text)) for key, text in row.items()} | {
-        "state": cell(node.state, _STYLES.get(node.state, ""))
-    }

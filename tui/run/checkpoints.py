@@ -11,11 +11,12 @@ from lorad.records.runs import RunDetails
 from lorad.records.versions import Checkpoint
 from lorad.text import coarse_age, one_line, size
 from lorad.tui import keys
+from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.tab import RunTab
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import Column, Values
 from lorad.tui.widgets.line import Line
-from lorad.tui.widgets.table import Rows
+from lorad.tui.widgets.table import Cells, Rows
 
 _KINDS = ("checkpoint", "attempt", "rewind", "state", "end")
 _COLUMNS = (
@@ -70,21 +71,31 @@ class Checkpoints(RunTab):
         return None if self._had is before else self._had
 
     def show(self, data: _Shown) -> None:
-        self._found = {f"{one.step}.{one.attempt}": one for one in data.checkpoints}
+        self._found = {f"{saved.step}.{saved.attempt}": saved for saved in data.checkpoints}
         newest = next(iter(self._found), None)
-        self._table.show(
-            {key: _cells(one, data.at, is_newest=key == newest) for key, one in self._found.items()},
-            {
-                key: {"step": one.step, "size": one.bytes, "age": -one.created_at}
-                for key, one in self._found.items()
-            },
-        )
+        rows = dict[str, Cells]()
+        values = dict[str, Values]()
+        for key, saved in self._found.items():
+            behind = data.at - saved.step
+            texts = {
+                "step": str(saved.step),
+                "version": f"@{saved.version}",
+                "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
+                "size": size(saved.bytes),
+                "age": coarse_age(saved.created_at),
+                "path": one_line(saved.path),
+            }
+            word, style = ("● newest, whole", "bold green") if key == newest else ("✔ whole", "green")
+            rows[key] = {name: cell(text) for name, text in texts.items()}
+            rows[key]["state"] = Text(word, style=style, no_wrap=True)
+            values[key] = {"step": saved.step, "size": saved.bytes, "age": -saved.created_at}
+        self._table.show(rows, values)
         head = (
             "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run "
             "writes one."
         )
         if self._found:
-            weight = size(sum(checkpoint.bytes for checkpoint in self._found.values()))
+            weight = size(sum(saved.bytes for saved in self._found.values()))
             head = f"{len(self._found)} whole checkpoints, {weight}. Under the cursor: r resumes from it, "
             head += "f forks it."
         self.query_one("#checkpoints-head", Line).say(head)
@@ -108,19 +119,3 @@ class Checkpoints(RunTab):
 
     def command(self) -> str:
         return f"lorad checkpoints {shlex.quote(self.run_name)}"
-
-
-def _cells(checkpoint: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
-    """Make the cells of a row. at: the step that the run is at."""
-    behind = at - checkpoint.step
-    plain = {
-        "step": str(checkpoint.step),
-        "version": f"@{checkpoint.version}",
-        "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
-        "size": size(checkpoint.bytes),
-        "age": coarse_age(checkpoint.created_at),
-        "path": one_line(checkpoint.path),
-    }
-    row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-    word, style = ("● newest, whole", "bold green") if is_newest else ("✔ whole", "green")
-    return {**row, "state": Text(word, style=style, no_wrap=True)}

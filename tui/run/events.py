@@ -81,9 +81,20 @@ class Events(FilteredTab):
             self._events.clear()
         self._events.extend(data.events)
         before = self._rows
-        self._rows = {
-            str(event.id): before.get(str(event.id)) or _cells(event) for event in reversed(self._events)
-        }
+        self._rows = {}
+        for event in reversed(self._events):
+            row = before.get(str(event.id))
+            if row is None:
+                kind = one_line(event.kind)
+                then = time.localtime(event.at)
+                is_today = then[:3] == time.localtime()[:3]
+                when = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", then)
+                row = {
+                    "when": Text(when, style="dim"),
+                    "kind": Text(kind, style=_STYLES.get(kind, "")),
+                    "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
+                }
+            self._rows[str(event.id)] = row
         self._draw()
 
     def _draw(self) -> None:
@@ -136,17 +147,6 @@ class Events(FilteredTab):
         event.stop()
         self._words = words(event.value)
         self._draw()
-
-
-def _cells(event: Event) -> Cells:
-    kind = one_line(event.kind)
-    then = time.localtime(event.at)
-    is_today = then[:3] == time.localtime()[:3]
-    return {
-        "when": Text(time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", then), style="dim"),
-        "kind": Text(kind, style=_STYLES.get(kind, "")),
-        "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
-    }
 
 
 def what(event: Event) -> str:

@@ -155,7 +155,15 @@ class Base(Screen[None]):
     ) -> None:
         """Ask for what is needed, say what will be lost, do it, say what came of it."""
         try:
-            self._refuse(action, targets)
+            self.must_act()
+            for target in targets:
+                if not action.of_others and not self.lorad.may_act(owner := self.owner(target)):
+                    raise NotAllowed(f"{target} belongs to {owner}: here it can only be looked at.", hint="")
+            if action.fields and not action.many and len(targets) > 1:
+                raise Conflict(
+                    f"{action.verb} is for one at a time, and {len(targets)} are marked.",
+                    hint="space unmarks.",
+                )
             values: Mapping[str, str] | None = {}
             if action.fields:
                 whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
@@ -168,17 +176,6 @@ class Base(Screen[None]):
         except LoradError as error:
             self._acted_on = self._subject(targets)
             self.say_error(error)
-
-    def _refuse(self, action: Action, targets: Sequence[str]) -> None:
-        """Raise NotAllowed or Conflict where the action is not possible."""
-        self.must_act()
-        for target in targets:
-            if not action.of_others and not self.lorad.may_act(owner := self.owner(target)):
-                raise NotAllowed(f"{target} belongs to {owner}: here it can only be looked at.", hint="")
-        if action.fields and not action.many and len(targets) > 1:
-            raise Conflict(
-                f"{action.verb} is for one at a time, and {len(targets)} are marked.", hint="space unmarks."
-            )
 
     def must_act(self) -> None:
         """Raise NotAllowed where nothing may be done."""

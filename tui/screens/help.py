@@ -18,6 +18,9 @@ from lorad.tui.actions import ACTIONS
 from lorad.tui.port import AppPort
 
 _Sections = dict[str, list[Binding]]
+_SECTIONS: _Sections = {
+    heading: [key for key in bindings if isinstance(key, Binding)] for heading, bindings in keys.HELP.items()
+}
 _KEYS = 13  # cells
 _IDS = 20
 # headings of what is not of one screen alone, the last one last
@@ -114,34 +117,25 @@ class Help(ModalScreen[None]):
 def _nearest(working: Sequence[str]) -> _Sections:
     """Return the sections of these ids, in their order; what is not of one screen alone comes last."""
     places = {id: place for place, id in enumerate(working)}
-    sections = _listed()
     first = dict[str, int]()
-    for heading, bindings in sections.items():
+    for heading, bindings in _SECTIONS.items():
         if inside := [places[key.id] for key in bindings if key.id in places]:
             first[heading] = min(inside)
     headings = sorted(first, key=first.__getitem__)
     headings.sort(key=lambda heading: _COMMON.index(heading) if heading in _COMMON else 0)
-    return {heading: sections[heading] for heading in headings}
+    return {heading: _SECTIONS[heading] for heading in headings}
 
 
 def _matching(words: Sequence[str], keymap: Mapping[str, str]) -> _Sections:
     """Return the keys of whose line and heading all words are a part."""
     sections: _Sections = {}
-    for heading, bindings in _listed().items():
+    for heading, bindings in _SECTIONS.items():
         for key in bindings:
-            text = f"{heading} {_typed(key, keymap)} {_meaning(key)} {key.id}".casefold()
+            typed = key_names(keymap.get(key.id or "", key.key))
+            text = f"{heading} {typed} {_meaning(key)} {key.id}".casefold()
             if all(word in text for word in words):
                 sections.setdefault(heading, []).append(key)
     return sections
-
-
-def _listed() -> _Sections:
-    return {heading: [key for key in some if isinstance(key, Binding)] for heading, some in keys.HELP.items()}
-
-
-def _typed(key: Binding, keymap: Mapping[str, str]) -> str:
-    """Return the names of the keys for this action."""
-    return key_names(keymap.get(key.id or "", key.key))
 
 
 def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
@@ -153,9 +147,8 @@ def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
         )
         table.expand = True
         for key in bindings:
-            table.add_row(
-                Text(_typed(key, keymap), style="cyan"), Text(_meaning(key)), Text(key.id or "", style="dim")
-            )
+            typed = key_names(keymap.get(key.id or "", key.key))
+            table.add_row(Text(typed, style="cyan"), Text(_meaning(key)), Text(key.id or "", style="dim"))
         parts += [Text(heading, style="bold"), table]
     return Group(*parts)
 
