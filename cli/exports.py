@@ -123,12 +123,16 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
         _refuse_quantized(run)
         _refuse_other_base(base, run)
         text = card(exported, settings, run, merged=str(base))
+
+        def add_card(directory: Path) -> None:
+            (directory / _CARD).write_text(text)
+
         with _shown(f"merging {exported.version}") as progress:
             merged = write_merged(
                 read_peft(temporary, base=None),
                 base,
                 target,
-                lambda directory: (directory / _CARD).write_text(text),
+                add_card,
                 progress,
             )
     finally:
