@@ -156,31 +156,28 @@ class Painter:
         """Return the rows by key, newest first."""
         laid = layout(history)
         versions = {str(one.version): one for one in history.versions}
-        counts = {row.key for row in laid if not row.rails}  # what came to be what the run is now
-        rows = {row.key: self._row(row, versions.get(row.key), history, row.key in counts) for row in laid}
+        counting = {row.key for row in laid if not row.rails}  # what came to be what the run is now
+        rows = dict[str, tuple[Any, Cells]]()
+        for row in laid:
+            version = versions.get(row.key)
+            is_current = version is not None and version.version == history.current
+            counts = row.key in counting
+            since = coarse_age(version.created_at if version else None)
+            facts = (row, version, is_current, counts, history.origin, since)
+            before = self._made.get(row.key)
+            if before is not None and before[0] == facts:
+                rows[row.key] = before
+            elif version is not None:
+                rows[row.key] = facts, _cells(version, row.rails, is_current=is_current, counts=counts)
+            else:
+                name = Text(f"{row.rails}◇ {one_line(history.origin)}")
+                if row.key != ORIGIN:
+                    name = Text.assemble((row.rails, "dim"), "→ ", one_line(row.key.removeprefix(FORK)))
+                state = Text("origin" if row.key == ORIGIN else "forked run")
+                blank = {column.key: Text() for column in COLUMNS}
+                rows[row.key] = facts, blank | {"version": name, "state": state}
         self._made = rows
         return {key: cells for key, (_, cells) in rows.items()}
-
-    def _row(self, row: _Row, version: Version | None, history: History, counts: bool) -> tuple[Any, Cells]:
-        is_current = version is not None and version.version == history.current
-        facts = (
-            row,
-            version,
-            is_current,
-            counts,
-            history.origin,
-            coarse_age(version.created_at if version else None),
-        )
-        before = self._made.get(row.key)
-        if before is not None and before[0] == facts:
-            return before
-        if version is None:
-            name = Text(f"{row.rails}◇ {one_line(history.origin)}")
-            if row.key != ORIGIN:
-                name = Text.assemble((row.rails, "dim"), "→ ", one_line(row.key.removeprefix(FORK)))
-            state = Text("origin" if row.key == ORIGIN else "forked run")
-            return facts, {column.key: Text() for column in COLUMNS} | {"version": name, "state": state}
-        return facts, _cells(version, row.rails, is_current=is_current, counts=counts)
 
 
 def _cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> Cells:

@@ -100,7 +100,28 @@ def grouped(rows: Iterable[samples.Sample]) -> list[Group]:
         id = row.prompt_id
         if id not in groups:
             groups[id] = Group(id, len(groups), inert(row.prompt), inert(row.answer), row.problem)
-        groups[id].samples.append(_sample(row, groups[id].prompt))
+        text, parts = told(row)
+        logprob = _finite(row.logprob)
+        logprobs = [value for value in row.logprobs if value is not None]
+        if row.logprob is None and logprobs and len(logprobs) == len(row.logprobs):
+            logprob = _finite(sum(logprobs) / len(logprobs))
+        sample = Sample(
+            index=row.index,
+            completion=text,
+            reward=_finite(row.reward),
+            advantage=_finite(row.advantage),
+            size=row.size,
+            logprob=logprob,
+            ending=one_line(row.ending),
+            error=inert(row.error),
+            version=inert(row.version).rpartition("@")[2][:12],
+            rewards={inert(k): v for k, value in row.rewards.items() if (v := _finite(value)) is not None},
+            parts=parts,
+            turn_count=row.turn_count,
+            rows=row.rows,
+            prompt=groups[id].prompt,
+        )
+        groups[id].samples.append(sample)
     return list(groups.values())
 
 
@@ -109,30 +130,6 @@ def selected(groups: Iterable[Group], choice: Choice) -> list[Group]:
     takes = choice.test()
     left = (replace(group, samples=list(filter(takes, group.samples))) for group in groups)
     return [group for group in left if group.samples]
-
-
-def _sample(row: samples.Sample, prompt: str) -> Sample:
-    text, parts = told(row)
-    logprob = _finite(row.logprob)
-    logprobs = [value for value in row.logprobs if value is not None]
-    if row.logprob is None and logprobs and len(logprobs) == len(row.logprobs):
-        logprob = _finite(sum(logprobs) / len(logprobs))
-    return Sample(
-        index=row.index,
-        completion=text,
-        reward=_finite(row.reward),
-        advantage=_finite(row.advantage),
-        size=row.size,
-        logprob=logprob,
-        ending=one_line(row.ending),
-        error=inert(row.error),
-        version=inert(row.version).rpartition("@")[2][:12],
-        rewards={inert(k): v for k, value in row.rewards.items() if (v := _finite(value)) is not None},
-        parts=parts,
-        turn_count=row.turn_count,
-        rows=row.rows,
-        prompt=prompt,
-    )
 
 
 def _finite(value: Any) -> float | None:

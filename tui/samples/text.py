@@ -140,7 +140,15 @@ def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[
 
     Word by word, each pair is one text, with [-what is gone-] and {+what is new+}.
     """
-    sections = [_prompts(before, after)]
+    if before.group.prompt == after.group.prompt:
+        either = before.group if before.is_here else after.group
+        sections = [Section([Block(f"prompt {either.id}", "bold"), _prompt(either)])]
+    else:
+        prompts = (
+            [Block(f"{side.name}, prompt {side.group.id}", "bold"), _prompt(side.group)]
+            for side in (before, after)
+        )
+        sections = [Section(*prompts)]
     places = zip_longest(ordered(before.group.samples, by), ordered(after.group.samples, by))
     for left_place, other in places:
         left = None if left_place is None else before.group.samples[left_place]
@@ -175,17 +183,6 @@ def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
             blocks += said if side.is_here else (block._replace(key=None) for block in said)
             blocks += _wrong(sample)
     return [Section(blocks)]
-
-
-def _prompts(before: Side, after: Side) -> Section:
-    if before.group.prompt == after.group.prompt:
-        either = before.group if before.is_here else after.group
-        return Section([Block(f"prompt {either.id}", "bold"), _prompt(either)])
-    left, right = (
-        [Block(f"{side.name}, prompt {side.group.id}", "bold"), _prompt(side.group)]
-        for side in (before, after)
-    )
-    return Section(left, right)
 
 
 def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> Section:
