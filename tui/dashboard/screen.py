@@ -65,6 +65,8 @@ class Dashboard(Base):
     def __init__(self) -> None:
         super().__init__()
         self._news = _NOTHING
+        self._counts = Counter[str]()  # of the runs by state
+        self._pace = 0.0  # tokens per second of all runs
         self._runs: dict[str, Run] = {}
         self._alarms: dict[str, list[Alarm]] = {}  # by run
         self._made = CellMaker()
@@ -112,6 +114,8 @@ class Dashboard(Base):
 
     def show(self, data: Snapshot) -> None:
         self._news = data
+        self._counts = Counter(run.state for run in data.runs)
+        self._pace = sum(rate(run) or 0.0 for run in data.runs)
         self._runs = {run.name: run for run in data.runs}
         self._alarms = {}
         for alarm in data.alarms:
@@ -204,12 +208,10 @@ class Dashboard(Base):
     # -- title and what is under the cursor ------------------------------------------------------------------
     def _draw_frame(self) -> None:
         """Draw the title, and why the run under the cursor waits or ended, its alarms, whose it is."""
-        runs = self._news.runs
-        counts = Counter(run.state for run in runs)
-        pace = sum(rate(run) or 0.0 for run in runs)
+        counts = self._counts
         parts = [", ".join(f"{counts[state]:,} {state}" for state in _ORDER if state in counts) or "no runs"]
-        parts += [f"{one_liners.speed(pace)} tok/s"] if pace else []
-        parts += [f"{len(self.table.names):,} of {len(runs):,} shown"] if self.filter else []
+        parts += [f"{one_liners.speed(self._pace)} tok/s"] if self._pace else []
+        parts += [f"{len(self.table.names):,} of {len(self._runs):,} shown"] if self.filter else []
         parts += [self.table.says] if self.table.says else []
         parts += ["old runs too"] if self.board.all else []
         self.say_title(Text.assemble(("lorad  ", "bold"), " · ".join(parts)))
