@@ -25,10 +25,11 @@ _Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
 @dataclass(frozen=True)
 class Field:
-    """Something to type.
+    """A text that an action asks for.
 
-    flag: the command's flag for it; "": it is an argument.
-    check: says what is wrong with a value, or "".
+    Attributes:
+        flag: The command's flag for it; "" where it is an argument.
+        check: Says what is wrong with a value, or "".
     """
 
     key: str
@@ -42,15 +43,16 @@ class Field:
 class Action:
     """An action that keys, palette and help offer.
 
-    on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`.
-    says: what it does, for help and palette.
-    fields: what is asked for first.
-    lost: what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It runs on a
-        thread.
-    done: says what was done.
-    many: the same input can hold for several things at once.
-    of_others: being allowed to see a thing is enough.
-    over_when: states of a run in which nothing is left to do.
+    Attributes:
+        on: The kind of thing that it acts on: `run`, `version`, `alias` or `pool`.
+        says: What it does, for help and palette.
+        fields: What is asked for first.
+        lost: Says what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It
+            runs on a thread.
+        done: Says what was done.
+        many: The same input can hold for several things at once.
+        of_others: Whoever may see a thing may do it.
+        over_when: The states of a run in which nothing is left to do.
     """
 
     verb: str

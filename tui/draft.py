@@ -35,9 +35,10 @@ _Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 class Source:
     """The start of a form.
 
-    cwd: where its relative paths begin.
-    command: the shell command, to which overrides are added; "" if there is no file for it.
-    note: what else the user should know.
+    Attributes:
+        cwd: The directory where its relative paths begin.
+        command: The shell command, to which overrides are added; "" if there is no file for it.
+        note: What else the user should know.
     """
 
     title: str
@@ -68,8 +69,9 @@ class Source:
 class Draft:
     """A spec as far as the fields can be read.
 
-    values: what the fields say.
-    wrong: messages by key; by MORE, or by "" if no field is to blame.
+    Attributes:
+        values: What the fields say.
+        wrong: What is wrong, by key; by MORE, or by "" if no field is to blame.
     """
 
     values: Flat

@@ -34,10 +34,11 @@ PAUSE = 20  # after a slow question, times what it took
 class Changes:
     """Collects what happened since the last reading.
 
-    everything: what happened is unknown, so all may have changed.
-    tick: it is time to read what has no events.
-    kinds: kinds of events by run.
-    events: the last events themselves.
+    Attributes:
+        everything: What happened is unknown, so all may have changed.
+        tick: It is time to read what has no events.
+        kinds: The kinds of events by run.
+        events: The last events themselves.
     """
 
     everything: bool = False

@@ -29,9 +29,10 @@ OTHER = "~"
 class SpecLine:
     """A line of a spec.
 
-    key: the dotted key of a section or a value.
-    sign: how the line differs from the other spec.
-    before: the value in the other spec, or the default where that has none.
+    Attributes:
+        key: The dotted key of a section or a value.
+        sign: How the line differs from the other spec.
+        before: The value in the other spec, or the default where that has none.
     """
 
     key: str

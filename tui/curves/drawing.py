@@ -108,10 +108,11 @@ class _Canvas:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve.
+    """The points of one run that are joined by a line.
 
-    place: the place of its run, from 0.
-    ground: is it drawn faintly beneath the others.
+    Attributes:
+        place: The place of its run, from 0.
+        ground: It is drawn faintly beneath the others.
     """
 
     xs: array[int]
@@ -125,12 +126,14 @@ class Curve:
 class Plot:
     """The content of a chart.
 
-    curves: the first one is beneath.
-    marks, bad: the markers of the first run, and its steps without a number.
-    log: y are exponents of ten.
-    spikes: nothing may lie outside.
-    x: what the x are, one of AXES.
-    best: the best point of each curve, with the place of its run.
+    Attributes:
+        curves: The curves, the lowest one first.
+        marks: The markers of the first run.
+        bad: The steps of the first run that have no number.
+        log: The y are exponents of ten.
+        spikes: No stroke may lie outside.
+        x: What the x are, one of AXES.
+        best: The best point of each curve, with the place of its run.
     """
 
     curves: Sequence[Curve]
@@ -193,8 +196,9 @@ class _Scale:
 class Picture:
     """What was drawn: `chars[row][cell]`; the last row has the numbers of x.
 
-    looks: the name of each cell's look: axis, grid, label, mark, bad, cut, letter, best0, ground0, run0 ...
-    cut: how many strokes lie outside.
+    Attributes:
+        looks: The name of each cell's look: axis, grid, label, mark, bad, cut, letter, best0, ground0, run0 …
+        cut: How many strokes lie outside.
     """
 
     chars: list[list[str]]

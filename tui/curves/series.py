@@ -107,8 +107,10 @@ class Series:
 
 
 class Track:
-    """A run: a series for each metric, of every `every`-th step and the last one. detail: more of a window of
-    it.
+    """A run: a series for each metric, of every `every`-th step and the last one.
+
+    Attributes:
+        detail: The steps of a window at a finer grain.
     """
 
     def __init__(self, every: int = 1) -> None:

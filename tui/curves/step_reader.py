@@ -24,14 +24,15 @@ _PAGE = 2000  # steps in one answer
 class Part:
     """News of a run.
 
-    reset: forget what was there, this is another attempt.
-    every: from now on only multiples of this number are kept.
-    steps: the steps that follow.
-    evals: None when unchanged.
-    detail: another detail than before.
-    finer: the steps that follow in the detail.
-    more: there is more to read.
-    gone: why the run cannot be read.
+    Attributes:
+        reset: This is another attempt, so what was read before is forgotten.
+        every: From now on only steps that are multiples of this number are kept.
+        steps: The steps that follow.
+        evals: The series of the evaluations; None when nothing in them changed.
+        detail: Another detail than before.
+        finer: The steps that follow in the detail.
+        more: There is more to read.
+        gone: Why the run cannot be read.
     """
 
     run: str

@@ -62,10 +62,11 @@ class Lazy(Mapping[str, _T], Generic[_T]):
 class CellMaker:
     """Makes cells of runs: the same ones as before as long as the run is the same one, and as old.
 
-    columns: the names of the columns.
-    width: how many cells `recent` has.
-    scale: the least and the largest of what `recent` shows.
-    has_losses: a run of the table has a loss in the place of a reward, so that each figure has its name.
+    Attributes:
+        columns: The names of the columns.
+        width: How many cells `recent` has.
+        scale: The least and the largest reward that `recent` shows.
+        has_losses: A run of the table has a loss in the place of a reward, so that each figure has its name.
     """
 
     def __init__(self) -> None:

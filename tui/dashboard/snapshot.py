@@ -81,10 +81,11 @@ if TYPE_CHECKING:
 class Snapshot:
     """The state at one moment.
 
-    runs: the runs, newest first; the runs that ended come last.
-    events: the events that are not routine, newest first.
-    alarms: the alarms, worst first.
-    costs: the costs by run, where a column shows them.
+    Attributes:
+        runs: The runs, newest first; the runs that ended come last.
+        events: The events that are not routine, newest first.
+        alarms: The alarms, worst first.
+        costs: The costs by run, where a column shows them.
     """
 
     runs: tuple[Run, ...] = ()
@@ -98,9 +99,10 @@ class Snapshot:
 class Board:
     """The data, kept up to date by one thread.
 
-    all: also the runs that ended more than a day ago.
-    columns: the names of the columns that are shown, for which more is asked.
-    acknowledged: the runs that ended and whose alarms are left out.
+    Attributes:
+        all: Runs that ended more than a day ago are listed, too.
+        columns: The names of the columns that are shown, for which more is asked.
+        acknowledged: The runs that ended and whose alarms are left out.
     """
 
     def __init__(

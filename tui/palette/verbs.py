@@ -22,9 +22,10 @@ _LIVE = frozenset(str(state) for state in RunState if not state.is_over)
 class Verb:
     """A verb of the line.
 
-    takes: what each argument is, in words of `candidates.Source`; the last one may come again.
-    flags: what each option is completed with.
-    left_out: states of runs that a glob or filter leaves out, and that are not offered.
+    Attributes:
+        takes: What each argument is, in words of `candidates.Source`; the last one may come again.
+        flags: What each option is completed with.
+        left_out: The states of runs that a glob or filter leaves out, and that are not offered.
     """
 
     name: str

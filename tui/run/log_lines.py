@@ -63,8 +63,9 @@ def wanted(line: str, words: Words) -> bool:
 class LogLines:
     """The lines of a log.
 
-    shown: the lines that match the filter.
-    width: the cells of the widest line that is shown, or more.
+    Attributes:
+        shown: The lines that match the filter.
+        width: The cells of the widest line that is shown, or more.
     """
 
     def __init__(self, most: int = _MOST) -> None:

@@ -113,9 +113,10 @@ class LogView(ScrollView, can_focus=True):
 class Part(NamedTuple):
     """A part of the log of process `of`.
 
-    is_new: it replaces what was shown before.
-    before: bytes of the log that are left out.
-    sources: the processes that have logs.
+    Attributes:
+        is_new: It replaces what was shown before.
+        before: How many bytes of the log are left out.
+        sources: The processes that have logs.
     """
 
     of: str

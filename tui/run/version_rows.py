@@ -100,10 +100,11 @@ def _lines(
 class History(NamedTuple):
     """The versions of a run, and what they came from and led to.
 
-    versions: the versions that are shown, oldest first; `left_out` more are not.
-    current: the number of the current version.
-    origin: what the run came from, or "".
-    forks: the runs that were forked, and the number that each was forked from.
+    Attributes:
+        versions: The versions that are shown, oldest first; `left_out` more are not.
+        current: The number of the current version.
+        origin: What the run came from, or "".
+        forks: The runs that were forked, and the number of the version that each was forked from.
     """
 
     versions: Sequence[Version]

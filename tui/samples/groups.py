@@ -22,14 +22,15 @@ ORDERS = ("as drawn", "reward", "advantage", "length")
 class Sample:
     """A sample, fit to be shown.
 
-    completion: the text without control characters; of an episode, all that was said.
-    size: how many tokens the model sampled.
-    logprob: the mean over the tokens.
-    version: the number of the version.
-    rewards: the components of the reward.
-    parts: what the completion is made of.
-    rows: how many rows of training an episode makes.
-    prompt: the prompt of the group.
+    Attributes:
+        completion: The text without control characters; of an episode, all that was said.
+        size: How many tokens the model sampled.
+        logprob: The mean over the tokens.
+        version: The number of the version.
+        rewards: The components of the reward.
+        parts: What the completion is made of.
+        rows: How many rows of training an episode makes.
+        prompt: The prompt of the group.
     """
 
     index: int
@@ -55,7 +56,10 @@ class Sample:
 @dataclass
 class Group:
     """All samples of one prompt, which has no control characters here either.
-    rank: its place in the step, from 0. problem: its number among those of an evaluation, from 1.
+
+    Attributes:
+        rank: The place of the prompt in the step, from 0.
+        problem: The number of the prompt among the problems of an evaluation, from 1.
     """
 
     id: str

@@ -47,10 +47,11 @@ Known = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group a
 class Look(NamedTuple):
     """How texts are shown.
 
-    special: special tokens are marked, and blanks and line ends shown.
-    markdown: Markdown is rendered.
-    chances: the styles of tokens, by group and index of their sample; None: tokens are not coloured.
-    needle: what a search marks in rendered text, where it has other places.
+    Attributes:
+        special: Special tokens are marked, and blanks and line ends shown.
+        markdown: Markdown is rendered.
+        chances: The styles of tokens, by group and index of their sample; None: tokens are not coloured.
+        needle: What a search marks in rendered text, where it has other places.
     """
 
     special: bool = False

@@ -17,9 +17,10 @@ LIMIT = 10_000  # samples of a step that are asked for
 class Step(NamedTuple):
     """The samples of one step.
 
-    words: why there are no samples.
-    set: the set of an evaluation; "": training.
-    steps: all steps that may have samples, in order.
+    Attributes:
+        words: Why there are no samples.
+        set: The set of an evaluation; "" for training.
+        steps: All steps that may have samples, in order.
     """
 
     number: int

@@ -41,10 +41,11 @@ def scale(groups: Sequence[Group]) -> Scale:
 class View(NamedTuple):
     """How a group is shown.
 
-    of: how many prompts the step has.
-    by: one of ORDERS.
-    scale: the scale of the step.
-    only: the place of the one sample that is shown; None: all of the group.
+    Attributes:
+        of: How many prompts the step has.
+        by: One of ORDERS.
+        scale: The scale of the step.
+        only: The place of the one sample that is shown; None where all of the group are.
     """
 
     of: int

@@ -36,12 +36,13 @@ COLUMNS = (
 
 
 class Data(NamedTuple):
-    """What was read.
+    """The aliases, and what is known of the versions that they serve.
 
-    pools: by version, a pool that has it loaded.
-    rewards: the rewards by version.
-    moves: the moves of `alias`, newest first.
-    kept: whether the base of the alias's run is kept warm.
+    Attributes:
+        pools: A pool that has the version loaded, by version.
+        rewards: The rewards by version.
+        moves: The moves of `alias`, newest first.
+        kept: The base of the alias's run is kept warm.
     """
 
     aliases: list[ServedAlias]

@@ -10,13 +10,15 @@ PADDING = 2  # cells beside each column
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column of a table.
 
-    least, most: how many cells it is wide.
-    leaves: the larger, the sooner it goes when there is no room; 0: it never goes.
-    rest: it takes the room that is left.
-    orders: rows can be ordered by it.
-    shrinks: to so many cells it shrinks before others go; 0: it does not.
+    Attributes:
+        least: How many cells it is wide at least.
+        most: How many cells it is wide at most.
+        leaves: The larger, the sooner it goes when there is no room; with 0 it never goes.
+        rest: It takes the room that is left.
+        orders: Rows can be ordered by it.
+        shrinks: How many cells it shrinks to before others go; with 0 it does not shrink.
     """
 
     key: str

@@ -38,8 +38,9 @@ Cells = dict[str, Text]  # by column
 class Rows(ScrollView, can_focus=True):
     """A table of rows, which `show` fills.
 
-    key: the row under the cursor.
-    chosen: the marked rows, or else the row under the cursor.
+    Attributes:
+        key: The row under the cursor.
+        chosen: The marked rows, or else the row under the cursor.
     """
 
     ALLOW_SELECT = False

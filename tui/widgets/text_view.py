@@ -74,13 +74,14 @@ def _fitting(text: str, width: int) -> int:
 class Block(NamedTuple):
     """Text without control characters.
 
-    spans: the styles of parts, in order, none over another.
-    key: what `mark` and `go` call the block.
-    name: what a long block is called where its middle is hidden; "": it is always whole.
-    until: where the part that counts ends; what follows, as the generation prompt does, is hidden, too.
-    at: where the block begins in the text of its key, of which it may be a part.
-    short: one line that is shown instead while there is little room.
-    made: gives text and spans for a width instead.
+    Attributes:
+        spans: The styles of parts, in order, none over another.
+        key: What `mark` and `go` call the block.
+        name: What a long block is called where its middle is hidden; "" where it is always whole.
+        until: Where the part that counts ends; what follows, as the generation prompt does, is hidden, too.
+        at: Where the block begins in the text of its key, of which it may be a part.
+        short: One line that is shown instead while there is little room.
+        made: Gives text and spans for a width instead.
     """
 
     text: str
