@@ -251,9 +251,9 @@ PICK: list[BindingType] = [
 ]
 
 SPEC: list[BindingType] = [
-    _prompt("d", "compare", "spec.diff", "Compare", "d"),
+    _prompt("d", "ask('other')", "spec.diff", "Compare", "d"),
     _key("a", "all", "spec.all", "Defaults too"),
-    _prompt("slash", "search", "spec.search", "Search", "/"),
+    _prompt("slash", "ask('search')", "spec.search", "Search", "/"),
     _key("Y", "copy_yaml", "spec.copy", "Copy the YAML"),
     _key("L", "like", "spec.like", "New run like it"),
 ]

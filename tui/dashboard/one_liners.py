@@ -44,11 +44,6 @@ def speed(tokens: Any) -> str:
     return f"{tokens:,.0f}" if isinstance(tokens, int | float) and math.isfinite(tokens) else ""
 
 
-def memory(device: Device) -> float:
-    """Return the part of the memory that is in use."""
-    return device.memory_used / device.memory_total if device.memory_total else 0.0
-
-
 def busy(device: Device) -> str:
     return "" if device.utilization is None else f"{device.utilization:.0%}"
 

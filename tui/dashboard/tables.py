@@ -104,7 +104,7 @@ class Devices(Pane):
         values = dict[str, Values]()
         self.pools = pools = dict[str, str | None]()
         for device in devices:
-            memory = one_liners.memory(device)
+            memory = device.memory_used / device.memory_total if device.memory_total else 0.0
             rows[device.device] = _cells(
                 {
                     "device": device.device,

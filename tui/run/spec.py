@@ -179,17 +179,13 @@ class SpecTab(RunTab):
         self._all = not self._all
         self._draw()
 
-    def action_search(self) -> None:
-        self._ask("#spec-search")
-
-    def action_compare(self) -> None:
-        self._ask("#spec-other")
-        self.complete()
-
-    def _ask(self, prompt: str) -> None:
-        field = self.query_one(prompt, Input)
+    def action_ask(self, what: str) -> None:
+        """Open the field for the words of a `search`, or for the `other` run."""
+        field = self.query_one(f"#spec-{what}", Input)
         field.display = True
         self.screen.set_focus(field)  # at once: what is typed next is its
+        if what == "other":
+            self.complete()
 
     def action_like(self) -> None:
         self.base.lorad.open("form", self.run_name)
