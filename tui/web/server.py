@@ -184,7 +184,8 @@ class Site(Server):
         async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
             tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
             print(  # on stderr: stdout has the URLs alone
-                "lorad's screens in a browser, for you alone. From another machine, run there first: " + tunnel,
+                "lorad's screens in a browser, for you alone. From another machine, run there first: "
+                + tunnel,
                 "This URL is good for one visit; enter prints another one, ctrl+c ends everything.",
                 sep="\n",
                 file=sys.stderr,
