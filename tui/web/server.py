@@ -182,22 +182,10 @@ class Site(Server):
         app.on_response_prepare.append(self.door.mark)
         app.on_shutdown.append(self._stop_sessions)
         async with serve_within(app, [self._listening], CONNECTIONS, name="lorad tui", goodbye=1.0):
-            tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
-            print(  # on stderr: stdout has the URLs alone
-                "lorad's screens in a browser, for you alone. From another machine, run there first: "
-                + tunnel,
-                "This URL is good for one visit; enter prints another one, ctrl+c ends everything.",
-                sep="\n",
-                file=sys.stderr,
-                flush=True,
-            )
-            print(self.door.offer(), flush=True)
-            loop = asyncio.get_running_loop()
-            with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
-                loop.add_reader(sys.stdin.fileno(), self._pressed)
+            self._introduce()
             over = asyncio.Event()
             for number in _ENDS:
-                loop.add_signal_handler(number, over.set)
+                asyncio.get_running_loop().add_signal_handler(number, over.set)
             await over.wait()
 
     async def _stop_sessions(self, _: web.Application) -> None:
@@ -230,6 +218,20 @@ class Site(Server):
     def _make_room(self) -> None:
         if len(self._sessions) >= SESSIONS:
             raise web.HTTPServiceUnavailable(text=_FULL)
+
+    def _introduce(self) -> None:
+        """Say in the terminal how the server is reached, and print the first URL."""
+        tunnel = f"ssh -L {self.port}:127.0.0.1:{self.port} {socket.gethostname()}"
+        print(  # on stderr: stdout has the URLs alone
+            "lorad's screens in a browser, for you alone. From another machine, run there first: " + tunnel,
+            "This URL is good for one visit; enter prints another one, ctrl+c ends everything.",
+            sep="\n",
+            file=sys.stderr,
+            flush=True,
+        )
+        print(self.door.offer(), flush=True)
+        with contextlib.suppress(PermissionError):  # a file or nothing: nobody presses enter there
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._pressed)
 
     def _pressed(self) -> None:
         """Print another URL where somebody pressed enter in the terminal."""

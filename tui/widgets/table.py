@@ -276,7 +276,7 @@ class Rows(ScrollView, can_focus=True):
         width = self.size.width
         base = self.rich_style
         if y < _HEAD:
-            return _strip(self._heading(), self.get_component_rich_style("rows--head"), _NOTHING, width)
+            return _strip(self.heading(), self.get_component_rich_style("rows--head"), _NOTHING, width)
         row = y - _HEAD + self.scroll_offset.y
         if row >= self.row_count:
             return Strip.blank(width, base)
@@ -287,14 +287,10 @@ class Rows(ScrollView, can_focus=True):
             cursor = self.get_component_rich_style("rows--cursor")
             base = base + cursor
             over = Style.from_color(cursor.color)
-        name = self.on_page[row]
-        cells = self._shown[name]
-        drawn = self._parts.get(name)
-        if drawn is None or drawn[0] is not cells:
-            drawn = self._parts[name] = cells, self._joined(cells)
-        return _strip(drawn[1], base, over, width)
+        return _strip(self.line(row), base, over, width)
 
-    def _heading(self) -> _Parts:
+    def heading(self) -> _Parts:
+        """Return the heading as it is drawn."""
         cells = {}
         for name, width in self.widths.items():
             title = self.titles.get(name, name)
@@ -307,6 +303,15 @@ class Rows(ScrollView, can_focus=True):
             return parts
         used = sum(self.widths.values()) + PADDING * len(self.widths)
         return [*parts, Segment(f"+{missing}›".rjust(max(self.size.width - used - 1, 0)))]
+
+    def line(self, row: int) -> _Parts:
+        """Return a row as it is drawn; it is made once for the same cells."""
+        name = self.on_page[row]
+        cells = self._shown[name]
+        drawn = self._parts.get(name)
+        if drawn is None or drawn[0] is not cells:
+            drawn = self._parts[name] = cells, self._joined(cells)
+        return drawn[1]
 
     def _joined(self, cells: Cells) -> _Parts:
         line = Text()
