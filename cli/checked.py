@@ -45,16 +45,7 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
         yield "rate", f"{lr:g}{fits} fits {rate.why}"
     yield "memory", _memory(check)
     yield "data", ", ".join(_data(check))
-    every = spec["eval"]["every"]
-    if check.held_out:
-        figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
-        measured = " and ".join(name for name, holds in figures.items() if holds)
-        yield (
-            "held out",
-            f"{check.held_out} problems, every {every} steps: {measured or 'nothing is measured of them'}",
-        )
-    else:
-        yield "held out", "none" if every else "none, as eval.every is 0"
+    yield "held out", held_out_in_words(check)
     steps = int(trainer.get("steps", 0))
     yield "steps", f"{steps} of {check.samples_per_step} samples: {steps * check.samples_per_step:,} in all"
     sizes = map(output.size, (check.files.version_bytes, check.files.checkpoint_bytes))
@@ -83,6 +74,15 @@ def _data(check: Check) -> Iterator[str]:
         yield f"completions of {_lengths(look.completions)}"
     yield f"{look.cut} cut"
     yield f"{check.left_out} left out as too long"
+
+
+def held_out_in_words(check: Check) -> str:
+    """Say what is evaluated, and by what."""
+    if not check.held_out:
+        return "none" if check.spec["eval"]["every"] else "none, as eval.every is 0"
+    figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
+    measured = " and ".join(name for name, holds in figures.items() if holds) or "nothing is measured of them"
+    return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"
 
 
 def _lengths(lengths: Lengths) -> str:

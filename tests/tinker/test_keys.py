@@ -79,7 +79,7 @@ def test_the_hub_is_the_door_where_it_must(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     settings = TinkerSettings(8093, bases={"a/b": base, "not/served": "/models/c"})
-    assert door._not_on_the_hub(settings, ["a/b"]) == ["a/b"] * found
+    assert door.not_on_the_hub(settings, ["a/b"]) == ["a/b"] * found
 
 
 class OtherProgram(BaseHTTPRequestHandler):

@@ -44,13 +44,7 @@ def env(
     bases = [model["model_name"] for model in answer.get("supported_models", [])]
     url = f"http://127.0.0.1:{settings.port}"
     variables = {"TINKER_BASE_URL": url, _KEY: key, "TINKER_TELEMETRY": "0"}
-    strange = []  # bases that are directories and whose tokenizers are not in the hub cache either
-    if os.environ.get("HF_ENDPOINT") in (None, "", url):
-        named = {name: base for name, base in settings.bases.items() if name in bases}
-        strange = [
-            name for name, at in named.items() if at.partition("@")[0] != name and not _is_cached(name)
-        ]
-    if strange:
+    if strange := not_on_the_hub(settings, bases):
         variables |= {"HF_ENDPOINT": url} | ({"HF_TOKEN": key} if home.shared_by is not None else {})
     if as_json:
         output.print_json(variables | {"bases": bases})
@@ -89,6 +83,16 @@ def _key(home: Home, settings: TinkerSettings, *, new: bool) -> tuple[str, dict[
         )
     keep_own_key(home, key)
     return key, answer, "A new key, which the next call prints too; `lorad tinker keys` lists all."
+
+
+def not_on_the_hub(settings: TinkerSettings, served: list[str]) -> list[str]:
+    """List the bases that are directories and whose tokenizers are not in the hub cache either; none where
+    HF_ENDPOINT names another place.
+    """
+    if os.environ.get("HF_ENDPOINT") not in (None, "", f"http://127.0.0.1:{settings.port}"):
+        return []
+    named = {name: base for name, base in settings.bases.items() if name in served}
+    return [name for name, base in named.items() if base.partition("@")[0] != name and not _is_cached(name)]
 
 
 def _is_cached(name: str) -> bool:

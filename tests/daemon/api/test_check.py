@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lorad.children.ask import under_guard
-from lorad.cli.checked import _held_out, said
+from lorad.cli.checked import held_out_in_words, said
 from lorad.daemon.runs.preflight import answer
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.records.checks import Check
@@ -93,8 +93,8 @@ async def test_check_prints_the_dtype_of_the_run(
 )
 def test_check_says_what_is_evaluated(scored: bool, likely: bool, measured: str) -> None:
     found = Check("a", {"eval": {"every": 5}}, held_out=8, eval_scored=scored, eval_likely=likely)
-    assert _held_out(found) == f"8 problems, every 5 steps: {measured}"
-    assert _held_out(Check("a", {"eval": {"every": 0}})) == "none, as eval.every is 0"
+    assert held_out_in_words(found) == f"8 problems, every 5 steps: {measured}"
+    assert held_out_in_words(Check("a", {"eval": {"every": 0}})) == "none, as eval.every is 0"
 
 
 @pytest.mark.system
