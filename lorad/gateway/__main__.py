@@ -1,6 +1,6 @@
-"""`python -m lorad.gateway HOME`: the gateway of a home, until SIGTERM. Exit code 1: it could not start.
+"""Run the gateway of a home until SIGTERM: `python -m lorad.gateway HOME`. Exit code 1: it could not start.
 
-`HOME front` and `HOME owner` are those of a home that several users share: see `shared/front.py`.
+`HOME front` and `HOME owner` run the two gateways of a home that several users share: see `shared/front.py`.
 """
 
 import os
@@ -21,7 +21,7 @@ def main() -> int:
 def _gateway_of(home: Home, role: str) -> Service:
     """Make the gateway of a role.
 
-    The front never has a tokenizer or a template in it, and a user cannot read config.yaml of a shared home.
+    The front never loads a tokenizer or a template, and a user cannot read config.yaml of a shared home.
     """
     if role == "front":
         from lorad.gateway.shared.front import fronting

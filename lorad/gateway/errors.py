@@ -16,14 +16,19 @@ class Description(Struct, frozen=True):
     code: str | None
 
 
-class ErrorBody(Struct, frozen=True):
+class _ErrorBody(Struct, frozen=True):
     """An error as OpenAI writes it."""
 
     error: Description
 
 
 class ApiError(Exception):
-    """kind: `type` of the answer. retry_after: seconds, for what passes by itself."""
+    """An error that the client reads.
+
+    Args:
+        kind: The `type` of the answer.
+        retry_after: Seconds after which the client may ask again; None where asking again does not help.
+    """
 
     def __init__(
         self,
@@ -36,16 +41,10 @@ class ApiError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
-        self.param, self.code, self.retry_after = param, code, retry_after
-
-    @property
-    def body(self) -> ErrorBody:
-        return ErrorBody(Description(self.message, self.kind, self.param, self.code))
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        self.status = status
+        self.message = message
+        self.body = _ErrorBody(Description(message, kind, param, code))
+        self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
 
 
 def no_such_model(model: str) -> ApiError:
@@ -63,7 +62,7 @@ def refused(param: str, why: str, code: str | None = None) -> ApiError:
 def from_lorad(error: LoradError) -> ApiError:
     """Convert an error from behind the gateway.
 
-    Clients may ask again if a pool is full, gone or about to be there.
+    Clients may ask again where a pool is full, gone or still starting.
     """
     message = f"{error.message}. {error.hint}".rstrip(". ") + "."
     match error:

@@ -24,9 +24,10 @@ EVENT_STREAM = "text/event-stream"
 
 
 def guard(access: Access, limits: Limits) -> Middleware:
+    """Make the middleware that lets strangers in to `/health` alone, and nothing but OpenAI's errors out."""
+
     @web.middleware
     async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Nobody gets past it unknown but to `/health`, and nothing but OpenAI's errors gets out."""
         try:
             if request.method == "GET" and request.path == _HEALTH:
                 return await handler(request)
@@ -52,7 +53,7 @@ def guard(access: Access, limits: Limits) -> Middleware:
 
 
 def add_health(app: web.Application) -> None:
-    """Answer whoever watches that the process is up; of pools and versions this says nothing."""
+    """Tell whoever watches that the process is up; this says nothing about pools and versions."""
 
     async def health(_: web.Request) -> web.Response:
         return answer({})
@@ -70,7 +71,7 @@ def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = Non
 
 
 async def arrived(request: web.Request) -> bytes:
-    """The body. Raises ApiError when it takes too long."""
+    """Return the body of a request. Raises ApiError when it takes too long to arrive."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
@@ -79,5 +80,5 @@ async def arrived(request: web.Request) -> bytes:
 
 
 def event(body: Any) -> bytes:
-    """A server-sent one."""
+    """Write a body as a server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"

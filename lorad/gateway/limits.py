@@ -9,9 +9,9 @@ from lorad.gateway.errors import ApiError
 
 BODY_BYTES = 8 << 20
 BODY_SECONDS = 9.0  # for a body to arrive
-READ_SECONDS = 60.0  # for a client to take what was sent to it
-CONNECTIONS = Bounds(idle=75.0, write=READ_SECONDS, of_one=320, of_own=1024)
-BEHIND_FRONT = Bounds(idle=75.0, write=READ_SECONDS, of_one=1024, of_own=1024)  # of an owner's gateway
+_READ_SECONDS = 60.0  # for a client to take what was sent to it
+CONNECTIONS = Bounds(idle=75.0, write=_READ_SECONDS, of_one=320, of_own=1024)
+BEHIND_FRONT = Bounds(idle=75.0, write=_READ_SECONDS, of_one=1024, of_own=1024)  # of an owner's gateway
 POOL_SECONDS = 600.0  # for a pool to say anything more
 MOST_REQUESTS = 512  # at once
 MOST_OF_ONE = 256  # of one owner
@@ -19,10 +19,16 @@ MOST_SAMPLES = 4096  # of one request: prompts times n
 
 
 class Limits:
-    """Counts completions that are under way. most, of_one: MOST_REQUESTS and MOST_OF_ONE."""
+    """Counts the completions that are under way.
+
+    Args:
+        most: How many there may be at once; None: MOST_REQUESTS.
+        of_one: How many of them one owner may have; None: MOST_OF_ONE.
+    """
 
     def __init__(self, most: int | None = None, of_one: int | None = None) -> None:
-        self._most, self._of_one = most, of_one
+        self._most = most
+        self._of_one = of_one
         self._owners: Counter[str] = Counter()
 
     @property
@@ -31,7 +37,7 @@ class Limits:
 
     @contextmanager
     def place(self, owner: str) -> Iterator[None]:
-        """Around a request. Raises ApiError 429."""
+        """Count a request of an owner within the block. Raises ApiError 429 where there are too many."""
         most = MOST_REQUESTS if self._most is None else self._most
         of_one = MOST_OF_ONE if self._of_one is None else self._of_one
         if self.under_way >= most or self._owners[owner] >= of_one:

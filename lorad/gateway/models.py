@@ -9,7 +9,7 @@ from lorad.gateway.access import Access
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.guard import VERSION, answer
 from lorad.gateway.table import Table
-from lorad.protocol.served import Names, Served
+from lorad.protocol.served import Served
 
 
 class _Model(Struct, frozen=True):
@@ -29,31 +29,27 @@ class _Models(Struct, frozen=True):
 
 
 def add_models(app: web.Application, table: Table, access: Access) -> None:
-    app.router.add_get("/v1/models", partial(_list_models, table, access))
-    app.router.add_get("/v1/models/{model:.+}", partial(_show_model, table, access))
+    app.router.add_get("/v1/models", partial(_show, table, access))
+    app.router.add_get("/v1/models/{model:.+}", partial(_show, table, access))
 
 
-def _seen(table: Table, access: Access, request: web.Request) -> Names:
-    """Return the names that the client may see."""
-    names, sees = table.names(), access.viewer(request)
+async def _show(table: Table, access: Access, request: web.Request) -> web.Response:
+    """Show the model of the path, or list all: aliases, pinned versions, and the versions that aliases mean.
+
+    The client learns only of models that it may see.
+    """
+    names = table.names()
+    sees = access.viewer(request)
     versions = {name: served for name, served in names.versions.items() if sees(served.owner_uid)}
-    return Names({alias: name for alias, name in names.aliases.items() if name in versions}, versions)
-
-
-async def _list_models(table: Table, access: Access, request: web.Request) -> web.Response:
-    """Aliases first, then pinned versions and those that aliases mean."""
-    names = _seen(table, access, request)
-    aliases = [(alias, names.versions[name]) for alias, name in names.aliases.items()]
-    models = [_model_of(name, served) for name, served in [*aliases, *names.versions.items()]]
-    return answer(_Models(models))
-
-
-async def _show_model(table: Table, access: Access, request: web.Request) -> web.Response:
-    names, asked = _seen(table, access, request), request.match_info["model"]
-    served = names.versions.get(names.aliases.get(asked, asked))
+    aliases = {alias: name for alias, name in names.aliases.items() if name in versions}
+    model = request.match_info.get("model")
+    if model is None:
+        aliased = [(alias, versions[name]) for alias, name in aliases.items()]
+        return answer(_Models([_model_of(*named) for named in [*aliased, *versions.items()]]))
+    served = versions.get(aliases.get(model, model))
     if served is None:
-        raise no_such_model(asked)
-    return answer(_model_of(asked, served), headers={VERSION: served.name})
+        raise no_such_model(model)
+    return answer(_model_of(model, served), headers={VERSION: served.name})
 
 
 def _model_of(name: str, served: Served) -> _Model:

@@ -12,7 +12,6 @@ import msgspec
 from lorad.bounds import PATH_CHARACTERS
 from lorad.errors import SpecError
 from lorad.gateway.errors import ApiError, refused
-from lorad.protocol.batch import Sampling
 from lorad.rl.tools.specs import wrapped_all
 
 _HARMLESS = frozenset(
@@ -21,13 +20,13 @@ _HARMLESS = frozenset(
         *("prompt_cache_key", "prompt_cache_retention"),
     }
 )
-"""Of no effect on the text."""
+"""These parameters have no effect on the text."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
 }
-"""What is not supported -> values that ask for nothing; null always does."""
+"""Maps each unsupported parameter to the values that ask for nothing; null always does."""
 NEUTRAL_COMPLETION = {**_NEUTRAL, "suffix": ("",), "parallel_tool_calls": (True, False)}
 NEUTRAL_CHAT = {
     **_NEUTRAL,
@@ -55,10 +54,12 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample; the defaults are OpenAI's.
+    """A request for completions; the defaults are OpenAI's.
 
-    top_k: as in vLLM, 0 and -1 mean all. return_token_ids: add the tokens of prompts and completions, as vLLM
-    does.
+    Attributes:
+        top_k: As in vLLM, 0 and -1 mean all.
+        logprobs: Whether, or how many, log-probabilities are asked for: each kind of request says it its way.
+        return_token_ids: Add the tokens of prompts and completions to the answer, as vLLM does.
     """
 
     model: ModelName
@@ -71,6 +72,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] = []
     stream: bool = False
     stream_options: _StreamOptions | None = None
+    logprobs: int | None = None
     return_token_ids: bool = False
 
     @property
@@ -84,17 +86,18 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_logprobs(self) -> bool:
-        return False
+        """Whether the log-probabilities of tokens are asked for; a completion's 0 asks for them, too."""
+        return self.logprobs is not None and self.logprobs is not False
 
     @property
     def alternatives(self) -> int:
-        """How many other tokens are wanted in each place, with their log-probabilities."""
-        return 0
+        """How many other tokens are asked for in each place, with their log-probabilities."""
+        return self.top_logprobs if isinstance(self, ChatWish) else self.logprobs or 0
 
     @property
     def echoes(self) -> bool:
         """Whether the answer begins with the prompt."""
-        return False
+        return isinstance(self, CompletionWish) and self.echo
 
     @property
     def schema(self) -> str:
@@ -105,19 +108,6 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
         """Return the tools that the model may call. Raises SpecError."""
         return []
 
-    def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...], *, logprobs: bool) -> Sampling:
-        return Sampling(
-            max_new_tokens=max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(self.top_k, 0),
-            stop_token_ids=eos_ids,
-            stop=self.stops,
-            stream=self.stream,
-            logprobs=logprobs,
-            schema=self.schema,
-        )
-
 
 class CompletionWish(Wish, frozen=True, kw_only=True):
     prompt: str | list[Any]
@@ -125,25 +115,14 @@ class CompletionWish(Wish, frozen=True, kw_only=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     best_of: int | None = None
 
-    @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
-
-    @property
-    def alternatives(self) -> int:
-        return self.logprobs or 0
-
-    @property
-    def echoes(self) -> bool:
-        return self.echo
-
 
 class ChatWish(Wish, frozen=True, kw_only=True):
     """A request for a chat.
 
-    messages: as the client wrote them; the chat template gets every key.
-    chat_template_kwargs: further variables of the chat template, as vLLM takes them.
-    parallel_tool_calls: false: no call but the first is in the answer.
+    Attributes:
+        messages: The messages as the client wrote them; the chat template gets every key.
+        chat_template_kwargs: Further variables of the chat template, as vLLM takes them.
+        parallel_tool_calls: False: the answer has no call but the first.
     """
 
     messages: list[dict[str, Any]]
@@ -157,36 +136,28 @@ class ChatWish(Wish, frozen=True, kw_only=True):
     response_format: dict[str, Any] = {}
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs
-
-    @property
-    def alternatives(self) -> int:
-        return self.top_logprobs
-
-    @property
     def schema(self) -> str:
         kind = self.response_format.get("type", "text")
         if kind == "text":
             return ""
-        wanted = self.response_format.get("json_schema")
-        found = wanted.get("schema") if isinstance(wanted, dict) else None
+        described = self.response_format.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
         if kind == "json_object":
-            found = {"type": "object"}
-        if kind not in ("json_object", "json_schema") or not isinstance(found, dict):
+            schema = {"type": "object"}
+        if kind not in ("json_object", "json_schema") or not isinstance(schema, dict):
             raise refused(
                 "response_format",
                 'give {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
                 '{"name": …, "schema": {…}}}.',
             )
-        return msgspec.json.encode(found).decode()
+        return msgspec.json.encode(schema).decode()
 
     def offered(self) -> list[dict[str, Any]]:
         return wrapped_all(self.tools) if self.tool_choice != "none" else []
 
 
 class TokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
-    """A text or a chat whose tokens are wanted, as vLLM takes it."""
+    """A request for the tokens of a text or a chat, as vLLM takes it."""
 
     model: ModelName
     prompt: str | None = None
@@ -199,7 +170,7 @@ class TokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizeWish(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens whose text is wanted, as vLLM takes them."""
+    """A request for the text of tokens, as vLLM takes it."""
 
     model: ModelName
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
@@ -210,9 +181,30 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read(body: bytes, kind: type[W], neutral: Mapping[str, tuple[Any, ...]]) -> W:
-    """Raises ApiError."""
+    """Read a request for completions. Raises ApiError."""
     wish = read_plain(body, kind, neutral)
-    _check(wish)
+    if len(wish.stops) > _MOST_STOPS or not all(wish.stops):
+        raise refused("stop", f"give at most {_MOST_STOPS} strings, none of them empty.")
+    if wish.stream_options is not None and not wish.stream:
+        raise refused("stream_options", "only for stream: true.")
+    if wish.max_tokens == 0 and not wish.echoes:
+        raise refused("max_tokens", "0 is for echo: true on /v1/completions.")
+    if wish.echoes and wish.stream:
+        raise refused("echo", "not while streaming.", UNSUPPORTED)
+    if isinstance(wish, CompletionWish) and wish.best_of not in (None, wish.n):
+        raise refused("best_of", "this is not supported; ask for n.", UNSUPPORTED)
+    if isinstance(wish, ChatWish):
+        if wish.top_logprobs and not wish.logprobs:
+            raise refused("top_logprobs", "only with logprobs: true.")
+        if wish.tool_choice not in ("none", "auto"):
+            why = "only none and auto: no engine makes a model call a tool."
+            raise refused("tool_choice", why, UNSUPPORTED)
+        try:
+            offered = wish.offered()
+        except SpecError as error:
+            raise refused("tools", f"{error.message}. {error.hint}") from None
+        if wish.schema and offered:
+            raise refused("response_format", "not together with tools.", UNSUPPORTED)
     return wish
 
 
@@ -239,35 +231,7 @@ def read_plain(body: bytes, kind: type[T], neutral: Mapping[str, tuple[Any, ...]
 
 
 def unfit(error: msgspec.ValidationError) -> ApiError:
-    """`Expected int - at $.n` and ``missing required field `model` `` name a parameter."""
-    found = re.search(r"at `\$\.([a-z_]+)|field `([a-z_]+)`", str(error))
-    param = (found[1] or found[2]) if found else None
+    """Name the parameter of `Expected int - at $.n` and of ``missing required field `model` ``."""
+    match = re.search(r"at `\$\.([a-z_]+)|field `([a-z_]+)`", str(error))
+    param = (match[1] or match[2]) if match else None
     return ApiError(400, f"{param or 'The body'}: {error}.", param=param)
-
-
-def _check(wish: Wish) -> None:
-    if len(wish.stops) > _MOST_STOPS or not all(wish.stops):
-        raise refused("stop", f"give at most {_MOST_STOPS} strings, none of them empty.")
-    if wish.stream_options is not None and not wish.stream:
-        raise refused("stream_options", "only for stream: true.")
-    if wish.max_tokens == 0 and not wish.echoes:
-        raise refused("max_tokens", "0 is for echo: true on /v1/completions.")
-    if wish.echoes and wish.stream:
-        raise refused("echo", "not while streaming.", UNSUPPORTED)
-    if isinstance(wish, CompletionWish) and wish.best_of not in (None, wish.n):
-        raise refused("best_of", "this is not supported; ask for n.", UNSUPPORTED)
-    if isinstance(wish, ChatWish):
-        _check_chat(wish)
-
-
-def _check_chat(wish: ChatWish) -> None:
-    if wish.top_logprobs and not wish.logprobs:
-        raise refused("top_logprobs", "only with logprobs: true.")
-    if wish.tool_choice not in ("none", "auto"):
-        raise refused("tool_choice", "only none and auto: no engine makes a model call a tool.", UNSUPPORTED)
-    try:
-        offered = wish.offered()
-    except SpecError as error:
-        raise refused("tools", f"{error.message}. {error.hint}") from None
-    if wish.schema and offered:
-        raise refused("response_format", "not together with tools.", UNSUPPORTED)

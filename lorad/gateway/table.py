@@ -1,4 +1,4 @@
-"""The table of what is served under which name, as the daemon last wrote it: `lorad/protocol/served.py`."""
+"""Reads the table of what is served under which name, which the daemon writes: `lorad/protocol/served.py`."""
 
 import contextlib
 import logging
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 
 class Table:
-    """The daemon replaces the file whole; what is asked of this table is answered from the newest one.
+    """Answers from the newest file; the daemon replaces the file whole.
 
-    The file that was read stays open: a later one cannot have its inode, so that no change is missed.
+    The last file that was read stays open: a later one cannot have its inode, so that no change is missed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class Table:
         self._names = Names()
 
     def names(self) -> Names:
-        """Return what the newest file says; one that cannot be read changes nothing."""
+        """Return what the newest file says; a file that cannot be read changes nothing."""
         try:
             newest = self._path.stat()
             ours = os.fstat(self._fd) if self._fd >= 0 else None
@@ -33,7 +33,14 @@ class Table:
                 newest.st_ino,
                 newest.st_mtime_ns,
             ):
-                self._read()
+                with contextlib.ExitStack() as stack:
+                    fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                    stack.callback(os.close, fd)
+                    size = os.fstat(fd).st_size
+                    self._names = msgspec.json.decode(os.pread(fd, size, 0), type=Names)
+                    stack.pop_all()
+                    self.close()
+                    self._fd = fd
         except FileNotFoundError:
             self.close()
             self._names = Names()
@@ -45,13 +52,3 @@ class Table:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _read(self) -> None:
-        with contextlib.ExitStack() as stack:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-            size = os.fstat(fd).st_size
-            self._names = msgspec.json.decode(os.pread(fd, size, 0), type=Names)
-            stack.pop_all()
-            self.close()
-            self._fd = fd

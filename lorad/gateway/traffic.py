@@ -1,7 +1,7 @@
-"""Counts requests by the name that was asked for and by the version that served them: O(1) for each, in
-bounded memory.
+"""Counts requests by the name that was asked for and by the version that served them.
 
-The counts are written to a file, off the event loop; requests are served even if that fails.
+Each request costs O(1), and the memory is bounded. The counts are written to a file, off the event loop;
+requests are served even if that fails.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from lorad.protocol.traffic import WINDOW, Figures, Report
 
 log = logging.getLogger(__name__)
 
-NAMES = 256  # that are counted; of more, those that nobody asked for the longest are forgotten
+NAMES = 256  # that are counted at once; the one that nobody asked for the longest is forgotten first
 RECENT = 256  # answers of a name whose seconds are remembered
 _PERIOD = 1.0  # seconds between two files
 _LEFT = (asyncio.CancelledError, ConnectionResetError)  # the client went away
@@ -37,24 +37,29 @@ class _PerSecond:
     """Counts for each of the last WINDOW seconds."""
 
     def __init__(self) -> None:
-        self._counts, self._second = [0] * int(WINDOW), 0
+        self._counts = [0] * int(WINDOW)
+        self._second = 0
 
     def add(self, now: float, count: int) -> None:
-        self._turn(int(now))
+        """Count something in this second; the seconds that have passed since the last one are empty."""
+        for second in range(max(self._second, int(now) - len(self._counts)) + 1, int(now) + 1):
+            self._counts[second % len(self._counts)] = 0
+        self._second = max(self._second, int(now))
         self._counts[self._second % len(self._counts)] += count
 
     def rate(self, now: float) -> float:
-        self._turn(int(now))
+        self.add(now, 0)
         return sum(self._counts) / WINDOW
-
-    def _turn(self, second: int) -> None:
-        for gone in range(max(self._second, second - len(self._counts)) + 1, second + 1):
-            self._counts[gone % len(self._counts)] = 0
-        self._second = max(self._second, second)
 
 
 class _Timing(NamedTuple):
-    """ended: by the clock; first, seconds: until the first token, if it was streamed, and until the end."""
+    """How long an answer took.
+
+    Attributes:
+        ended: When it ended, by the clock.
+        first: Seconds until the first token; None where it was not streamed.
+        seconds: Seconds until the end.
+    """
 
     ended: float
     first: float | None
@@ -70,7 +75,7 @@ class _Tally:
     failed: int = 0
     tokens: int = 0
     ends: _PerSecond = field(default_factory=_PerSecond)
-    made: _PerSecond = field(default_factory=_PerSecond)
+    token_counts: _PerSecond = field(default_factory=_PerSecond)
     recent: deque[_Timing] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def figures(self, now: float) -> Figures:
@@ -83,7 +88,7 @@ class _Tally:
             failed=self.failed,
             tokens=self.tokens,
             requests_per_second=self.ends.rate(now),
-            tokens_per_second=self.made.rate(now),
+            tokens_per_second=self.token_counts.rate(now),
             ttft_p50=_quantile(firsts, 0.5),
             ttft_p95=_quantile(firsts, 0.95),
             p50=_quantile(seconds, 0.5),
@@ -92,12 +97,12 @@ class _Tally:
 
 
 def _quantile(values: list[float], share: float) -> float | None:
-    """The nearest rank, of values in order."""
+    """Return the value at the nearest rank, of values in order."""
     return values[math.ceil(share * len(values)) - 1] if values else None
 
 
 class Traffic:
-    """All use of it belongs to the event loop."""
+    """Has the counts of all names; only the event loop uses it."""
 
     def __init__(self, clock: _Clock = time.monotonic) -> None:
         self.clock = clock
@@ -106,18 +111,16 @@ class Traffic:
         self._touched = clock()
 
     def of(self, name: str) -> _Tally:
-        """The tally of a name that there is: a new one makes another one forgotten where there
-        are too many.
-        """
+        """Return the tally of a name; a new name makes another one forgotten where there are too many."""
         if name not in self._tallies and len(self._tallies) >= NAMES:
-            idle = next((known for known, tally in self._tallies.items() if not tally.in_flight), None)
+            idle = next((other for other, tally in self._tallies.items() if not tally.in_flight), None)
             self._tallies.pop(idle or "", None)
         tally = self._tallies.setdefault(name, _Tally())
         self._tallies.move_to_end(name)
         return tally
 
     def touch(self) -> float:
-        """Something is counted: the time of the clock."""
+        """Note that something is counted now, and return the time of the clock."""
         self._touched = self.clock()
         return self._touched
 
@@ -132,17 +135,24 @@ class Traffic:
 
 
 class Counted:
-    """Wraps one request, from its arrival on, and counts it for the names given to `serves`."""
+    """Wraps one request, from its arrival on, and counts it for the names that `serves` gets.
+
+    Attributes:
+        is_whole: Everything was answered.
+        is_failed: The request ended early, through no fault of the client.
+    """
 
     def __init__(self, traffic: Traffic, *, streams: bool = False) -> None:
-        self._traffic, self._streams = traffic, streams
+        self._traffic = traffic
+        self._streams = streams
         self._began = traffic.touch()
         self._first: float | None = None
         self._tallies: dict[str, _Tally] = {}
-        self._is_whole = self._is_failed = False
+        self.is_whole = False
+        self.is_failed = False
 
     def serves(self, *names: str) -> None:
-        """Names that are known to mean something."""
+        """Count the request for these names, which mean something."""
         for name in names:
             if name not in self._tallies:
                 self._tallies[name] = tally = self._traffic.of(name)
@@ -153,15 +163,7 @@ class Counted:
         self._first = now - self._began if self._first is None and tokens else self._first
         for tally in self._tallies.values():
             tally.tokens += tokens
-            tally.made.add(now, tokens)
-
-    def whole(self) -> None:
-        """All was answered."""
-        self._is_whole = True
-
-    def failed(self) -> None:
-        """Count the request as one that ended early, through no fault of the client."""
-        self._is_failed = True
+            tally.token_counts.add(now, tokens)
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +175,7 @@ class Counted:
         answered = from_lorad(error) if isinstance(error, LoradError) else error
         # the request asks for something that nobody can serve
         refused = isinstance(answered, ApiError) and answered.status < 500
-        failed = self._is_failed or (error is not None and not refused and not isinstance(error, _LEFT))
+        failed = self.is_failed or (error is not None and not refused and not isinstance(error, _LEFT))
         for tally in self._tallies.values():
             tally.in_flight -= 1
             if refused:
@@ -181,15 +183,22 @@ class Counted:
             tally.requests += 1
             tally.failed += failed
             tally.ends.add(now, 1)
-            if self._is_whole and not failed:
+            if self.is_whole and not failed:
                 tally.recent.append(_Timing(now, self._first if self._streams else None, now - self._began))
 
 
 @contextlib.asynccontextmanager
 async def reporting(traffic: Traffic, path: Path) -> AsyncIterator[None]:
-    """The file is there from here on, and gone at the end."""
+    """Keep the counts in a file within the block; the file goes at its end."""
+
+    async def keep_writing() -> None:
+        while True:
+            await asyncio.sleep(_PERIOD)
+            if not traffic.is_settled:
+                await asyncio.to_thread(put, path, traffic.report())
+
     await asyncio.to_thread(put, path, traffic.report())
-    task = asyncio.create_task(_report(traffic, path))
+    task = asyncio.create_task(keep_writing())
     try:
         yield
     finally:
@@ -199,17 +208,10 @@ async def reporting(traffic: Traffic, path: Path) -> AsyncIterator[None]:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
-async def _report(traffic: Traffic, path: Path) -> None:
-    while True:
-        await asyncio.sleep(_PERIOD)
-        if not traffic.is_settled:
-            await asyncio.to_thread(put, path, traffic.report())
-
-
 def put(path: Path, report: Report) -> None:
-    """Whole, by one rename; nobody needs it after a power cut.
+    """Write a report whole, by one rename; nobody needs it after a power cut.
 
-    A disk that does not take it leaves the old one.
+    A full disk leaves the old report.
     """
     try:
         write_whole(path, msgspec.json.encode(report), durable=False)

@@ -1,1 +1,1 @@
-"""HTTP within the machine: applications that are served within bounds, and what asks them."""
+"""HTTP within the machine: serves applications within bounds, and asks them."""

@@ -1,5 +1,4 @@
-"""HTTP connections that cost no more than they should: each has its deadlines, and each user a number of
-them.
+"""Bounds what HTTP connections cost: each has its deadlines, and each user may have a number of them.
 
 aiohttp waits for ever for the first byte of a request, for the rest of its head, and for a reader that does
 not read.
@@ -31,7 +30,7 @@ _ADVICE = "Use the lorad command or lorad.client."
 
 
 class Doorkeeper:
-    """Makes the protocol of each connection of `server`, and looks at all of them while there are any."""
+    """Makes the protocol of each connection of a server, and looks at all of them while there are any."""
 
     def __init__(self, server: web.Server | None, bounds: Bounds) -> None:
         assert server is not None
@@ -87,10 +86,11 @@ class Doorkeeper:
 
 
 class Entrance:
-    """Accepts the connections of a listener; of a Unix socket, `_A_SECOND` a second of each user.
+    """Accepts the connections of a listener; on a Unix socket, `_A_SECOND` a second from each user.
 
-    Those beyond wait for the next second, and are closed where too many wait. asyncio's own entrance makes a
-    transport first: there, one process that connects in a loop fills the queue in which everybody waits.
+    Further connections wait for the next second, and are closed where too many wait. asyncio's own entrance
+    makes a transport first: with it, one process that connects in a loop fills the queue in which everybody
+    waits.
     """
 
     def __init__(self, door: Doorkeeper, listener: socket.socket) -> None:
@@ -136,20 +136,23 @@ class Entrance:
         """Let a connection in, keep it for the next second, or close it.
 
         Whoever could end this process comes in at any rate, such as the front of a shared gateway, and so
-        does whoever comes by a port: a Doorkeeper alone bounds those.
+        does whoever comes by a port: only the Doorkeeper bounds their connections.
         """
-        if peer.family != socket.AF_UNIX or may_call(uid := uid_of(peer)):
-            self._let_in(peer)
-            return
-        if not self._opened:
-            self._loop.call_later(1.0, self._begin_second)
-        if self._opened[uid] < _A_SECOND:
+        if peer.family == socket.AF_UNIX and not may_call(uid := uid_of(peer)):
+            if not self._opened:
+                self._loop.call_later(1.0, self._begin_second)
+            if self._opened[uid] >= _A_SECOND:
+                peers = self._waiting.setdefault(uid, deque())
+                if len(peers) < _A_SECOND:
+                    peers.append(peer)
+                else:
+                    peer.close()
+                return
             self._opened[uid] += 1
-            self._let_in(peer)
-        elif len(peers := self._waiting.setdefault(uid, deque())) < _A_SECOND:
-            peers.append(peer)
-        else:
-            peer.close()
+        peer.setblocking(False)
+        task = self._loop.create_task(self._loop.connect_accepted_socket(self._door, peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _begin_second(self) -> None:
         self._opened.clear()
@@ -158,12 +161,6 @@ class Entrance:
         for peers in waiting.values():
             for peer in peers:
                 self._receive(peer)
-
-    def _let_in(self, peer: socket.socket) -> None:
-        peer.setblocking(False)
-        task = self._loop.create_task(self._loop.connect_accepted_socket(self._door, peer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class _Guarded(RequestHandler):
@@ -174,7 +171,7 @@ class _Guarded(RequestHandler):
         self._door = door
         self._refusal = ""
         self._silent_since = 0.0  # the loop's time since when no request is under way
-        self._moved_at = 0.0  # and that when the reader took something last
+        self._moved_at = 0.0  # the loop's time when the reader took something last
         self._head_since: float | None = None
         self._unsent = 0
 
@@ -216,7 +213,12 @@ class _Guarded(RequestHandler):
         transport = self.transport
         if transport is None:
             return
-        self._note(transport, now)
+        unsent = transport.get_write_buffer_size()
+        if unsent < self._unsent or not self._unsent:
+            self._moved_at = now
+        self._unsent = unsent
+        if self._is_busy:
+            self._silent_since = now
         silent = now - self._silent_since
         if self._unsent and now - self._moved_at >= bounds.write:
             transport.abort()
@@ -249,16 +251,8 @@ class _Guarded(RequestHandler):
 
     @property
     def _is_busy(self) -> bool:
-        """A request is under way."""
+        """Whether a request is under way."""
         return self._current_request is not None or bool(self._messages)
-
-    def _note(self, transport: asyncio.WriteTransport, now: float) -> None:
-        unsent = transport.get_write_buffer_size()
-        if unsent < self._unsent or not self._unsent:
-            self._moved_at = now
-        self._unsent = unsent
-        if self._is_busy:
-            self._silent_since = now
 
     def _drop(self, status: int = 0, error: LoradError | None = None) -> None:
         """Close the connection at once; the reader gets as much of `error` as there is room for."""

@@ -15,7 +15,7 @@ from lorad.protocol.listener import uid_of
 
 _ASK_SECONDS = 10.0
 _ASK_AT_ONCE = 32
-_FRESH_SECONDS = 60.0  # the daemon keeps the process of a user up who was asked about within some minutes
+_FRESH_SECONDS = 60.0  # the daemon keeps a user's process up for some minutes after it was asked about them
 _REMEMBERED = 1024  # names
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class DaemonClient:
         self._session = session_over(socket, timeout, limit=_ASK_AT_ONCE)
 
     async def ask(self, path: str, body: msgspec.Struct, kind: type[T]) -> T:
-        """Return the answer, which is of a kind. Raises DaemonUnreachable, and the error that it sends."""
+        """Return the answer, a `kind`. Raises DaemonUnreachable, and the error that the daemon sends."""
         try:
             data = msgspec.json.encode(body)
             async with self._session.post(f"http://lorad{path}", data=data) as response:
@@ -87,7 +87,7 @@ class DaemonClient:
 
 
 class Remembered(Generic[T]):
-    """What the daemon said about names: as long as that is fresh, and longer while the daemon is away."""
+    """Remembers what the daemon said about names: while that is fresh, and longer while the daemon is away."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[T, float]] = OrderedDict()
@@ -103,7 +103,7 @@ class Remembered(Generic[T]):
         """Return what is remembered of a name, or else what the daemon says now.
 
         Args:
-            fits: Says whether an answer of before counts.
+            fits: Says whether an earlier answer counts.
 
         Raises what `ask` raises.
         """

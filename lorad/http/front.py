@@ -1,6 +1,4 @@
-"""A front of services that run as their users: it passes each request to the process of one, and passes on
-what that answers.
-"""
+"""A front of services that run as their users: it passes each request to a user's process, and its answer on."""
 
 import asyncio
 import contextlib
@@ -30,7 +28,7 @@ _Wake = Callable[[], Awaitable[object]]
 
 
 class Owners:
-    """The processes of owners, each on a socket in a directory of theirs.
+    """Asks the processes of owners, each on a socket in its owner's directory.
 
     Whoever waits for the process of one owner holds up nobody who asks another's.
     """
@@ -40,7 +38,7 @@ class Owners:
 
         Args:
             what: What the processes are, in messages.
-            socket_of: Says where that of a user answers.
+            socket_of: Says where the process of a user answers.
         """
         self._what = what
         self._socket_of = socket_of
@@ -62,7 +60,7 @@ class Owners:
 
         Args:
             wake: Has the daemon start the process, where it is not up.
-            path: As it came, with its query.
+            path: The path as it came, with its query.
 
         Raises PoolLost if it is not up or went away, and what `wake` raises.
         """
@@ -124,7 +122,7 @@ async def pass_on(
     content_type: str | None = None,
     last_words: bytes = b"",
 ) -> web.StreamResponse:
-    """Send an answer on, byte for byte, as it comes. One that breaks off breaks off here as well.
+    """Send an answer on, byte for byte, as it comes. An answer that breaks off breaks off for the client, too.
 
     Args:
         names: The headers that are sent on, too.
@@ -155,8 +153,10 @@ async def pass_on(
 
 
 def requests_at_once(most: int) -> int:
-    """Return for how many requests there are file descriptors, `most` at most; their limit is raised as far
-    as this process may.
+    """Return for how many requests there are file descriptors, after raising their limit as far as allowed.
+
+    Args:
+        most: The largest number to return.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)

@@ -109,8 +109,9 @@ def _url(listener: socket.socket) -> str:
 
 
 def peer_uid(request: web.Request) -> int | None:
-    """Return the user of the process that asks over a Unix socket, as the kernel saw it connect; None where
-    it came by a port, or its connection is gone.
+    """Return the user of the process that asks over a Unix socket, as the kernel saw it connect.
+
+    Returns None where it came by a port, or its connection is gone.
     """
     peer: socket.socket | None = request.transport.get_extra_info("socket") if request.transport else None
     return uid_of(peer) if peer is not None and peer.family == socket.AF_UNIX else None

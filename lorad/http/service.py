@@ -1,4 +1,4 @@
-"""A service of a home as a process: it answers until SIGTERM."""
+"""Runs a service of a home as a process, which answers until SIGTERM."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ def run_service(name: str, module: str, service_of: Callable[[Home, str], Servic
     """Run the service that the command line names, and return the exit code; 1: it could not start.
 
     Args:
-        name: What it is, in messages.
-        service_of: Makes the service of a home, and imports what that needs. Of a home that several users
-            share it makes the "front", which all ask, or that of one "owner", this process's user.
+        name: What the service is, in messages.
+        service_of: Makes the service of a home, and imports what that needs. Where several users share the
+            home, the role is "front" for the service that all ask, or "owner" for this user's own.
     """
     home, role = [*sys.argv[1:], ""][:2] if len(sys.argv) in (2, 3) else ("", "?")
     if role not in _ROLES:

@@ -1,30 +1,30 @@
-"""The routes: models, completions, chat completions, tokens; each answer names the version that made it."""
+"""Has the routes: models, completions, chats and tokens; each answer names the version that made it."""
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from lorad.box.config import GatewaySettings
 from lorad.box.keys import gateway_key
 from lorad.box.paths import Home
-from lorad.errors import LoradError
+from lorad.errors import LoradError, PoolLost
 from lorad.gateway.access import Access
-from lorad.gateway.errors import from_lorad
+from lorad.gateway.errors import from_lorad, refused
 from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, answer, arrived, event, guard
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
 from lorad.gateway.models import add_models
-from lorad.gateway.own.bases import Bases, Peers
+from lorad.gateway.own.bases import Base, Bases, Peers
 from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
 from lorad.gateway.own.port import open_port
-from lorad.gateway.own.prompts import of_chat, of_completion
+from lorad.gateway.own.prompts import of_chat, of_completion, of_tokenize
 from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
-from lorad.gateway.own.tokens import detokenized, tokenized
 from lorad.gateway.own.watchdog import watched
 from lorad.gateway.params import (
     NEUTRAL_CHAT,
@@ -49,8 +49,10 @@ _EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
 
 @dataclass
 class Gateway:
-    """The state that all requests share. has_front: the front has looked the name up and names
-    its version.
+    """The state that all requests share.
+
+    Attributes:
+        has_front: The front has looked the name up already, and names its version.
     """
 
     resolver: Resolver
@@ -61,21 +63,7 @@ class Gateway:
     traffic: Traffic = field(default_factory=Traffic)
     has_front: bool = False
 
-    @property
-    def generator(self) -> Generator:
-        return Generator(self.resolver, self.bases, self.peers)
-
-    def counted(self, wish: Wish) -> Counted:
-        """Around a request.
-
-        A name that is in the table is counted whatever comes of it, others when they are found.
-        """
-        counted, names = Counted(self.traffic, streams=wish.stream), self.resolver.names()
-        if wish.model in names.aliases or wish.model in names.versions:
-            counted.serves(wish.model)
-        return counted
-
-    def meant(self, request: web.Request) -> str | None:
+    def version_named_by_front(self, request: web.Request) -> str | None:
         return request.headers.get(VERSION) if self.has_front else None
 
     async def close(self) -> None:
@@ -85,7 +73,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    """The gateway of a home that belongs to one user."""
+    """Serve the gateway of a home that belongs to one user."""
     port = open_port(home) if settings.port == "auto" else settings.port
     access = Access(settings.tokens, key=gateway_key(home) if port else None)
     gateway = Gateway(Resolver(home, home.gateway / served.FILE), access)
@@ -103,7 +91,7 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
 
 @contextlib.asynccontextmanager
 async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
-    """The one of a user, this process's, behind the front of a shared home. When it hangs, it ends."""
+    """Serve the gateway of this process's user, behind the front of a shared home; it ends when it hangs."""
     resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
     gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
     socket = home.gateway_socket_of(uid)
@@ -124,70 +112,92 @@ def _make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
     add_health(app)
     add_models(app, gateway.resolver.table, gateway.access)
-    app.router.add_post("/v1/completions", partial(_complete, gateway))
-    app.router.add_post("/v1/chat/completions", partial(_chat, gateway))
+    app.router.add_post("/v1/completions", partial(_generate, gateway, _COMPLETION))
+    app.router.add_post("/v1/chat/completions", partial(_generate, gateway, _CHAT))
     app.router.add_post("/tokenize", partial(_tokenize, gateway))
     app.router.add_post("/detokenize", partial(_detokenize, gateway))
     return app
 
 
-async def _complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    body, meant = await arrived(request), gateway.meant(request)
-    wish = read(body, CompletionWish, NEUTRAL_COMPLETION)
-    asked = Asked(partial(of_completion, wish), wish.wants_logprobs, len(body), meant)
-    with gateway.counted(wish) as counted:
-        generation = await gateway.generator.open(wish, asked, counted)
-        return await _answered(request, wish, generation, CompletionShape(wish, generation), counted)
+class _Kind(NamedTuple):
+    """A kind of request for text: how it is read, what its prompts are, and how its answer looks."""
+
+    wish: type[Wish]
+    neutral: Mapping[str, tuple[Any, ...]]
+    tokenize: Callable[[Any, Base], list[list[int]]]
+    shape: Callable[[Any, Generation], Shape]
 
 
-async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    body, meant = await arrived(request), gateway.meant(request)
-    wish = read(body, ChatWish, NEUTRAL_CHAT)
-    with gateway.counted(wish) as counted:
-        asked = Asked(partial(of_chat, wish), wish.wants_logprobs, len(body), meant)
-        generation = await gateway.generator.open(wish, asked, counted)
-        return await _answered(request, wish, generation, ChatShape(wish, generation), counted)
+_COMPLETION = _Kind(CompletionWish, NEUTRAL_COMPLETION, of_completion, CompletionShape)
+_CHAT = _Kind(ChatWish, NEUTRAL_CHAT, of_chat, ChatShape)
+
+
+async def _generate(gateway: Gateway, kind: _Kind, request: web.Request) -> web.StreamResponse:
+    """Answer with text, whole or as a stream.
+
+    A name that is in the table is counted whatever comes of the request, others when they are found.
+    """
+    body = await arrived(request)
+    wish = read(body, kind.wish, kind.neutral)
+    version = gateway.version_named_by_front(request)
+    asked = Asked(partial(kind.tokenize, wish), wish.wants_logprobs, len(body), version)
+    with Counted(gateway.traffic, streams=wish.stream) as counted:
+        names = gateway.resolver.table.names()
+        if wish.model in names.aliases or wish.model in names.versions:
+            counted.serves(wish.model)
+        generator = Generator(gateway.resolver, gateway.bases, gateway.peers)
+        generation = await generator.open(wish, asked, counted)
+        shape = kind.shape(wish, generation)
+        headers = {VERSION: generation.served.name}
+        async with contextlib.aclosing(generation.items):
+            if not wish.stream:
+                body_of_answer = shape.whole(await gathered(generation))
+                counted.is_whole = True
+                return answer(body_of_answer, headers=headers)
+            response = web.StreamResponse(headers=_EVENTS | headers)
+            await response.prepare(request)
+            # the client has left; closing `items` ends it in the pool
+            with contextlib.suppress(ConnectionResetError):
+                await _stream(response, generation, shape, counted)
+        return response
 
 
 async def _tokenize(gateway: Gateway, request: web.Request) -> web.Response:
     wish = read_plain(await arrived(request), TokenizeWish, NEUTRAL_TOKENIZE)
-    return answer(await tokenized(gateway.generator, wish, gateway.meant(request)))
+    served = await gateway.resolver.find(gateway.version_named_by_front(request) or wish.model)
+    if served.socket is None:
+        raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
+    base = await gateway.bases.get(served.model_path)
+    peer = await gateway.peers.get(served.socket)
+    async with base.rendering:
+        tokens = await asyncio.to_thread(of_tokenize, wish, base)
+    limit = min(base.max_positions, peer.info.max_tokens)
+    texts = [base.token_text(token) for token in tokens] if wish.return_token_strs else None
+    return answer({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": texts})
 
 
 async def _detokenize(gateway: Gateway, request: web.Request) -> web.Response:
     wish = read_plain(await arrived(request), DetokenizeWish, {})
-    return answer(await detokenized(gateway.generator, wish, gateway.meant(request)))
-
-
-async def _answered(
-    request: web.Request, wish: Wish, generation: Generation, shape: Shape, counted: Counted
-) -> web.StreamResponse:
-    headers = {VERSION: generation.served.name}
-    async with contextlib.aclosing(generation.items):
-        if not wish.stream:
-            body = shape.whole(await gathered(generation))
-            counted.whole()
-            return answer(body, headers=headers)
-        response = web.StreamResponse(headers=_EVENTS | headers)
-        await response.prepare(request)
-        # the client has left; closing `items` ends it in the pool
-        with contextlib.suppress(ConnectionResetError):
-            await _stream(response, generation, shape, counted)
-    return response
+    served = await gateway.resolver.find(gateway.version_named_by_front(request) or wish.model)
+    base = await gateway.bases.get(served.model_path)
+    if any(token >= base.vocab for token in wish.tokens):
+        raise refused("tokens", f"tokens of this model are below {base.vocab}.")
+    text = await asyncio.to_thread(base.tokenizer.decode, wish.tokens, skip_special=False)
+    return answer({"prompt": text})
 
 
 async def _stream(
     response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted
 ) -> None:
-    """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
+    """Send server-sent events. An error can now only be sent as an event; then `[DONE]` is missing."""
     try:
         async with contextlib.aclosing(generation.pieces(streams=True)) as all_pieces:
             async for pieces in all_pieces:
                 await _send_events(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
         await _send_events(response, shape.last(), b"data: [DONE]\n\n")
-        counted.whole()
+        counted.is_whole = True
     except LoradError as error:
-        counted.failed()
+        counted.is_failed = True
         log.warning("a stream of %s ended: %s: %s", generation.served.name, type(error).__name__, error)
         await _send_events(response, [from_lorad(error).body])
     await response.write_eof()

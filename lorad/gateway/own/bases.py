@@ -13,9 +13,12 @@ from lorad.rl.tokenizer import Tokenizer
 
 
 class Base:
-    """Raises SpecError when the model's directory is not usable.
+    """A base model as the gateway uses it. Raises SpecError when the model's directory is not usable.
 
-    rendering: held while its chat template is, so that requests of a slow one wait without a thread each.
+    Attributes:
+        rendering: Locked while the chat template is rendered: requests for a slow template wait without a
+            thread each.
+        token_text: Returns the text of one token alone; a part of a character is U+FFFD.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -23,16 +26,18 @@ class Base:
         self.tokenizer = Tokenizer(directory)
         self.rendering = asyncio.Lock()
         self.eos_ids = self.tokenizer.eos_ids  # a chat template is asked for its own: not on the loop
-        self.vocab, self.max_positions = facts.vocab, facts.max_positions
-        self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
+        self.vocab = facts.vocab
+        self.max_positions = facts.max_positions
 
-    def _token_text(self, token: int) -> str:
-        """Return the text of one token alone; a part of a character is U+FFFD."""
-        return self.tokenizer.decode([token], skip_special=False)
+        @lru_cache(maxsize=1 << 16)
+        def token_text(token: int) -> str:
+            return self.tokenizer.decode([token], skip_special=False)
+
+        self.token_text = token_text
 
 
 class Bases:
-    """Keeps one base for each directory, read when it is first asked for."""
+    """Keeps one base for each directory, which is read when it is first asked for."""
 
     def __init__(self) -> None:
         self._reading: dict[str, asyncio.Task[Base]] = {}
@@ -46,20 +51,20 @@ class Bases:
 
 @dataclass(frozen=True)
 class Peer:
-    """A pool that answers."""
+    """A pool that answers, and what it said of itself."""
 
     connection: AsyncConnection
     info: PoolInfo
 
 
 class Peers:
-    """Keeps one connection to each pool, opened when first needed and again after it was lost."""
+    """Keeps one connection to each pool, which is opened when first needed and again after it was lost."""
 
     def __init__(self) -> None:
         self._opening: dict[str, asyncio.Task[Peer]] = {}
 
     async def get(self, socket: str) -> Peer:
-        """Raises PoolLost."""
+        """Return the pool behind a socket. Raises PoolLost."""
         opening = self._opening.get(socket)
         if opening is None or (
             opening.done() and (opening.exception() or opening.result().connection.is_lost)

@@ -1,6 +1,4 @@
-"""Runs one request in the pool: opens it for the version that its name means, then yields pieces of its
-completions.
-"""
+"""Runs one request in the pool: opens it for the version that its name means, then yields its completions."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,7 +16,7 @@ from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.text import Detokenizer, StopCutter
 from lorad.gateway.params import UNSUPPORTED, ChatWish, Wish
 from lorad.gateway.traffic import Counted
-from lorad.protocol.batch import Chunk, Chunks, Prompt
+from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
 from lorad.protocol.served import Served
 from lorad.servers.table import SERVERS
@@ -30,46 +28,51 @@ _Tokenize = Callable[[Base], list[list[int]]]
 
 @dataclass
 class _Completion:
-    """One of the completions that a request asked for."""
+    """One of the completions that a request asked for.
+
+    Attributes:
+        tokens: How many tokens the pool has sent.
+        length: How many characters were passed on.
+    """
 
     index: int
     base: Base
     detokenizer: Detokenizer
     cutter: StopCutter
-    made: int = 0  # tokens
-    length: int = 0  # characters
+    tokens: int = 0
+    length: int = 0
 
     def take(self, chunk: Chunk) -> Piece:
-        """Raises PoolLost when the pool ended it early."""
+        """Turn what the pool sent into text. Raises PoolLost when the pool ended the completion early."""
         if chunk.finish == "abort":
             raise PoolLost("the pool ended the request early", hint="Ask again.")
         tokens = chunk.tokens.tolist()
-        self.made += len(tokens)
+        self.tokens += len(tokens)
         ends = chunk.finish == "stop" and tokens and tokens[-1] in self.base.eos_ids
         spoken = tokens[:-1] if ends else tokens
-        text, described = "", []
+        text = ""
+        described = []
         for place, token in enumerate(tokens):
-            described.append(
-                Token(
-                    token, self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text)
-                )
-            )
+            offset = self.length + len(text)
+            described.append(Token(token, self.base.token_text(token), float(chunk.logprobs[place]), offset))
             if place < len(spoken):
                 text += self.cutter.add(self.detokenizer.add([token]))
         if chunk.finish is not None:
             text += self.cutter.add(self.detokenizer.rest())
             text += self.cutter.rest()
         self.length += len(text)
-        return Piece(
-            self.index, text, described, "stop" if chunk.finish and self.cutter.is_cut else chunk.finish
-        )
+        finish = "stop" if chunk.finish and self.cutter.is_cut else chunk.finish
+        return Piece(self.index, text, described, finish)
 
 
 @dataclass
 class Generation:
     """A request under way.
 
-    items: of the pool, the first of which is there already. ready: the answer, where nothing is sampled.
+    Attributes:
+        first: The first item that the pool sent.
+        items: The items that the pool sends after it.
+        ready: The answer, where nothing is sampled.
     """
 
     served: Served
@@ -85,21 +88,18 @@ class Generation:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens that were read and made, those of stop strings among them."""
-        read, made = sum(prompt.tokens.size for prompt in self.prompts), sum(c.made for c in self.completions)
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        """How many tokens were read and sampled, with the tokens of stop strings."""
+        read = sum(prompt.tokens.size for prompt in self.prompts)
+        sampled = sum(completion.tokens for completion in self.completions)
+        return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
     def prompt_of(self, index: int) -> list[int]:
         """Return the tokens of the prompt of a completion."""
-        found: list[int] = self.prompts[index // self.per_prompt].tokens.tolist()
-        return found
-
-    def made(self, piece: Piece) -> list[int]:
-        """Return the tokens of a piece without those of an echoed prompt."""
-        return [token.id for token in piece.tokens[self.ranking.echoed(piece) :]]
+        tokens: list[int] = self.prompts[index // self.per_prompt].tokens.tolist()
+        return tokens
 
     async def pieces(self, *, streams: bool) -> AsyncGenerator[list[Piece], None]:
-        """Yield the pieces that the pool sent together; with everything that is wanted, if they are sent on.
+        """Yield the pieces that the pool sent together, ready to be sent on if the answer `streams`.
 
         Closing early ends its request. Raises what the pool raises.
         """
@@ -122,14 +122,15 @@ class Generation:
 class Asked(NamedTuple):
     """Facts about a request that its wish does not have.
 
-    size: in bytes.
-    meant: the version that its name was found to mean, if known.
+    Attributes:
+        size: Its bytes.
+        version: The version that its name means, where the front has looked that up.
     """
 
     tokenize: _Tokenize
     logprobs: bool
     size: int
-    meant: str | None = None
+    version: str | None = None
 
 
 @dataclass
@@ -146,43 +147,62 @@ class Generator:
         If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError,
         LoradError.
         """
-        served, meant = await self.resolver.find(asked.meant or wish.model), asked.meant
+        version = asked.version
+        served = await self.resolver.find(version or wish.model)
         try:
             return await self._begin(served, wish, asked, counted)
         except (NotFound, PoolLost, EngineGone):
-            is_known = meant is None or wish.model in self.resolver.names().aliases
-            served = await self.resolver.find_another(wish.model if is_known else str(meant), served)
+            if version is None or wish.model in self.resolver.table.names().aliases:
+                version = wish.model
+            served = await self.resolver.find_another(version, served)
         return await self._begin(served, wish, asked, counted)
 
     async def _begin(self, served: Served, wish: Wish, asked: Asked, counted: Counted) -> Generation:
         counted.serves(wish.model, served.name)
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
-        base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
-        tokens = await _tokenized(wish, asked, base)
+        base = await self.bases.get(served.model_path)
+        peer = await self.peers.get(served.socket)
+        if isinstance(wish, ChatWish):
+            async with base.rendering:
+                tokens = await asyncio.to_thread(asked.tokenize, base)
+        elif asked.size < _INLINE:
+            tokens = asked.tokenize(base)
+        else:
+            tokens = await asyncio.to_thread(asked.tokenize, base)
         engine = peer.info.engine
         if wish.schema and not peer.info.formats:
             hint = SERVERS[engine].schema_hint if engine in SERVERS else ""
             why = f"the engine {engine} of this version follows no JSON schema. {hint}".rstrip()
             raise refused("response_format", why, UNSUPPORTED)
         most = new_tokens(wish, tokens, base, peer.info.max_tokens)
-        made = prompts(wish, tokens)
-        ranking = Ranking(wish, peer, served.name, base, made)
+        seeded = prompts(wish, tokens)
+        ranking = Ranking(wish, peer, served.name, base, seeded)
         decode = base.tokenizer.with_calls if wish.offered() else base.tokenizer.decode
         completions = [
             _Completion(index, base, Detokenizer(decode), StopCutter(wish.stops))
-            for index in range(len(made) * wish.n)
+            for index in range(len(seeded) * wish.n)
         ]
         if not most:
-            ready = await ranking.added([Piece(one.index, "", [], "length") for one in completions])
+            ready = await ranking.completed([Piece(part.index, "", [], "length") for part in completions])
             return Generation(
-                served, base, ranking, made, completions, None, _nothing(), counted, wish.n, ready
+                served, base, ranking, seeded, completions, None, _nothing(), counted, wish.n, ready
             )
-        sampling = wish.sampling(most, base.eos_ids, logprobs=asked.logprobs)
+        sampling = Sampling(
+            max_new_tokens=most,
+            temperature=wish.temperature,
+            top_p=wish.top_p,
+            top_k=max(wish.top_k, 0),
+            stop_token_ids=base.eos_ids,
+            stop=wish.stops,
+            stream=wish.stream,
+            logprobs=asked.logprobs,
+            schema=wish.schema,
+        )
         alias = wish.model if wish.model != served.name else ""
-        items = peer.connection.stream("serve", Generate(served.name, made, sampling, alias))
+        items = peer.connection.stream("serve", Generate(served.name, seeded, sampling, alias))
         first = await _following(items)
-        return Generation(served, base, ranking, made, completions, first, items, counted, wish.n)
+        return Generation(served, base, ranking, seeded, completions, first, items, counted, wish.n)
 
 
 async def _nothing() -> AsyncGenerator[Any, None]:
@@ -190,16 +210,8 @@ async def _nothing() -> AsyncGenerator[Any, None]:
     yield
 
 
-async def _tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
-    """The prompts. Raises what `asked.tokenize` raises."""
-    if isinstance(wish, ChatWish):
-        async with base.rendering:
-            return await asyncio.to_thread(asked.tokenize, base)
-    return asked.tokenize(base) if asked.size < _INLINE else await asyncio.to_thread(asked.tokenize, base)
-
-
 async def _following(items: AsyncGenerator[Any, None]) -> Any:
-    """The next one. Raises PoolLost when the pool says nothing for too long."""
+    """Return the pool's next item. Raises PoolLost when the pool says nothing for too long."""
     try:
         async with asyncio.timeout(POOL_SECONDS):
             return await anext(items)
@@ -208,7 +220,7 @@ async def _following(items: AsyncGenerator[Any, None]) -> Any:
 
 
 async def gathered(generation: Generation) -> Sequence[Piece]:
-    """Each completion as one piece, in order, with everything that is wanted."""
+    """Return each completion as one piece, in order, with everything that was asked for."""
     if generation.ready is not None:
         return generation.ready
     texts: list[list[str]] = [[] for _ in generation.completions]
@@ -220,5 +232,5 @@ async def gathered(generation: Generation) -> Sequence[Piece]:
                 texts[piece.index].append(piece.text)
                 tokens[piece.index] += piece.tokens
                 finishes[piece.index] = piece.finish or finishes[piece.index]
-    found = [Piece(index, "".join(text), tokens[index], finishes[index]) for index, text in enumerate(texts)]
-    return await after_sampling(generation.ranking, found)
+    whole = [Piece(index, "".join(text), tokens[index], finishes[index]) for index, text in enumerate(texts)]
+    return await after_sampling(generation.ranking, whole)

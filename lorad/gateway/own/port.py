@@ -1,4 +1,4 @@
-"""The port of a gateway on 127.0.0.1, for clients that take a base URL and a key: a free one that stays.
+"""Opens the gateway's port on 127.0.0.1, for clients that take a base URL and a key: a free port that stays.
 
 Every user of the machine can connect to it, so that it lets in by keys alone.
 """
@@ -18,16 +18,20 @@ _DIGITS = 5
 
 
 def open_port(home: Home) -> socket.socket | None:
-    """Listen on the port of before, or on a free one where that is taken; None where neither can be had, and
-    where another gateway of the home is up.
+    """Listen on the port of the last time, or on a free port where that is taken.
 
-    Whoever has taken it may have been sent the key meanwhile: there is a new one then. Raises OSError for
-    files of the home.
+    Returns None where no port can be had, and where another gateway of the home is up.
+
+    Clients may have sent the key to whoever has taken the port: then the gateway gets a new key. Raises
+    OSError for files of the home.
     """
     if answers(home.gateway_socket):
         return None
     home.gateway.mkdir(parents=True, exist_ok=True, mode=0o700)
-    before = _port_of_before(home)
+    try:
+        before = int(read_file(home.gateway_port, _DIGITS, links=False)) % (1 << 16)
+    except (OSError, ValueError):
+        before = 0
     listener = _listener(before) or _listener(0)
     if listener is None:
         home.gateway_port.unlink(missing_ok=True)
@@ -40,17 +44,9 @@ def open_port(home: Home) -> socket.socket | None:
 
 
 def _listener(port: int) -> socket.socket | None:
-    """Return a socket that listens on a port, 0 for any; None where that is not to be had."""
+    """Return a socket that listens on a port, 0 for any; None where the port cannot be had."""
     try:
         return socket.create_server((_LOCAL, port))
     except OSError as error:
         log.warning("nothing is served on port %s of %s: %s", port or "any", _LOCAL, error.strerror)
         return None
-
-
-def _port_of_before(home: Home) -> int:
-    """Return the port that was written down; 0 where none was."""
-    try:
-        return int(read_file(home.gateway_port, _DIGITS, links=False)) % (1 << 16)
-    except (OSError, ValueError):
-        return 0

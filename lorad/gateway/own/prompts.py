@@ -1,4 +1,4 @@
-"""Prompts of a request as tokens of the base that serves it."""
+"""Turns the prompts of a request into tokens of the base that serves it."""
 
 import secrets
 from collections.abc import Sequence
@@ -21,36 +21,35 @@ _DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there 
 
 
 def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
-    """A string, strings, tokens, or lists of tokens. Raises ApiError."""
-    given = wish.prompt
-    if isinstance(given, str):
-        given = [given]
-    if given and all(_is_token(part) for part in given):
-        given = [given]
-    if given and all(isinstance(part, str) for part in given):
-        return base.tokenizer.encode_batch(given, special=True)
-    if not given or not all(isinstance(part, list) and all(map(_is_token, part)) for part in given):
+    """Return the tokens of a string, strings, tokens, or lists of tokens. Raises ApiError."""
+    parts = [wish.prompt] if isinstance(wish.prompt, str) else wish.prompt
+    if parts and all(_is_token(part) for part in parts):
+        parts = [parts]
+    if parts and all(isinstance(part, str) for part in parts):
+        return base.tokenizer.encode_batch(parts, special=True)
+    if not parts or not all(isinstance(part, list) and all(map(_is_token, part)) for part in parts):
         raise refused(
             "prompt", "give a string, a list of strings, a list of tokens, or a list of lists of tokens."
         )
-    if any(not 0 <= token < base.vocab for part in given for token in part):
+    if any(not 0 <= token < base.vocab for part in parts for token in part):
         raise refused("prompt", f"tokens of this model are at least 0 and below {base.vocab}.")
-    return given
+    return parts
 
 
 def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
-    """Raises ApiError, and SpecError when the template refuses the messages."""
+    """Return the tokens of a chat. Raises ApiError, and SpecError when the template refuses the messages."""
     text = _rendered(base, wish.messages, wish.offered(), wish.chat_template_kwargs)
     return [base.tokenizer.encode(text)]
 
 
 def of_tokenize(wish: TokenizeWish, base: Base) -> list[int]:
-    """Raises as `of_chat`."""
+    """Return the tokens of a text or a chat. Raises as `of_chat`."""
     if (wish.prompt is None) == (wish.messages is None):
         raise refused("prompt", "give either prompt or messages.")
     if wish.messages is None:
         return base.tokenizer.encode(wish.prompt or "", special=wish.add_special_tokens)
-    generate, tools = wish.add_generation_prompt, wrapped_all(wish.tools)
+    tools = wrapped_all(wish.tools)
+    generate = wish.add_generation_prompt
     text = _rendered(base, wish.messages, tools, wish.chat_template_kwargs, generate=generate)
     return base.tokenizer.encode(text)
 
@@ -63,61 +62,59 @@ def _rendered(
     *,
     generate: bool = True,
 ) -> str:
+    """Return the text of a chat: contents as text, or parts of text, and other keys as the client wrote them.
+
+    Raises ApiError if a content is not text, and for tools where the model has none.
+    """
     if not messages:
         raise refused("messages", "there are none.")
     if not base.tokenizer.has_chat_template:
         raise ApiError(400, "This model has no chat template: use /v1/completions.", param="messages")
     if base.tokenizer.call_form is None and tools:
         raise refused("tools", _NO_TOOLS, UNSUPPORTED)
-    chat = [_message(given, base) for given in messages]
+    for message in messages:
+        if not isinstance(message.get("role"), str):
+            raise refused("messages", "every message needs a role.")
+        for key in ("function_call", "audio"):
+            if message.get(key):
+                raise refused("messages", f"{key} is not supported.", UNSUPPORTED)
+        if base.tokenizer.call_form is None and (message.get("tool_calls") or message["role"] == "tool"):
+            raise refused("messages", _NO_TOOLS, UNSUPPORTED)
+        content = message.get("content")
+        if isinstance(content, list):
+            if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+                raise refused("messages", "only content of type text is supported.", UNSUPPORTED)
+        elif content is not None and not isinstance(content, str):
+            raise refused("messages", "content is a string, or a list of parts of type text.")
+    chat = [{**message, "content": message.get("content") or ""} for message in messages]
     return base.tokenizer.chat(chat, {**settings, "tools": tools} if tools else settings, generate=generate)
 
 
-def _message(given: dict[str, Any], base: Base) -> dict[str, Any]:
-    """Return a message with its content as text, or parts of text, and its other keys as they were written.
-
-    Raises ApiError if the content is not text, or of tools where the model has none.
-    """
-    if not isinstance(given.get("role"), str):
-        raise refused("messages", "every message needs a role.")
-    for key in ("function_call", "audio"):
-        if given.get(key):
-            raise refused("messages", f"{key} is not supported.", UNSUPPORTED)
-    if base.tokenizer.call_form is None and (given.get("tool_calls") or given["role"] == "tool"):
-        raise refused("messages", _NO_TOOLS, UNSUPPORTED)
-    content = given.get("content")
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise refused("messages", "only content of type text is supported.", UNSUPPORTED)
-    elif content is not None and not isinstance(content, str):
-        raise refused("messages", "content is a string, or a list of parts of type text.")
-    return {**given, "content": content or ""}
-
-
 def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: int) -> int:
-    """Return how many tokens to make at most. Raises ApiError if they do not fit behind the prompts."""
-    limit, longest = min(limit, base.max_positions), max(map(len, tokens))
+    """Return how many tokens to sample at most. Raises ApiError if they do not fit behind the prompts."""
+    limit = min(limit, base.max_positions)
+    longest = max(map(len, tokens))
     if min(map(len, tokens)) < 1:
         raise refused("prompt", "a completion begins with at least one token.")
     if len(tokens) * wish.n > MOST_SAMPLES:
         raise refused("n", f"one request makes at most {MOST_SAMPLES} completions.")
     if isinstance(wish, ChatWish):
-        wanted = wish.max_completion_tokens or wish.max_tokens or max(limit - longest, 1)
+        most = wish.max_completion_tokens or wish.max_tokens or max(limit - longest, 1)
     else:
-        wanted = _DEFAULT_NEW_TOKENS if wish.max_tokens is None else wish.max_tokens
-    if longest + wanted > limit:
+        most = _DEFAULT_NEW_TOKENS if wish.max_tokens is None else wish.max_tokens
+    if longest + most > limit:
         raise ApiError(
             400,
-            f"This model has room for {limit} tokens: {longest} of the prompt and {wanted} of the "
+            f"This model has room for {limit} tokens: {longest} of the prompt and {most} of the "
             "completion are more.",
             param="messages" if isinstance(wish, ChatWish) else "prompt",
             code="context_length_exceeded",
         )
-    return wanted
+    return most
 
 
 def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
-    """Return the prompts with their seeds. If a seed is given, completion i of any prompt has seed + i."""
+    """Return the prompts with their seeds: if the wish has a seed, completion i of any prompt has seed + i."""
     first = secrets.randbits(64) if wish.seed is None else wish.seed
     step = 0 if wish.seed is not None else wish.n
     return [

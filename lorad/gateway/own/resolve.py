@@ -10,7 +10,7 @@ from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table
-from lorad.protocol.served import Names, Served
+from lorad.protocol.served import Served
 
 _DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
 _DAEMON_CALLS = 8  # at once
@@ -18,9 +18,7 @@ _REMEMBERED = 256  # versions that are in no table
 
 
 class Resolver:
-    """A request asks once and keeps the answer: it is served by one version from its first
-    token to its last.
-    """
+    """Answers each request once: one version serves a request from its first token to its last."""
 
     def __init__(self, home: Home, table: Path) -> None:
         self.table = Table(table)
@@ -29,26 +27,21 @@ class Resolver:
         self._asking: dict[tuple[str, str | None], asyncio.Task[Served]] = {}
         self._others: OrderedDict[str, Served] = OrderedDict()
 
-    def names(self) -> Names:
-        return self.table.names()
-
     async def find(self, model: str) -> Served:
-        """Raises ApiError (no such model), and what the daemon raises when it has to be asked."""
-        names = self.names()
+        """Find a version. Raises ApiError (no such model), and what the daemon raises when it is asked."""
+        names = self.table.names()
         served = names.versions.get(names.aliases.get(model, model)) or self._others.get(model)
         return served if served and served.socket else await self.renew(model)
 
     async def find_another(self, model: str, served: Served) -> Served:
-        """Find the version again when the one from `find` was gone: what the name means now,
-        or else `renew`.
-        """
+        """Find what a name means now, after the version that `find` returned was gone."""
         again = await self.find(model)
         return await self.renew(model) if again == served else again
 
     async def renew(self, model: str) -> Served:
         """Have the daemon start the pool and load the version. Raises as `find`."""
         # a request after a swap never waits for an answer from before it
-        meant = self.names().aliases.get(model)
+        meant = self.table.names().aliases.get(model)
         asking = self._asking.get((model, meant))
         if asking is None:
             asking = self._asking[model, meant] = asyncio.create_task(self._ask(model))
@@ -68,7 +61,7 @@ class Resolver:
         except NotFound:
             raise no_such_model(model) from None
         except DaemonUnreachable:
-            names = self.names()
+            names = self.table.names()
             if model not in names.aliases and model not in names.versions and "@" not in model:
                 raise no_such_model(model) from None
             raise

@@ -1,4 +1,4 @@
-"""Generations as OpenAI writes them: text_completion, chat.completion, and the chunks of both."""
+"""Writes generations as OpenAI does: text_completion, chat.completion, and the chunks of both."""
 
 import secrets
 import time
@@ -16,9 +16,9 @@ _Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
 
 
 class Shape(ABC):
-    """The form of one answer.
+    """Writes one answer.
 
-    `model` is the requested name, `system_fingerprint` the version that answers.
+    Its `model` is the requested name, its `system_fingerprint` the version that answers.
     """
 
     prefix: str
@@ -26,9 +26,8 @@ class Shape(ABC):
     chunk_object: str
 
     def __init__(self, wish: Wish, generation: Generation) -> None:
-        self._generation, self._logprobs = generation, wish.wants_logprobs
-        self._alternatives, self._wants_ids = wish.alternatives, wish.return_token_ids
-        self._wants_usage = wish.wants_usage
+        self._generation = generation
+        self._wish = wish
         self._begun: set[int] = set()
         self._about = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -52,20 +51,21 @@ class Shape(ABC):
         """
         choices = self._choices(piece)
         self._begun.add(piece.index)
-        usage = {"usage": None} if self._wants_usage else {}
+        usage = {"usage": None} if self._wish.wants_usage else {}
         return [
             {**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices
         ]
 
     def last(self) -> list[_Json]:
         """Return the chunks that follow all pieces."""
-        if not self._wants_usage:
+        if not self._wish.wants_usage:
             return []
         return [{**self._about, "object": self.chunk_object, "choices": [], "usage": self._generation.usage}]
 
     def _ids(self, piece: Piece) -> _Json:
-        """Return the tokens that were made, if they are wanted."""
-        return {"token_ids": self._generation.made(piece)} if self._wants_ids else {}
+        """Return the sampled tokens of a piece, without an echoed prompt, if they were asked for."""
+        sampled = piece.tokens[self._generation.ranking.prompt_tokens_in(piece) :]
+        return {"token_ids": [token.id for token in sampled]} if self._wish.return_token_ids else {}
 
     @abstractmethod
     def _choice(self, piece: Piece) -> _Json:
@@ -81,33 +81,40 @@ class CompletionShape(Shape):
     whole_object = chunk_object = "text_completion"
 
     def _choice(self, piece: Piece) -> _Json:
-        logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
+        logprobs = None
+        if self._wish.wants_logprobs:
+            tops: list[dict[str, float] | None] | None = None
+            if self._wish.alternatives:  # the token itself is among them; the first of a prompt has none
+                tops = [
+                    None if token.logprob is None else {**dict(token.top), token.text: token.logprob}
+                    for token in piece.tokens
+                ]
+            logprobs = {
+                "tokens": [token.text for token in piece.tokens],
+                "token_logprobs": [token.logprob for token in piece.tokens],
+                "top_logprobs": tops,
+                "text_offset": [token.offset for token in piece.tokens],
+            }
         about = {
             "index": piece.index,
             "text": piece.text,
             "logprobs": logprobs,
             "finish_reason": piece.finish,
         }
-        if self._wants_ids and piece.index not in self._begun:
+        if self._wish.return_token_ids and piece.index not in self._begun:
             about["prompt_token_ids"] = self._generation.prompt_of(piece.index)
         return about | self._ids(piece)
 
     def _choices(self, piece: Piece) -> list[_Json]:
-        is_nothing = not piece.text and piece.finish is None and not self._logprobs and not self._wants_ids
-        return [] if is_nothing else [self._choice(piece)]
-
-    def _logprobs_of(self, tokens: Sequence[Token]) -> _Json:
-        return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_others(token) for token in tokens] if self._alternatives else None,
-            "text_offset": [token.offset for token in tokens],
-        }
+        says_something = piece.text or piece.finish is not None
+        asks_for_tokens = self._wish.wants_logprobs or self._wish.return_token_ids
+        return [self._choice(piece)] if says_something or asks_for_tokens else []
 
 
 class ChatShape(Shape):
     prefix = "chatcmpl"
-    whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
     def __init__(self, wish: ChatWish, generation: Generation) -> None:
         super().__init__(wish, generation)
@@ -115,13 +122,13 @@ class ChatShape(Shape):
         self._readers = [CallReader(wish, form) for _ in range(wish.n)] if form else None
 
     def whole(self, pieces: Sequence[Piece]) -> _Json:
-        prompt = {"prompt_token_ids": self._generation.prompt_of(0)} if self._wants_ids else {}
+        prompt = {"prompt_token_ids": self._generation.prompt_of(0)} if self._wish.return_token_ids else {}
         return super().whole(pieces) | prompt
 
     def chunks(self, piece: Piece) -> list[_Json]:
         is_first = not self._begun
         chunks = super().chunks(piece)
-        if chunks and is_first and self._wants_ids:
+        if chunks and is_first and self._wish.return_token_ids:
             chunks[0]["prompt_token_ids"] = self._generation.prompt_of(0)
         return chunks
 
@@ -130,18 +137,20 @@ class ChatShape(Shape):
         message: _Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text if text.strip() else None, "tool_calls": calls}
-        logprobs = self._logprobs_of(piece.tokens) if self._logprobs else None
+        logprobs = self._logprobs_of(piece.tokens) if self._wish.wants_logprobs else None
         about = {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
         return about | self._ids(piece)
 
     def _choices(self, piece: Piece) -> list[_Json]:
-        """The role comes first, the reason for the end last."""
+        """Return the role first, the reason for the end last."""
         text, calls, finish = self._said(piece)
-        logprobs = self._logprobs_of(piece.tokens) if self._logprobs and piece.tokens else None
+        logprobs = None
+        if self._wish.wants_logprobs and piece.tokens:
+            logprobs = self._logprobs_of(piece.tokens)
         deltas: list[tuple[_Json, _Json | None, str | None]] = []
         if piece.index not in self._begun:
             deltas.append(({"role": "assistant", "content": ""}, None, None))
-        if text or logprobs or (self._wants_ids and piece.tokens):
+        if text or logprobs or (self._wish.return_token_ids and piece.tokens):
             deltas.append(({"content": text}, logprobs, None))
         if calls:
             numbered = [{"index": place, **call} for place, call in enumerate(calls)]
@@ -178,10 +187,5 @@ class ChatShape(Shape):
 
 
 def _described(text: str, logprob: float | None) -> _Json:
-    # of a part of a character the text does not show the bytes
+    # the text of a part of a character does not show its bytes
     return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
-
-
-def _others(token: Token) -> dict[str, float] | None:
-    """Return the most likely tokens in a place with the one that is there; None for the first of a prompt."""
-    return None if token.logprob is None else {**dict(token.top), token.text: token.logprob}

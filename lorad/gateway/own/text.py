@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 
 BROKEN = "\ufffd"  # what a decoder makes of a part of a character
-# tokens; no character is made of so many: what they say is not valid and is passed on as it is
+# no character is made of so many tokens: what they say is not valid and is passed on as it is
 MOST_PENDING = 16
 
 
 class Detokenizer:
     """Decodes one completion piece by piece; the pieces together are the text of its tokens.
 
-    Tokens are decoded together with those before them, as some tokenizers treat the beginning of a text
+    Tokens are decoded together with the tokens before them, as some tokenizers treat the beginning of a text
     differently. As in text-generation-inference and vLLM, a window slides along the text.
 
-    decode: makes text of tokens.
+    Args:
+        decode: Makes text of tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -39,7 +40,8 @@ class Detokenizer:
         is_whole = text and not text.endswith(BROKEN)
         if not is_whole and not is_last and len(self._pending) < MOST_PENDING:
             return ""
-        self._context, self._pending = self._pending, []
+        self._context = self._pending
+        self._pending = []
         return text
 
 
@@ -56,21 +58,18 @@ class StopCutter:
         if self.is_cut:
             return ""
         self._held += text
-        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if found:
-            self.is_cut, sent, self._held = True, self._held[: min(found)], ""
-            return sent
-        keep = max((_beginning(self._held, stop) for stop in self._stops), default=0)
-        sent, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self.is_cut = True
+            return self.rest()[: min(places)]
+        beginnings = [stop[:size] for stop in self._stops for size in range(1, len(stop))]
+        keep = max((len(part) for part in beginnings if self._held.endswith(part)), default=0)
+        sent = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
         return sent
 
     def rest(self) -> str:
-        sent, self._held = self._held, ""
+        """Return what is held back, as no more text comes."""
+        sent = self._held
+        self._held = ""
         return sent
-
-
-def _beginning(text: str, stop: str) -> int:
-    """Return how many of the last characters of `text` are the first of `stop`."""
-    return next(
-        (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0
-    )

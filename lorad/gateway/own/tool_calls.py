@@ -1,11 +1,10 @@
-"""Calls of tools in what a model says, as OpenAI writes them."""
+"""Reads the tool calls in what a model says, and writes them as OpenAI does."""
 
 import json
 import secrets
 from typing import Any
 
 from lorad.gateway.params import ChatWish
-from lorad.records.episodes import ToolCall
 from lorad.rl.tools.calls import CallForm
 from lorad.rl.tools.parsing import Splitter
 
@@ -25,11 +24,12 @@ class CallReader:
         """Return the text that is left at the end, and the calls."""
         said = self._splitter.rest()
         unread = "".join(call.written for call in said.calls if call.arguments is None)
-        calls = [_written(call) for call in said.calls if call.arguments is not None]
+        calls = []
+        for call in said.calls:
+            if call.arguments is not None:
+                arguments = json.dumps(call.arguments, ensure_ascii=False)
+                function = {"name": call.name, "arguments": arguments}
+                calls.append(
+                    {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+                )
         return said.text + unread, calls[: self._most]
-
-
-def _written(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    about = {"name": call.name, "arguments": arguments}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": about}

@@ -1,6 +1,6 @@
-"""A process whose event loop does not come round any more ends itself, and its log has the stacks.
+"""Ends a process whose event loop does not come round any more, with the stacks in its log.
 
-What a user's files make a library do may hold the interpreter for ever: a thread in C watches.
+A user's files may make a library hold the interpreter for ever, so that a thread in C watches.
 """
 
 import asyncio
@@ -14,18 +14,19 @@ _ROUND_SECONDS = 1.0
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[None]:
-    watching = asyncio.create_task(_come_round())
+    """End this process when its event loop hangs within the block."""
+
+    async def come_round() -> None:
+        try:
+            while True:
+                faulthandler.dump_traceback_later(_HUNG_SECONDS, exit=True)
+                await asyncio.sleep(_ROUND_SECONDS)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    watching = asyncio.create_task(come_round())
     try:
         yield
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-
-
-async def _come_round() -> None:
-    try:
-        while True:
-            faulthandler.dump_traceback_later(_HUNG_SECONDS, exit=True)
-            await asyncio.sleep(_ROUND_SECONDS)
-    finally:
-        faulthandler.cancel_dump_traceback_later()

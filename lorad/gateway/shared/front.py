@@ -1,6 +1,8 @@
-"""The front of a home that several users share: who asks, how much, and for whose version. That owner's own
-gateway, which runs as them, does the rest; no file of a user is opened here, and nothing of a model is in
-this process."""
+"""The front of a home that several users share: it checks who asks, how much, and for whose version.
+
+The gateway of that version's owner, which runs as them, does the rest: the front opens no file of a user and
+loads nothing of a model.
+"""
 
 import contextlib
 import os
@@ -29,7 +31,7 @@ _MOST_REQUESTS = 1 << 12  # of all users
 
 
 class _Named(msgspec.Struct):
-    """All that is read of a request."""
+    """The only part of a request that the front reads."""
 
     model: ModelName
 
@@ -59,7 +61,13 @@ async def _forward(
 ) -> web.StreamResponse:
     """Have the gateway of the version's owner answer; a stream that breaks off says so at its end."""
     body = await arrived(request)
-    owner = await routes.find(_model_in(body), access.owner(request), access.viewer(request))
+    try:
+        model = msgspec.json.decode(body, type=_Named).model
+    except msgspec.ValidationError as error:
+        raise unfit(error) from None
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise ApiError(400, f"The body is not JSON: {error}.") from None
+    owner = await routes.find(model, access.owner(request), access.viewer(request))
     wake = partial(routes.ask, owner.version)
     headers = {"Content-Type": "application/json", VERSION: owner.version}
     answering = owners.asked(owner.owner_uid, wake, "POST", request.path, data=body, headers=headers)
@@ -69,13 +77,3 @@ async def _forward(
         gone = PoolLost("the gateway of the version's owner went away", hint=AGAIN)
         last_words = b"\n\n" + event(from_lorad(gone).body)
         return await pass_on(request, answer, _PASSED_ON, content_type=EVENT_STREAM, last_words=last_words)
-
-
-def _model_in(body: bytes) -> str:
-    """Raises ApiError."""
-    try:
-        return msgspec.json.decode(body, type=_Named).model
-    except msgspec.ValidationError as error:
-        raise unfit(error) from None
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise ApiError(400, f"The body is not JSON: {error}.") from None

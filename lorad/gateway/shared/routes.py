@@ -1,5 +1,6 @@
-"""Finds the version that a name in a request means, and its owner, for the front of a shared home: in the
-table, or else by asking the daemon, which starts nothing for that and answers at once.
+"""Finds the version that a name in a request means, and its owner, for the front of a shared home.
+
+It looks in the table, or else asks the daemon, which starts nothing for that and answers at once.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from lorad.records.versions import ServingOwner
 
 
 class Routes:
-    """All within one event loop; nothing here waits for what belongs to a user."""
+    """Finds owners of versions within one event loop; nothing here waits for what belongs to a user."""
 
     def __init__(self, home: Home) -> None:
         self.table = Table(home.gateway / FILE)
@@ -24,10 +25,14 @@ class Routes:
         self._others: Remembered[ServingOwner] = Remembered()  # versions that are in no table
 
     async def find(self, model: str, asker: str, sees: Callable[[int | None], bool]) -> ServingOwner:
-        """Find a model that the client may see. Another's is looked up as one that nobody has: by asking the
-        daemon each time, so that neither the words nor the time of an answer tell them apart.
+        """Find a model that the client may see.
 
-        asker: the client's name. sees: says whether they may see versions of a uid.
+        A model of somebody else is looked up like a model that does not exist, by asking the daemon each
+        time: neither the words nor the time of an answer tell the two apart.
+
+        Args:
+            asker: The client's name.
+            sees: Says whether the client may see versions of a uid.
 
         Raises ApiError (no such model), and what the daemon raises.
         """
@@ -47,7 +52,10 @@ class Routes:
         return owner
 
     async def ask(self, model: str, asker: str = "") -> ServingOwner:
-        """Ask the daemon, which from now on keeps the gateway of the owner up; asker: where they may see it.
+        """Ask the daemon for the owner of a model, whose gateway it keeps up from now on.
+
+        Args:
+            asker: The client's name, where the daemon is to check that they may see the model.
 
         Raises ApiError and LoradError.
         """

@@ -53,7 +53,7 @@ def ask(
         counted.said(tokens)
         if clock is not None:
             clock.now += seconds
-        counted.whole()
+        counted.is_whole = True
 
 
 def is_alive(ctx: Context) -> bool:
@@ -102,7 +102,7 @@ def test_the_first_token_is_timed_of_streams_only(clock: Clock) -> None:
             counted.said(1)
             clock.now += 1.5
             counted.said(1)
-            counted.whole()
+            counted.is_whole = True
     assert (of(traffic).ttft_p50, of(traffic).p50, of(traffic).requests) == (0.5, 2.0, 2)
 
 
