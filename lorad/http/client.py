@@ -87,7 +87,7 @@ class DaemonClient:
 
 
 class Remembered(Generic[T]):
-    """Remembers what the daemon said about names: while that is fresh, and longer while the daemon is away."""
+    """Remembers the daemon's answers about names while they are fresh, longer while the daemon is away."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[T, float]] = OrderedDict()

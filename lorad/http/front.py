@@ -1,4 +1,4 @@
-"""A front of services that run as their users: it passes each request to a user's process, and its answer on."""
+"""A front of services that run as their users: it passes each request on to the process of one user."""
 
 import asyncio
 import contextlib
@@ -122,7 +122,7 @@ async def pass_on(
     content_type: str | None = None,
     last_words: bytes = b"",
 ) -> web.StreamResponse:
-    """Send an answer on, byte for byte, as it comes. An answer that breaks off breaks off for the client, too.
+    """Send an answer on, byte for byte, as it comes; one that breaks off breaks off for the client, too.
 
     Args:
         names: The headers that are sent on, too.

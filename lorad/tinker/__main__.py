@@ -1,7 +1,7 @@
-"""`python -m lorad.tinker HOME`: the door of a home for the tinker client, until SIGTERM. Exit code 1: it
-could not start.
+"""Run the door of a home for the tinker client until SIGTERM: `python -m lorad.tinker HOME`.
 
-`HOME front` and `HOME owner` are those of a home that several users share: see `shared/front.py`.
+Exit code 1: it could not start. `HOME front` and `HOME owner` run the two doors of a home that several users
+share: see `shared/front.py`.
 """
 
 import os
@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def _door_of(home: Home, role: str) -> Service:
-    """Make the door of a role. The front has nothing of a model in it.
+    """Make the door of a role. The front loads nothing of a model.
 
     Raises SpecError where protobuf is missing.
     """

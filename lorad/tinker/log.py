@@ -4,9 +4,9 @@ A log is a directory of segments `00000000.log`, `00000001.log`, …, each a row
 
     u64 bytes | u64 seq | u32 crc32 of seq and frame | frame (see `lorad/protocol/frames.py`)
 
-Numbers are little endian. Each append is on disk before the next is written. Followers need no signal: how
-long they wait grows with how long nothing came. A record whose sync failed is mended, and damage refused: see
-`lorad/files/log.py`.
+Numbers are little endian. Each append is on disk before the next is written. Followers need no signal: the
+longer nothing came, the longer they wait before they look again. A record whose sync failed is mended, and
+damage refused: see `lorad/files/log.py`.
 """
 
 import asyncio
@@ -31,8 +31,9 @@ _HEAD = struct.Struct("<QQI")
 _SEQ = struct.Struct("<Q")
 _SEGMENT = 64 << 20  # bytes after which a new segment begins
 _MOST = 1 << 30  # bytes of one record
-_SHORTEST, _LONGEST = 0.002, 0.2  # seconds between two looks
-_SHARE = 1 / 40  # of the time for which nothing came: that much later is what comes then seen
+_SHORTEST = 0.002  # seconds between two looks, at least
+_LONGEST = 0.2  # seconds between two looks, at most
+_SHARE = 1 / 40  # of the time for which nothing came is the wait until the next look
 
 
 class _Record(Protocol):
@@ -45,7 +46,7 @@ R = TypeVar("R")
 
 
 class Position(NamedTuple):
-    """The place behind a record. Segment -1: before all."""
+    """The place behind a record; segment -1 is before all records."""
 
     segment: int = -1
     offset: int = 0
@@ -57,10 +58,10 @@ START = Position()
 def read(
     directory: Path, kind: type[T], start: Position = START, *, after: int = -1
 ) -> Iterator[tuple[T, Position]]:
-    """Yield the whole records behind `start`, each with the place behind it; a torn tail ends it. A segment
-    that the writer drops meanwhile is passed over. Records up to the seq `after` are passed over unread.
+    """Yield the whole records behind `start`, each with the place behind it, up to a torn tail.
 
-    Raises IntegrityError for a damaged record that others follow, and OSError.
+    A segment that the writer drops meanwhile is passed over, and so, unread, are the records up to the seq
+    `after`. Raises IntegrityError for a damaged record that others follow, and OSError.
     """
     segments = [number for number in _segments(directory) if number >= start.segment]
     for number in segments:
@@ -76,12 +77,12 @@ def read(
 
 
 def first_segment(directory: Path) -> int:
-    """Return the number of the oldest segment that is there; -1 for none."""
+    """Return the number of the oldest segment; -1 where there is none."""
     return min(_segments(directory), default=-1)
 
 
 def first_seqs(directory: Path, most: int) -> list[int]:
-    """Return the seqs of the oldest records, at most so many."""
+    """Return the seqs of the oldest records, `most` at most."""
     segments = _segments(directory)
     return list(islice(_seqs(_name(directory, segments[0])), most)) if segments else []
 
@@ -89,8 +90,9 @@ def first_seqs(directory: Path, most: int) -> list[int]:
 async def follow(
     directory: Path, kind: type[T], start: Position = START
 ) -> AsyncIterator[tuple[T, Position]]:
-    """Yield the records behind `start`, and then those that come, for ever; see `read`."""
-    position, last = start, time.monotonic()
+    """Yield the records behind `start`, and then the records that come, for ever; see `read`."""
+    position = start
+    last = time.monotonic()
     while True:
         if may_have_more(directory, position):
             for record, behind in read(directory, kind, position):
@@ -101,7 +103,7 @@ async def follow(
 
 
 def may_have_more(directory: Path, position: Position) -> bool:
-    """Return False if nothing is behind a position, after a look at two names: most looks are in vain."""
+    """Return False if nothing stands behind a position, after a look at two names: most looks are in vain."""
     try:
         size = os.stat(_name(directory, position.segment)).st_size
     except FileNotFoundError:  # before the first record, or dropped
@@ -115,7 +117,7 @@ def pause(silent: float) -> float:
 
 
 class LogWriter:
-    """The one writer of a log.
+    """Writes a log, as the only process that does.
 
     Raises Conflict when another process writes it, IntegrityError when it is damaged.
     """
@@ -136,11 +138,16 @@ class LogWriter:
             raise
 
     def append(self, *records: _Record) -> int:
-        """Write records and fsync them at once; returns their bytes.
+        """Write records, fsync them at once, and return their bytes.
 
         Raises OSError: they may be in the log all the same, and the next append begins by mending it.
         """
-        data = b"".join(self._encoded(record) for record in records)
+        data = b""
+        for record in records:
+            frame = b"".join(frames.encode(record))
+            if len(frame) > _MOST:
+                raise OSError(errno.EFBIG, f"a record of {len(frame)} bytes", str(self._directory))
+            data += _HEAD.pack(len(frame), record.seq, _crc(record.seq, frame)) + frame
         self._log.settle()
         if self._log.size >= self._most:
             following = self._open(int(self._log.path.stem) + 1)
@@ -153,17 +160,15 @@ class LogWriter:
         path = Path(_name(self._directory, number))
         return log.AppendLog(path, _frames(lambda frame, _: frame), mends=True, links=False)
 
-    def _encoded(self, record: _Record) -> bytes:
-        frame = b"".join(frames.encode(record))
-        if len(frame) > _MOST:
-            raise OSError(errno.EFBIG, f"a record of {len(frame)} bytes", str(self._directory))
-        return _HEAD.pack(len(frame), record.seq, _crc(record.seq, frame)) + frame
-
     def drop(
         self, before: int, kind: type[T] | None = None, stays: Callable[[T], bool] = bool, *, age: float = 0.0
     ) -> None:
-        """Delete the oldest segments in which every seq is smaller than `before`, and to which nothing was
-        written for `age` seconds; never the last one. Records of a `kind` that stay are written once more.
+        """Delete the oldest segments in which every seq is smaller than `before`, but never the last segment.
+
+        Args:
+            kind: What the records are, where some of them stay.
+            stays: Says whether a record stays, which is then written once more.
+            age: For how many seconds nothing was written to a segment that is deleted.
         """
         for number in _segments(self._directory)[:-1]:
             path = Path(_name(self._directory, number))
@@ -206,9 +211,9 @@ def _frames(decode: Callable[[bytes, Path], R], *, after: int = -1, is_last: boo
     """Make the form of a segment.
 
     Args:
-        decode: makes the record of a frame; the path is for errors.
-        after: records up to this seq are passed over unread.
-        is_last: whether no segment follows, so that the last record may be torn.
+        decode: Makes the record of a frame; the path is for errors.
+        after: Records up to this seq are passed over unread.
+        is_last: No segment follows, so that the last record may be torn.
     """
 
     def take(file: BufferedReader, path: Path) -> tuple[R | None, int] | None:

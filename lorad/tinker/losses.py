@@ -1,6 +1,6 @@
-"""Tinker's losses as a trainer of lorad takes them.
+"""Translates Tinker's losses into what a trainer of lorad takes.
 
-With p the log-probability of a target, q that of the sampler (`logprobs`), A the advantage and
+With p the log-probability of a target, q the sampler's log-probability (`logprobs`), A the advantage and
 r = exp(p - q), each is a plain sum over all tokens of all datums, as the official documentation has it:
 
     cross_entropy         -sum w p, with w = `weights`
@@ -37,10 +37,12 @@ _Settings = Mapping[str, float]
 
 
 def check(name: str, settings: _Settings, inputs: _Inputs, tokens: int) -> dict[str, np.ndarray]:
-    """Return float32 [tokens] of each input that the loss needs. Raises ValueError for what is missing, has
-    another length, or would change nothing.
+    """Return each input that the loss needs, as float32 [tokens].
 
-    inputs: those of one datum, or of several one after another, `target_tokens` among them.
+    Args:
+        inputs: The inputs of one datum, or of several datums joined, `target_tokens` among them.
+
+    Raises ValueError for an input or setting that is missing, has another length, or would change nothing.
     """
     if name not in NEEDS:
         raise ValueError(f"loss_fn {name} is not supported; there are {', '.join(NEEDS)}")
@@ -48,43 +50,37 @@ def check(name: str, settings: _Settings, inputs: _Inputs, tokens: int) -> dict[
         raise ValueError(f"loss_fn_config of {name} has no {', '.join(unknown)}")
     if useless := sorted(set(inputs) - {"target_tokens", *NEEDS[name]}):
         raise ValueError(f"loss_fn_inputs of {name}: {', '.join(useless)} would change nothing; leave it out")
-    found = {}
+    checked = {}
     for key in NEEDS[name]:
-        given = inputs.get(key, np.ones(tokens, np.float32) if key == "weights" else None)
-        if given is None or given.shape != (tokens,):
+        numbers = inputs.get(key, np.ones(tokens, np.float32) if key == "weights" else None)
+        if numbers is None or numbers.shape != (tokens,):
             raise ValueError(
                 f"loss_fn_inputs of {name}: {key} must have a number for each of {tokens} tokens"
             )
-        found[key] = given.astype(np.float32)
-        if not np.isfinite(found[key]).all():
+        checked[key] = numbers.astype(np.float32)
+        if not np.isfinite(checked[key]).all():
             raise ValueError(f"loss_fn_inputs of {name}: {key} has a number that is not finite")
-    _check_settings({**_SETTINGS.get(name, {}), **settings})
-    if name == "gspo":
-        _check_mask(found["sequence_ratio_mask"], found["advantages"])
-    return found
-
-
-def _check_settings(settings: _Settings) -> None:
-    if not np.isfinite(list(settings.values())).all() or min(settings.values(), default=0.0) < 0:
+    complete = {**_SETTINGS.get(name, {}), **settings}
+    if not np.isfinite(list(complete.values())).all() or min(complete.values(), default=0.0) < 0:
         raise ValueError("loss_fn_config: a setting is negative or not finite")
-    if settings.get("clip_low_threshold", 0.0) > settings.get("clip_high_threshold", 0.0):
+    if complete.get("clip_low_threshold", 0.0) > complete.get("clip_high_threshold", 0.0):
         raise ValueError("loss_fn_config: clip_low_threshold is above clip_high_threshold")
-
-
-def _check_mask(mask: np.ndarray, advantages: np.ndarray) -> None:
-    if not np.isin(mask, (0, 1)).all():
-        raise ValueError("sequence_ratio_mask: each number must be 0 or 1")
-    if advantages[mask == 0].any():
-        raise ValueError("sequence_ratio_mask: a token that it leaves out must have the advantage 0")
+    if name == "gspo":
+        mask = checked["sequence_ratio_mask"]
+        if not np.isin(mask, (0, 1)).all():
+            raise ValueError("sequence_ratio_mask: each number must be 0 or 1")
+        if checked["advantages"][mask == 0].any():
+            raise ValueError("sequence_ratio_mask: a token that it leaves out must have the advantage 0")
+    return checked
 
 
 def policy_of(name: str, settings: _Settings, checked: _Inputs) -> tuple[PolicyLoss, PolicyTargets]:
-    """Return the loss with the normaliser 1, and its targets. checked: of `check`."""
+    """Return the loss, with the normaliser 1, and its targets. `check` has returned the inputs."""
     if name == "cross_entropy":
         return PolicyLoss("linear", returns_logprobs=True), PolicyTargets(checked["weights"])
-    q, a = checked["logprobs"], checked["advantages"]
-    known = {**_SETTINGS.get(name, {}), **settings}
-    low, high = known.get("clip_low_threshold", -np.inf), known.get("clip_high_threshold", np.inf)
+    complete = {**_SETTINGS.get(name, {}), **settings}
+    low = complete.get("clip_low_threshold", -np.inf)
+    high = complete.get("clip_high_threshold", np.inf)
     loss = PolicyLoss(
         {"cispo": "weighted", "dro": "dro"}.get(name, "clip"),  # type: ignore[arg-type]
         ratio="sequence" if name == "gspo" else "token",
@@ -92,29 +88,35 @@ def policy_of(name: str, settings: _Settings, checked: _Inputs) -> tuple[PolicyL
         clip_low=1 - low,
         clip_high=high - 1,
         bounds=(low, high),
-        beta=known.get("beta", 0.0),
+        beta=complete.get("beta", 0.0),
         returns_logprobs=True,
     )
-    return loss, PolicyTargets(a, q, weights=checked.get("sequence_ratio_mask"))
+    mask = checked.get("sequence_ratio_mask")
+    return loss, PolicyTargets(checked["advantages"], checked["logprobs"], weights=mask)
 
 
 def value(name: str, settings: _Settings, p: np.ndarray, checked: _Inputs, lengths: np.ndarray) -> float:
-    """Return the loss, where no gradient is wanted.
+    """Return the loss of a pass without gradients.
 
-    p: [N], the log-probability of each target. lengths: int [datums], sums to N.
+    Args:
+        p: The log-probability of each target, [N].
+        checked: The inputs, as `check` has returned them.
+        lengths: How many tokens each datum has, int [datums]; they sum to N.
     """
     if name == "cross_entropy":
         return float(-(p * checked["weights"]).sum(dtype=np.float64))
-    known, a = {**_SETTINGS.get(name, {}), **settings}, checked["advantages"]
+    complete = {**_SETTINGS.get(name, {}), **settings}
+    a = checked["advantages"]
     difference = p.astype(np.float64) - checked["logprobs"]
     ratio = np.exp(difference)
     if name == "importance_sampling":
         return float(-(ratio * a).sum())
     if name == "dro":
-        return float(-(p * a - known["beta"] / 2 * difference**2).sum())
+        return float(-(p * a - complete["beta"] / 2 * difference**2).sum())
     if name == "gspo":
-        mask, owner = checked["sequence_ratio_mask"], np.repeat(np.arange(lengths.size), lengths)
+        mask = checked["sequence_ratio_mask"]
+        owner = np.repeat(np.arange(lengths.size), lengths)  # the datum of each token
         counts = np.bincount(owner, mask, minlength=lengths.size).clip(min=1)
         ratio = np.exp(np.bincount(owner, difference * mask, minlength=lengths.size) / counts)[owner]
-    held = ratio.clip(known["clip_low_threshold"], known["clip_high_threshold"])
-    return float(-(held * p * a if name == "cispo" else np.minimum(ratio * a, held * a)).sum())
+    clipped = ratio.clip(complete["clip_low_threshold"], complete["clip_high_threshold"])
+    return float(-(clipped * p * a if name == "cispo" else np.minimum(ratio * a, clipped * a)).sum())

@@ -1,5 +1,6 @@
-"""What the Tinker door and the lane of a model write for each other: the logs `tinker/requests` and
-`tinker/results` in the run's directory, see `lorad/tinker/log.py`.
+"""What the Tinker door and the lane of a model write for each other.
+
+The logs are `tinker/requests` and `tinker/results` in the run's directory: see `lorad/tinker/log.py`.
 
 The door writes a request before it answers the client. The lane does requests in the order of `seq`, without
 a hole, and writes each result before anybody reads it. Request 0 is the door's own: the model is made.
@@ -12,13 +13,14 @@ import numpy as np
 from msgspec import Struct
 
 Loss = Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]
-Category = Literal["user", "server"]
 
 
 class Create(Struct, frozen=True, tag="create"):
     """Open the slot as the run's spec says.
 
-    source: directory of a checkpoint to begin with; "" for none. optimizer: whether with its optimizer state.
+    Attributes:
+        source: The directory of a checkpoint to begin with; "" for none.
+        optimizer: Begin with the checkpoint's optimizer state, too.
     """
 
     source: str = ""
@@ -26,9 +28,12 @@ class Create(Struct, frozen=True, tag="create"):
 
 
 class Load(Struct, frozen=True, tag="load"):
-    """Replace weights, and with `optimizer` its state, by those of a checkpoint's directory; gradients go.
+    """Load a checkpoint into the slot, whose gradients are discarded.
 
-    path: the `tinker://` path that the client gave.
+    Attributes:
+        path: The `tinker://` path that the client sent.
+        source: The directory of the checkpoint.
+        optimizer: Load its optimizer state, too.
     """
 
     path: str
@@ -37,14 +42,17 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Pass(Struct, frozen=True, tag="pass"):
-    """Forward, and with `backward` add to the gradients. D datums with N tokens in all, datum after datum.
+    """Run D datums with N tokens in all, datum after datum, forward and perhaps backward.
 
-    tokens: int32 [N], what the model reads. lengths: int32 [D], sums to N, none is 0.
-    targets: int32 [N], what is predicted behind each token; need not be the next token.
-    arrays: float32 [N] by name. cross_entropy: weights. The others: logprobs, advantages; gspo:
-        sequence_ratio_mask too.
-    config: settings of the loss by name: clip_low_threshold, clip_high_threshold, beta. Checked, and without
-        those that the client left out.
+    Attributes:
+        tokens: What the model reads, int32 [N].
+        lengths: The tokens of each datum, int32 [D]; they sum to N, and none is 0.
+        targets: What is predicted behind each token, int32 [N]; need not be the next token.
+        arrays: float32 [N] by name: weights for cross_entropy, logprobs and advantages for the other losses,
+            with sequence_ratio_mask for gspo.
+        config: The checked settings of the loss by name: clip_low_threshold, clip_high_threshold, beta. A
+            setting that the client left out is missing.
+        backward: Add to the gradients.
     """
 
     tokens: np.ndarray
@@ -57,7 +65,11 @@ class Pass(Struct, frozen=True, tag="pass"):
 
 
 class Step(Struct, frozen=True, tag="step"):
-    """One step of AdamW. grad_clip_norm: 0 is no clipping."""
+    """Make one step of AdamW.
+
+    Attributes:
+        grad_clip_norm: 0 is no clipping.
+    """
 
     learning_rate: float
     beta1: float = 0.9
@@ -68,7 +80,11 @@ class Step(Struct, frozen=True, tag="step"):
 
 
 class SaveWeights(Struct, frozen=True, tag="save_weights"):
-    """Keep weights and optimizer state under a name. ttl: seconds; None is for ever."""
+    """Keep weights and optimizer state under a name.
+
+    Attributes:
+        ttl: Seconds after which the checkpoint expires; None is never.
+    """
 
     name: str
     overwrite: bool = False
@@ -77,10 +93,11 @@ class SaveWeights(Struct, frozen=True, tag="save_weights"):
 
 
 class SaveSampler(Struct, frozen=True, tag="save_sampler"):
-    """Publish the weights for sampling: a version of the run.
+    """Publish the weights for sampling, as a version of the run.
 
-    name: of the checkpoint; "" for one that lives as long as its session.
-    sampler: id of the sampling session that is made of it; "" where there is a name.
+    Attributes:
+        name: The checkpoint's name; "" for a checkpoint that lives as long as its session.
+        sampler: The id of the sampling session that is made of it; "" where there is a name.
     """
 
     name: str = ""
@@ -90,13 +107,14 @@ class SaveSampler(Struct, frozen=True, tag="save_sampler"):
 
 
 class Unload(Struct, frozen=True, tag="unload"):
-    """The end of the model: the run is completed."""
+    """End the model: the run is completed."""
 
 
 class Refused(Struct, frozen=True, tag="refused"):
     """A numbered request that the door found fault with: it fails in its turn, so that no number is missing.
 
-    poisons: it was to add to the gradients, so the next step fails too and discards them.
+    Attributes:
+        poisons: The request was to add to the gradients, so the next step fails too and discards them.
     """
 
     message: str
@@ -109,8 +127,10 @@ Arguments = Create | Load | Pass | Step | SaveWeights | SaveSampler | Unload | R
 class Request(Struct, frozen=True):
     """One request of a model.
 
-    at: Unix seconds when it came.
-    digest: sha256 (hex) of what the client sent; the same seq with another digest is an error of the client.
+    Attributes:
+        at: When it came, in Unix seconds.
+        digest: The sha256 (hex) of what the client sent; the same seq with another digest is an error of the
+            client.
     """
 
     seq: int
@@ -126,8 +146,10 @@ class Created(Struct, frozen=True, tag="created"):
 class Passed(Struct, frozen=True, tag="passed"):
     """The result of a pass.
 
-    logprobs: float32 [N], of every target. lengths: int32 [D], as in `Pass`.
-    metrics: by names that end in `:sum`, `:mean`, `:min` or `:max`, among them `loss:sum`.
+    Attributes:
+        logprobs: The log-probability of every target, float32 [N].
+        lengths: The tokens of each datum, int32 [D], as in `Pass`.
+        metrics: Numbers by names that end in `:sum`, `:mean`, `:min` or `:max`, among them `loss:sum`.
     """
 
     logprobs: np.ndarray
@@ -140,7 +162,13 @@ class Stepped(Struct, frozen=True, tag="stepped"):
 
 
 class Saved(Struct, frozen=True, tag="saved"):
-    """directory: relative to the run's. bytes: of its files."""
+    """A checkpoint was saved.
+
+    Attributes:
+        directory: Its directory, relative to the run's.
+        bytes: The size of its files.
+        expires: When it expires, in Unix seconds; None is never.
+    """
 
     name: str
     directory: str
@@ -150,7 +178,16 @@ class Saved(Struct, frozen=True, tag="saved"):
 
 
 class Published(Struct, frozen=True, tag="published"):
-    """version: number of the run's version. name, sampler: see `SaveSampler`."""
+    """A version was published for sampling.
+
+    Attributes:
+        version: The number of the run's version.
+        name: As in `SaveSampler`.
+        sampler: As in `SaveSampler`.
+        directory: Its directory, relative to the run's.
+        bytes: The size of its files.
+        expires: When it expires, in Unix seconds; None is never.
+    """
 
     version: int
     name: str = ""
@@ -171,20 +208,28 @@ class Unloaded(Struct, frozen=True, tag="unloaded"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """message: shown to the user of the client as it is."""
+    """A request failed.
+
+    Attributes:
+        message: Shown to the user of the client as it is.
+    """
 
     message: str
-    category: Category = "user"
+    category: Literal["user", "server"] = "user"
 
 
 class Snapshot(Struct, frozen=True, tag="snapshot"):
-    """All requests up to the seq of its record are in a checkpoint of the run, and needed no more."""
+    """A checkpoint of the run has all requests up to the seq of this record, which nobody needs any more."""
 
     step: int
 
 
 class Waiting(Struct, frozen=True, tag="waiting"):
-    """Why the lane does not begin with the seq of its record, for the client's user; "" when it does."""
+    """The lane does not begin with the seq of this record yet.
+
+    Attributes:
+        reason: Why, for the client's user; "" when the lane begins.
+    """
 
     reason: str
 
@@ -193,7 +238,7 @@ Outcome = Created | Passed | Stepped | Saved | Published | Loaded | Unloaded | F
 
 
 class Result(Struct, frozen=True):
-    """A record of the lane. The first one of a seq that is neither Snapshot nor Waiting is its result."""
+    """A record of the lane. A seq's first record that is neither Snapshot nor Waiting is its result."""
 
     seq: int
     at: float

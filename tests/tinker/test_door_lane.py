@@ -12,7 +12,7 @@ from lorad.tinker.door import models
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.lane import LaneClient
 from lorad.tinker.lane import state
-from lorad.tinker.lane.state import Told, shorten
+from lorad.tinker.lane.state import EarlierResults, shorten
 from lorad.tinker.log import LogWriter, read
 from lorad.tinker.records import (
     Created,
@@ -126,7 +126,7 @@ async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
     await lane.sleep()
     again = await LaneClient.open(lane.directory)
     assert await again.result(1, 5) == CHECKPOINTS[0] and again.knows(1)
-    assert ([result.seq for result in again.made], again.last) == ([1, 4], 6)
+    assert ([result.seq for result in again.saved], again.last) == ([1, 4], 6)
     await again.sleep()
 
 
@@ -174,8 +174,8 @@ def test_young_results_stay(short: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_attempt_reads_results_behind_its_checkpoint(short: Path) -> None:
     write_results(short, Created(), Failed("no"), Stepped({}), Snapshot(1), Failed("no"))
     results = short / "tinker" / "results"
-    assert Told.in_log(results, 0) == Told({1: True, 2: False, 4: True}, 3)
-    assert Told.in_log(results, 3) == Told({4: True}, -1)
+    assert EarlierResults.read(results, 0) == EarlierResults({1: True, 2: False, 4: True}, 3)
+    assert EarlierResults.read(results, 3) == EarlierResults({4: True}, -1)
 
 
 async def test_an_idle_lane_sleeps_until_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ _DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there 
 
 def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
     """Return the tokens of a string, strings, tokens, or lists of tokens. Raises ApiError."""
-    parts = [wish.prompt] if isinstance(wish.prompt, str) else wish.prompt
+    parts: list[Any] = [wish.prompt] if isinstance(wish.prompt, str) else wish.prompt
     if parts and all(_is_token(part) for part in parts):
         parts = [parts]
     if parts and all(isinstance(part, str) for part in parts):
@@ -114,7 +114,7 @@ def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: i
 
 
 def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
-    """Return the prompts with their seeds: if the wish has a seed, completion i of any prompt has seed + i."""
+    """Return prompts with their seeds: if the wish has a seed, completion i of any prompt has seed + i."""
     first = secrets.randbits(64) if wish.seed is None else wish.seed
     step = 0 if wish.seed is not None else wish.n
     return [

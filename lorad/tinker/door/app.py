@@ -1,4 +1,4 @@
-"""The routes, and what all answers have in common: who may have them, and what errors look like."""
+"""Has the routes of the door, and checks who asks and how much."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from lorad.http.serve import SocketFile, serve
 from lorad.protocol import served
 from lorad.tinker.door.door import Asked, Door, opened
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.guard import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, answer, guarded
+from lorad.tinker.door.guard import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, guarded, healthz
 from lorad.tinker.door.keys import Keys, behind_front
 from lorad.tinker.door.routes import futures, rest, samplers, sessions, training
 from lorad.tinker.door.routes.hub import add_hub
@@ -86,16 +86,25 @@ _REFUSED = {
 
 
 def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Application:
-    """Make the routes; whoever has no key gets past none but `healthz` and tokenizers of bases.
+    """Make the routes; whoever has no key may only ask for `healthz` and tokenizers of bases.
 
-    owner_of: says who asks, or raises HttpError.
+    Args:
+        owner_of: Says who asks, or raises HttpError.
     """
 
     async def call(route: _Route, request: web.Request) -> web.Response:
+        owner = owner_of(request)
+        body = await request.read()
+        # most bodies are kept for long, and all but passes are read on the event loop
+        most = _LARGER.get(route, _SMALL_BYTES)
+        if route is samplers.asample:
+            most = _SMALL_BYTES + _TOKEN_BYTES * door.settings.context
+        if len(body) > most:
+            raise HttpError(413, f"{request.path} takes at most {most} bytes, not {len(body)}")
         asked = Asked(
-            owner_of(request),
+            owner,
             request.method,
-            await _body(request, _most_bytes(door, route)),
+            body,
             request.headers,
             request.match_info,
             request.query,
@@ -104,7 +113,7 @@ def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Applicat
         return await route(door, asked)
 
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guarded])
-    app.router.add_get("/api/v1/healthz", _healthz)
+    app.router.add_get("/api/v1/healthz", healthz)
     for method, path, route in _ROUTES:
         app.router.add_route(method, f"/api/v1/{path}", partial(call, route))
     for path, why in _REFUSED.items():
@@ -113,32 +122,13 @@ def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Applicat
     return app
 
 
-def _most_bytes(door: Door, route: _Route) -> int:
-    """Bound the body of a route: most are kept for long, and all but passes are read on the event loop."""
-    if route is samplers.asample:
-        return _SMALL_BYTES + _TOKEN_BYTES * door.settings.context
-    return _LARGER.get(route, _SMALL_BYTES)
-
-
-async def _body(request: web.Request, most: int) -> bytes:
-    """Raises HttpError 413."""
-    body = await request.read()
-    if len(body) > most:
-        raise HttpError(413, f"{request.path} takes at most {most} bytes, not {len(body)}")
-    return body
-
-
-async def _healthz(_: web.Request) -> web.Response:
-    return answer({"status": "ok"})
-
-
 async def _refuse(why: str, _: web.Request) -> web.Response:
     raise HttpError(404, why)
 
 
 @contextlib.asynccontextmanager
 async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]:
-    """The door of a home within the block. Raises Conflict when another one is open."""
+    """Serve the door of a home within the block. Raises Conflict when another one is open."""
     async with opened(home, home.tinker, settings) as door:
         app = make_app(door, Keys(keys_file(home, settings)).owner_of)
         listeners = [SocketFile(home.tinker_socket), settings.port]
@@ -148,8 +138,9 @@ async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]
 
 @contextlib.asynccontextmanager
 async def answering_as_owner(home: Home, settings: TinkerSettings, uid: int) -> AsyncIterator[Door]:
-    """The door of a user, this process's, behind the front of a shared home."""
-    socket, table = home.tinker_socket_of(uid), home.gateway_of(uid) / served.FILE
+    """Serve the door of this process's user, behind the front of a shared home."""
+    socket = home.tinker_socket_of(uid)
+    table = home.gateway_of(uid) / served.FILE
     async with opened(home, socket.parent, settings, table=table) as door:
         app = make_app(door, behind_front)
         listeners = [SocketFile(socket)]

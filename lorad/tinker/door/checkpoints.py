@@ -1,10 +1,10 @@
-"""Checkpoints by their paths, `tinker://MODEL/weights/NAME` and `tinker://MODEL/sampler_weights/NAME`: what
-the logs of the models say that was made, with what was marked since.
+"""Finds checkpoints by their paths, `tinker://MODEL/weights/NAME` and `tinker://MODEL/sampler_weights/NAME`.
+
+The logs of the models say which checkpoints were saved, and the door's notes how they were marked since.
 """
 
 import re
 import time
-from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from lorad.tinker.door.errors import HttpError, unknown
@@ -12,7 +12,8 @@ from lorad.tinker.door.models import Models
 from lorad.tinker.door.state import Marks, Model
 from lorad.tinker.records import Published, Saved
 
-WEIGHTS, SAMPLER = "weights", "sampler_weights"
+WEIGHTS = "weights"
+SAMPLER = "sampler_weights"
 _PATH = re.compile(r"tinker://([^/]{1,200})/(weights|sampler_weights)/([A-Za-z0-9_.-]{1,128})")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
@@ -22,27 +23,27 @@ def path_of(model: str, kind: str, name: str) -> str:
 
 
 class Checkpoint(NamedTuple):
-    """A named checkpoint that is there."""
+    """A named checkpoint.
+
+    Attributes:
+        outcome: How the lane saved it.
+        at: When the lane saved it, in Unix seconds.
+    """
 
     model: Model
     kind: str
-    made: Saved | Published
+    outcome: Saved | Published
     at: float
     marks: Marks
 
     @property
     def path(self) -> str:
-        return path_of(self.model.id, self.kind, self.made.name)
+        return path_of(self.model.id, self.kind, self.outcome.name)
 
     @property
     def expires(self) -> float | None:
-        """Return the Unix time at which it goes; None is never."""
-        return self.made.expires if self.marks.expires is None else self.marks.expires or None
-
-    @property
-    def is_there(self) -> bool:
-        expires = self.expires
-        return not self.marks.gone and (expires is None or expires > time.time())
+        """The Unix time at which it expires; None is never."""
+        return self.outcome.expires if self.marks.expires is None else self.marks.expires or None
 
 
 def name_of(path: str | None) -> str:
@@ -53,63 +54,58 @@ def name_of(path: str | None) -> str:
 
 
 class Checkpoints:
-    """Answers from the logs of the models, which are opened for it."""
+    """Answers from the logs of the models, which it opens."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     async def of(self, model: Model) -> list[Checkpoint]:
-        """List those of a model, oldest first. A model whose run was removed has none."""
+        """List the checkpoints of a model that can be used, oldest first; none where its run was removed."""
         try:
             lane = await self._models.results(model)
         except HttpError:
             return []
-        newest = dict[tuple[str, str], Checkpoint]()
-        for result in lane.made:
-            if isinstance(made := result.outcome, Saved | Published) and made.name:
-                one = self._checkpoint(model, made, result.at)
-                newest[one.kind, made.name] = one
-        return [one for one in newest.values() if one.is_there]
-
-    async def of_owner(self, owner: str) -> AsyncIterator[Checkpoint]:
-        for model in list(self._models.state.models.values()):
-            if model.owner == owner:
-                for one in await self.of(model):
-                    yield one
+        newest = dict[str, Checkpoint]()
+        for result in lane.saved:
+            if isinstance(outcome := result.outcome, Saved | Published) and outcome.name:
+                kind = WEIGHTS if isinstance(outcome, Saved) else SAMPLER
+                path = path_of(model.id, kind, outcome.name)
+                marks = self._models.state.marks.get(path) or Marks(path, 0.0)
+                if marks.gone and result.at > marks.at:  # another one of that name was saved since
+                    marks = Marks(path, 0.0)
+                newest[path] = Checkpoint(model, kind, outcome, result.at, marks)
+        now = time.time()
+        return [
+            checkpoint
+            for checkpoint in newest.values()
+            if not checkpoint.marks.gone and (checkpoint.expires is None or checkpoint.expires > now)
+        ]
 
     async def find(self, owner: str, path: str, *, to_change: bool = False) -> Checkpoint:
-        """Find one's own or a published one. Raises HttpError 404."""
+        """Find an owner's checkpoint, or a published one unless it is to change. Raises HttpError 404."""
         parsed = _PATH.fullmatch(path)
         model = self._models.state.models.get(parsed[1]) if parsed else None
         if parsed is None or model is None:
             raise unknown("checkpoint", path)
-        for one in await self.of(model):
-            is_readable = model.owner == owner or (one.marks.public and not to_change)
-            if one.path == path and is_readable:
-                return one
+        for checkpoint in await self.of(model):
+            is_readable = model.owner == owner or (checkpoint.marks.public and not to_change)
+            if checkpoint.path == path and is_readable:
+                return checkpoint
         raise unknown("checkpoint", path)
 
-    def _checkpoint(self, model: Model, made: Saved | Published, at: float) -> Checkpoint:
-        kind = WEIGHTS if isinstance(made, Saved) else SAMPLER
-        path = path_of(model.id, kind, made.name)
-        marks = self._models.state.marks.get(path) or Marks(path, 0.0)
-        if marks.gone and at > marks.at:  # another one of that name was made since
-            marks = Marks(path, 0.0)
-        return Checkpoint(model, kind, made, at, marks)
 
-
-def listed(one: Checkpoint) -> dict[str, Any]:
+def listed(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint as the client's lists have it."""
     kinds = {WEIGHTS: "training", SAMPLER: "sampler"}
     return {
-        "checkpoint_id": f"{one.kind}/{one.made.name}",
-        "checkpoint_type": kinds[one.kind],
-        "time": iso(one.at),
-        "tinker_path": one.path,
-        "size_bytes": one.made.bytes,
-        "public": one.marks.public,
-        "user_metadata": one.made.metadata or None,
-        "expires_at": None if one.expires is None else iso(one.expires),
+        "checkpoint_id": f"{checkpoint.kind}/{checkpoint.outcome.name}",
+        "checkpoint_type": kinds[checkpoint.kind],
+        "time": iso(checkpoint.at),
+        "tinker_path": checkpoint.path,
+        "size_bytes": checkpoint.outcome.bytes,
+        "public": checkpoint.marks.public,
+        "user_metadata": checkpoint.outcome.metadata or None,
+        "expires_at": None if checkpoint.expires is None else iso(checkpoint.expires),
     }
 
 

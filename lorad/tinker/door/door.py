@@ -1,4 +1,4 @@
-"""What all requests of the door share."""
+"""Holds the state that all requests of the door share."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,18 @@ from lorad.tinker.records import Published
 log = logging.getLogger(__name__)
 
 _HOLD = 25.0  # seconds that a poll waits; the client leaves after 45
-_PERIOD, _CLEANING = 5.0, 300.0  # seconds between two looks at what is silent, and at files
+_PERIOD = 5.0  # seconds between two looks at what is silent
+_CLEANING = 300.0  # seconds between two looks at files
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request. data: its body. parts: of its path."""
+    """A request.
+
+    Attributes:
+        data: Its body.
+        parts: The variable parts of its path.
+    """
 
     owner: str
     method: str
@@ -48,9 +54,11 @@ class Asked:
 
 @dataclass
 class Door:
-    """hold: _HOLD.
+    """The door of a home.
 
-    idempotent: sessions by owner and idempotency key.
+    Attributes:
+        hold: Seconds that a poll waits.
+        idempotent: Sessions by owner and idempotency key.
     """
 
     home: Home
@@ -69,24 +77,24 @@ class Door:
         return self.models.bases
 
     def session(self, owner: str, id: str) -> Session:
-        """Raises HttpError 404, also for another owner's."""
+        """Return a session of an owner's. Raises HttpError 404, also for another owner's."""
         session = self.state.sessions.get(id)
         if session is None or session.owner != owner:
             raise unknown("session", id)
         return session
 
     def heard(self, session: str) -> None:
-        """Begin its lease anew."""
+        """Begin the lease of a session anew."""
         if session in self.state.sessions and not self.state.sessions[session].finished:
             self.state.seen[session] = time.monotonic()
 
     async def sampler(self, owner: str, id: str) -> Sampler:
-        """Find a sampler that was made of a path or base, or of a model's weights as they were.
+        """Find a sampler that was made of a path or base, or of a model's weights at some time.
 
         Raises HttpError 404, also for another owner's.
         """
-        if (found := self.state.samplers.get(id)) is not None and found.owner == owner:
-            return found
+        if (sampler := self.state.samplers.get(id)) is not None and sampler.owner == owner:
+            return sampler
         session, _, _ = id.partition(":")
         for model in self.state.of_session(session):
             version = await self._version_of(model.id, id) if model.owner == owner else None
@@ -98,20 +106,20 @@ class Door:
 
     async def _version_of(self, model: str, sampler: str) -> int | None:
         lane = await self.models.results(self.state.models[model])
-        versions = (result.outcome for result in lane.made)
+        versions = (result.outcome for result in lane.saved)
         return next((v.version for v in versions if isinstance(v, Published) and v.sampler == sampler), None)
 
     async def limits(self, base: str) -> Limits:
-        """Raises HttpError 400 for a base that is not served here."""
+        """Return what a base takes. Raises HttpError 400 for a base that is not served here."""
         directory = self.bases.get(base)
         if directory is None:
-            known = ", ".join(self.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
-            raise HttpError(400, f"base_model {base!r} is not served here. There are: {known}")
-        read = await self.pools.base(directory)
-        return Limits(read.vocab, min(read.max_positions, self.settings.context))
+            names = ", ".join(self.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
+            raise HttpError(400, f"base_model {base!r} is not served here. There are: {names}")
+        facts = await self.pools.base(directory)
+        return Limits(facts.vocab, min(facts.max_positions, self.settings.context))
 
     async def look_around(self) -> None:
-        """Park what is silent and forget what is old, until cancelled."""
+        """Park silent models and forget what is old, until cancelled."""
         cleaned = time.monotonic()
         while True:
             await asyncio.sleep(_PERIOD)
@@ -138,9 +146,11 @@ async def opened(
     client: Client | None = None,
     hold: float = _HOLD,
 ) -> AsyncIterator[Door]:
-    """The door's state within the block. Raises Conflict when another door has its directory.
+    """Yield the door's state. Raises Conflict when another door has its directory.
 
-    root: the directory of what it knows. table: of what the gateway serves.
+    Args:
+        root: The directory of the door's notes.
+        table: The file that lists what the gateway serves.
     """
     state = State.open(root / "notes")
     runs = Runs(home, settings, client)
@@ -163,13 +173,13 @@ async def opened(
 
 
 def _bases_of(settings: TinkerSettings, home: Home) -> dict[str, Path]:
-    """Return the directory of each base; those that cannot be read are left out, and logged."""
-    found = {}
+    """Return the directory of each base; a base that cannot be read is left out, and logged."""
+    directories = {}
     for name, base in settings.bases.items():
         try:
             directory = resolve(str(downloaded(base, home.models) or base), any_architecture=True)
             read_facts(directory)
-            found[name] = directory
+            directories[name] = directory
         except (LoradError, OSError) as error:
             log.error("tinker.bases of config.yaml: %s is not served: %s", name, error)
-    return found
+    return directories

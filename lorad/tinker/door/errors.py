@@ -8,16 +8,17 @@ _WORDS = 2000  # characters: the words may quote a request, and are kept where t
 
 
 def cut(words: str) -> str:
-    """Shorten what may quote a request."""
+    """Shorten words that may quote a request."""
     return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
 
 
 class HttpError(Exception):
-    """detail: for the user of the client."""
+    """A refusal with its HTTP status; the detail is for the user of the client."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(cut(detail))
-        self.status, self.detail = status, cut(detail)
+        self.status = status
+        self.detail = cut(detail)
 
 
 class BadRequest(Exception):
@@ -28,5 +29,5 @@ class BadRequest(Exception):
 
 
 def unknown(what: str, name: str) -> HttpError:
-    """Also of what is another owner's: nobody learns that it exists."""
+    """Make the refusal of an unknown name, also where it is another owner's: nobody learns that it exists."""
     return HttpError(404, f"there is no {what} {name!r}")

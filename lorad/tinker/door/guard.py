@@ -1,4 +1,4 @@
-"""What all answers have in common: what errors look like."""
+"""Handles what all answers have in common: what errors look like."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,6 +22,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def answer(body: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+async def healthz(_: web.Request) -> web.Response:
+    return answer({"status": "ok"})
 
 
 @web.middleware

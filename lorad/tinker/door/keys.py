@@ -1,5 +1,6 @@
-"""Who may ask: owners by their keys, `tml-` and at least 16 characters, in a file as the gateway's tokens are
-(`lorad/box/tokens.py`).
+"""Decides who may ask: owners by their keys, which are `tml-` and at least 16 characters.
+
+The keys stand in a file like the gateway's tokens: see `lorad/box/tokens.py`.
 """
 
 import os
@@ -14,7 +15,7 @@ from lorad.tinker.door.errors import HttpError
 
 
 class Keys:
-    """The keys in a file."""
+    """Reads the keys in a file."""
 
     def __init__(self, path: Path) -> None:
         self._tokens = Tokens(path)
@@ -22,23 +23,23 @@ class Keys:
     def owner_of(self, request: web.Request) -> str:
         """Return whose key a request has. Raises HttpError 401.
 
-        The client of the Hugging Face hub sends it as a token, where HF_TOKEN names it.
+        The client of the Hugging Face hub sends the key as a token, where HF_TOKEN names it.
         """
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return self.owner(request.headers.get("X-API-Key", token))
 
     def owner(self, key: str) -> str:
         """Return whose key it is. Raises HttpError 401."""
-        found = self._tokens.owner(key)
-        if found is None:
+        owner = self._tokens.owner(key)
+        if owner is None:
             raise HttpError(401, "this is no key of this server: `lorad tinker env` prints TINKER_API_KEY")
-        return found
+        return owner
 
 
 def behind_front(request: web.Request) -> str:
     """Return this process's user, whose key the front has found in the request.
 
-    Raises HttpError 403 for who is neither the front nor that user.
+    Raises HttpError 403 for everybody but the front and that user.
     """
     uid = peer_uid(request)
     if uid is None or not may_call(uid):

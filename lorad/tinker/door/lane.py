@@ -1,6 +1,4 @@
-"""A model as the door sees it: requests are appended to a log in the run's directory, and the results that
-the lane writes there are followed.
-"""
+"""A model as the door sees it: a log of requests to append to, and a log of results to follow."""
 
 import asyncio
 import contextlib
@@ -32,30 +30,38 @@ _HOLE_SECONDS = 30.0  # after which a number that did not come is named as the r
 
 
 class LaneClient:
-    """Appends requests for one model and follows its results. All use belongs to the event loop.
+    """Appends requests for one model and follows its results. Only the event loop uses it.
 
     Asleep, it holds no files and follows nothing; what it knows stays, and `wake` reads on from there.
-    touched: when it was asked for last, by time.monotonic().
+
+    Attributes:
+        used: When the last request came, in Unix seconds.
+        touched: When somebody asked for it last, by time.monotonic().
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.used, self.touched = 0.0, time.monotonic()
+        self.used = 0.0
+        self.touched = time.monotonic()
+        self._requests = directory / "requests"
+        self._results = directory / "results"
         self._log: LogWriter | None = None
-        self._behind = START  # of the results: the place behind the last one that was read
+        self._behind = START  # the last result that was read
         self._digests: dict[int, str] = {}
-        self._sizes: dict[int, int] = {}  # in bytes, of the requests without a result
-        self._places: dict[int, Position] = {}  # of the result of each seq: behind the record before it
-        self._made: dict[int, Result] = {}
+        self._sizes: dict[int, int] = {}  # bytes of each request without a result
+        self._places: dict[int, Position] = {}  # behind the record before the result of each seq
+        self._saved: dict[int, Result] = {}
         self._came = asyncio.Condition()
         self._writing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
-        self._reason, self._trouble, self._snapshot = "", "", -1
+        self._reason = ""
+        self._trouble = ""
+        self._snapshot = -1
         self._waits_since = time.monotonic()
 
     @classmethod
     async def open(cls, directory: Path) -> "LaneClient":
-        """Read what is there, and follow what comes. Raises OSError, and LoradError: a damaged log."""
+        """Read the logs, and follow what comes. Raises OSError, and LoradError for a damaged log."""
         lane = cls(directory)
         await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
         await lane.wake()
@@ -76,7 +82,8 @@ class LaneClient:
             except BaseException:
                 writer.close()
                 raise
-            self._log, self._trouble = writer, ""
+            self._log = writer
+            self._trouble = ""
             self._following = asyncio.create_task(self._follow())
 
     async def sleep(self) -> None:
@@ -95,31 +102,31 @@ class LaneClient:
 
     @property
     def last(self) -> int:
-        """Return the largest seq that came."""
+        """The largest seq that came."""
         return max([*self._digests, *self._places, self._snapshot])
 
     @property
-    def made(self) -> list[Result]:
-        """List the results that are a checkpoint or a version, oldest first."""
-        return [self._made[seq] for seq in sorted(self._made)]
+    def saved(self) -> list[Result]:
+        """The results that are a checkpoint or a version, oldest first."""
+        return [self._saved[seq] for seq in sorted(self._saved)]
 
     @property
     def waiting(self) -> int:
-        """Count the requests without a result."""
+        """How many requests have no result."""
         return len(self._digests.keys() - self._places.keys())
 
     @property
     def bytes(self) -> int:
-        """Return how many bytes of the log are requests without a result."""
+        """How many bytes the requests without a result have in the log."""
         return sum(self._sizes.values())
 
     def knows(self, seq: int) -> bool:
         return seq in self._digests or seq in self._places or seq <= self._snapshot
 
     def refuse_other(self, seq: int, digest: str) -> bool:
-        """Return whether the request is there already. Raises HttpError when another one has its number."""
-        known = self._digests.get(seq)
-        if known is not None and known != digest:
+        """Return whether the request came already. Raises HttpError when another one has its number."""
+        earlier = self._digests.get(seq)
+        if earlier is not None and earlier != digest:
             # 409 would be repeated for minutes
             raise HttpError(
                 400,
@@ -129,7 +136,7 @@ class LaneClient:
         return self.knows(seq)
 
     async def submit(self, seq: int, digest: str, arguments: Arguments) -> None:
-        """Have a request on disk, once. Raises HttpError 400 and 429, OSError."""
+        """Write a request to disk, once. Raises HttpError 400 and 429, OSError."""
         if self.refuse_other(seq, digest):
             return
         if self.waiting >= _MOST_AHEAD:
@@ -143,26 +150,28 @@ class LaneClient:
                 )
             request = Request(seq, time.time(), digest, arguments)
             size = await asyncio.shield(asyncio.to_thread(self._log.append, request))
-            self._digests[seq], self.used = digest, request.at
+            self._digests[seq] = digest
+            self.used = request.at
             if seq not in self._places:
                 self._sizes[seq] = size
             self._waits_since = time.monotonic()
 
     async def result(self, seq: int, seconds: float) -> Outcome | None:
-        """Wait so long for the result of a request; None: it is not there yet."""
+        """Wait so long for the result of a request; return None where it has not come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._came:
                 await self._came.wait_for(lambda: seq in self._places or seq <= self._snapshot)
-        if seq in self._made:
-            return self._made[seq].outcome
+        if seq in self._saved:
+            return self._saved[seq].outcome
         if seq in self._places:
-            found, _ = next(read(self._results, Result, self._places[seq]), (None, None))
-            if found is not None and found.seq == seq and not isinstance(found.outcome, Snapshot | Waiting):
-                return found.outcome
+            result, _ = next(read(self._results, Result, self._places[seq]), (None, None))
+            outcome = None if result is None or result.seq != seq else result.outcome
+            if outcome is not None and not isinstance(outcome, Snapshot | Waiting):
+                return outcome
         return Failed(f"the result of request {seq} is gone: {_GONE}") if seq <= self._snapshot else None
 
     def reason(self) -> str:
-        """Say why the next result takes long; "" where nothing is known to be in the way."""
+        """Say why the next result takes long; "" where the door knows no reason."""
         if self._trouble or self._reason:
             return self._trouble or self._reason
         expected = max([*self._places, self._snapshot]) + 1
@@ -170,21 +179,14 @@ class LaneClient:
         late = time.monotonic() - self._waits_since > _HOLE_SECONDS
         return f"request {expected} never came" if ahead and not self.knows(expected) and late else ""
 
-    @property
-    def _requests(self) -> Path:
-        return self.directory / "requests"
-
-    @property
-    def _results(self) -> Path:
-        return self.directory / "results"
-
     def _read_requests(self) -> None:
         before = START
         for request, behind in read(self._requests, Request):
             self._digests.setdefault(request.seq, request.digest)
             is_same = behind.segment == before.segment
             self._sizes[request.seq] = behind.offset - (before.offset if is_same else 0)
-            self.used, before = max(self.used, request.at), behind
+            self.used = max(self.used, request.at)
+            before = behind
 
     def _take(self, result: Result, place: Position) -> None:
         """Take in a record of the lane, which begins at `place`."""
@@ -194,16 +196,17 @@ class LaneClient:
             case Waiting():
                 self._reason = result.outcome.reason
             case outcome:
-                if result.seq in self._places or result.seq in self._made:
+                if result.seq in self._places or result.seq in self._saved:
                     return
-                self._places[result.seq], self._reason = place, ""
+                self._places[result.seq] = place
+                self._reason = ""
                 self._sizes.pop(result.seq, None)
                 self._waits_since = time.monotonic()
                 if isinstance(outcome, Saved | Published):
-                    self._made[result.seq] = result
+                    self._saved[result.seq] = result
 
     def _forget(self) -> None:
-        """Drop what is known of requests that are not done again, and places in segments that are gone."""
+        """Forget requests that are not done again, and places in segments that are gone."""
         for seq in [seq for seq in self._digests if seq <= self._snapshot]:
             del self._digests[seq]
             self._sizes.pop(seq, None)

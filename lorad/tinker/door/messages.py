@@ -1,10 +1,9 @@
-"""The protobuf messages of the official client, built from a table: no generated file, no `tinker` package.
+"""Builds the protobuf messages of the official client from a table: no generated file, no `tinker` package.
 
 Field numbers are those of tinker 0.38.0 (`tinker.proto.tinker_public_pb2.DESCRIPTOR`), with which
 `tests/tinker/real` compares them.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -38,8 +37,9 @@ MESSAGES = {
     "ForwardBackwardRequest": "model_id=1:string seq_id=2:int32 data=3:*Datum loss_fn=4:string "
     "loss_fn_config=5:<double> forward_only=6:bool loss_fn_config_v2=7:<LossConfigValue>",
 }
-"""Fields of each message, `name=number:type`, where `*` is repeated, `?` has presence, `<T>` is
-map<string, T>, and `T@x` is a member of the oneof x.
+"""The fields of each message, `name=number:type`.
+
+In a type, `*` is repeated, `?` has presence, `<T>` is map<string, T>, and `T@x` is a member of the oneof x.
 """
 _F = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -48,7 +48,7 @@ _SCALARS = {
 }
 
 
-def _typed(field: Any, kind: str) -> Any:
+def _with_type(field: Any, kind: str) -> Any:
     if kind in _SCALARS:
         field.type = _SCALARS[kind]
     else:
@@ -57,35 +57,26 @@ def _typed(field: Any, kind: str) -> Any:
     return field
 
 
-def _add_map(message: Any, key: str, number: int, value: str) -> None:
-    """Add a map, which is a repeated message of keys and values."""
-    entry = message.nested_type.add(name="".join(part.capitalize() for part in key.split("_")) + "Entry")
-    entry.options.map_entry = True
-    _typed(entry.field.add(name="key", number=1, label=_F.LABEL_OPTIONAL), "string")
-    _typed(entry.field.add(name="value", number=2, label=_F.LABEL_OPTIONAL), value)
-    field = message.field.add(name=key, number=number, label=_F.LABEL_REPEATED, type=_F.TYPE_MESSAGE)
-    field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
-
-
-def _parsed(fields: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yield name, number, type and oneof of each field."""
-    for text in fields.split():
-        what, kind = text.split(":")
-        name, number = what.split("=")
-        kind, _, oneof = kind.partition("@")
-        yield name, int(number), kind, oneof
-
-
 def _add_message(file: Any, name: str, fields: str) -> None:
     message = file.message_type.add(name=name)
     oneofs: list[str] = []
     with_presence = []
-    for key, number, kind, oneof in _parsed(fields):
-        if kind[0] == "<":
-            _add_map(message, key, number, kind[1:-1])
+    for text in fields.split():
+        numbered, kind = text.split(":")
+        key, number = numbered.split("=")
+        kind, _, oneof = kind.partition("@")
+        if kind[0] == "<":  # a map is a repeated message of keys and values
+            entry = message.nested_type.add(name=key.title().replace("_", "") + "Entry")
+            entry.options.map_entry = True
+            _with_type(entry.field.add(name="key", number=1, label=_F.LABEL_OPTIONAL), "string")
+            _with_type(entry.field.add(name="value", number=2, label=_F.LABEL_OPTIONAL), kind[1:-1])
+            field = message.field.add(name=key, number=int(number), label=_F.LABEL_REPEATED)
+            field.type = _F.TYPE_MESSAGE
+            field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
             continue
         label = _F.LABEL_REPEATED if kind[0] == "*" else _F.LABEL_OPTIONAL
-        field = _typed(message.field.add(name=key, number=number, label=label), kind.lstrip("*?"))
+        field = message.field.add(name=key, number=int(number), label=label)
+        _with_type(field, kind.lstrip("*?"))
         if kind[0] == "?":
             with_presence.append(field)
         if oneof:
@@ -94,7 +85,8 @@ def _add_message(file: Any, name: str, fields: str) -> None:
                 message.oneof_decl.add(name=oneof)
             field.oneof_index = oneofs.index(oneof)
     for field in with_presence:  # in a oneof each, which come after all others
-        field.oneof_index, field.proto3_optional = len(message.oneof_decl), True
+        field.oneof_index = len(message.oneof_decl)
+        field.proto3_optional = True
         message.oneof_decl.add(name=f"_{field.name}")
 
 
@@ -115,4 +107,6 @@ def _build() -> dict[str, Any]:
 
 
 M = _build()
-FLOAT32, INT64, INT32 = 1, 2, 3
+FLOAT32 = 1
+INT64 = 2
+INT32 = 3

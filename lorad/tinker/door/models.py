@@ -1,6 +1,4 @@
-"""The models of all sessions: each is made as a run, opened when it is asked for, and parked when its session
-falls silent.
-"""
+"""Keeps the models of all sessions: each is a run, which is parked when its session is silent."""
 
 import asyncio
 import hashlib
@@ -20,37 +18,43 @@ from lorad.tinker.records import Arguments, Create, Failed, Outcome
 
 log = logging.getLogger(__name__)
 
-_MOST_AWAKE = 256  # lanes; each has two files open, and looks at its log up to five times a second
+_MOST_AWAKE = 256  # lanes, which have two files open each, and look at a log up to five times a second
 _IDLE = 60.0  # seconds after which a lane that nobody asks falls asleep; polls are held for less
 _RETRY = 2.0  # seconds between two tries to have a run made
-_SOON = 2.0  # seconds of a wait after which the daemon is asked what it is about
+_SOON = 2.0  # seconds of a wait after which the daemon is asked for its reason
 
 
 class Models:
-    """bases: directory of each base by its name."""
+    """Has the models by their ids.
+
+    Attributes:
+        bases: The directory of each base by its name.
+    """
 
     def __init__(self, state: State, runs: Runs, bases: dict[str, Path]) -> None:
-        self.state, self.runs, self.bases = state, runs, bases
-        self._lanes: dict[str, LaneClient] = {}  # of all models that were asked for, asleep or not
+        self.state = state
+        self.runs = runs
+        self.bases = bases
+        self._lanes: dict[str, LaneClient] = {}  # asleep or not, of each model that was asked for
         self._opening: dict[str, asyncio.Task[LaneClient]] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
 
     def begin_again(self) -> None:
-        """Have the runs made that the door before this one noted, and did not come to."""
+        """Have the runs made that an earlier door noted, and did not come to."""
         for model in list(self.state.models.values()):
             if not model.made:
                 self._begin(model)
 
     def find(self, owner: str, id: str) -> Model:
-        """Raises HttpError 404, also for another owner's."""
+        """Return a model of an owner's. Raises HttpError 404, also for another owner's."""
         model = self.state.models.get(id)
         if model is None or model.owner != owner:
             raise unknown("model", id)
         return model
 
     def create(self, model: Model) -> None:
-        """Note a model, once, and have its run made behind the back of the caller."""
+        """Note a model, once, and have its run made in the background."""
         if model.id not in self.state.models:
             self.state.note(model)
         self._begin(self.state.models[model.id])
@@ -70,7 +74,7 @@ class Models:
         return await asyncio.shield(opening)
 
     async def results(self, model: Model) -> LaneClient:
-        """Return the lane for what is in it: also one that sleeps, if there is nothing that could come.
+        """Return the lane of a model for its results. It stays asleep where no more can come.
 
         Raises as `lane`.
         """
@@ -78,7 +82,7 @@ class Models:
         return lane if lane is not None and lane.is_asleep and not lane.waiting else await self.lane(model)
 
     async def _open(self, model: Model) -> LaneClient:
-        await self._have_asleep(_MOST_AWAKE - 1)
+        await self._keep_awake(_MOST_AWAKE - 1)
         if (lane := self._lanes.get(model.id)) is None:
             lane = self._lanes[model.id] = await LaneClient.open(self.runs.directory(model.run))
         else:
@@ -86,39 +90,36 @@ class Models:
         return lane
 
     async def rest(self) -> None:
-        """Let the lanes sleep that nobody asked for a while."""
+        """Let the lanes sleep that nobody has asked for in a while."""
         awake = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
         recent = time.monotonic() - _IDLE
-        await self._have_asleep(sum(lane.touched > recent for lane in awake))
+        await self._keep_awake(sum(lane.touched > recent for lane in awake))
 
-    async def _have_asleep(self, awake: int) -> None:
-        """Let those sleep that were not asked for longest, until so many are awake."""
-        there = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
-        there.sort(key=lambda lane: lane.touched)
-        for lane in there[: max(len(there) - awake, 0)]:
+    async def _keep_awake(self, most: int) -> None:
+        """Let the lanes sleep that were not asked for longest, until `most` are awake."""
+        awake = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
+        awake.sort(key=lambda lane: lane.touched)
+        for lane in awake[: max(len(awake) - most, 0)]:
             await lane.sleep()
 
     async def submit(self, model: Model, seq: int, digest: str, arguments: Arguments) -> None:
-        """Have a request in the log of a model, and wake its run.
+        """Write a request to the log of a model, and wake its run.
 
         Raises HttpError, 429 while too many bytes of this owner wait, LoradError, OSError.
         """
         lane = await self.lane(model)
         if not lane.knows(seq):
-            self._refuse_many(model.owner)
+            owned = (lane for id, lane in self._lanes.items() if self.state.models[id].owner == model.owner)
+            waiting = sum(lane.bytes for lane in owned)
+            most = self.runs.settings.log_bytes
+            if waiting >= most:
+                text = f"{waiting} bytes of your requests wait already (tinker.log_bytes: {most}); ask later"
+                raise HttpError(429, text)
         await lane.submit(seq, digest, arguments)
         self._wake(model.id)
 
-    def _refuse_many(self, owner: str) -> None:
-        lanes = (lane for id, lane in self._lanes.items() if self.state.models[id].owner == owner)
-        waiting, most = sum(lane.bytes for lane in lanes), self.runs.settings.log_bytes
-        if waiting >= most:
-            raise HttpError(
-                429, f"{waiting} bytes of your requests wait already (tinker.log_bytes: {most}); ask later"
-            )
-
     async def result(self, model: Model, seq: int, seconds: float) -> tuple[Outcome | None, str]:
-        """Wait so long for a result; without one, say why. Raises HttpError 404 for what was never asked."""
+        """Wait so long for a result; without one, say why. Raises HttpError 404 for an unknown request."""
         if model.failed:
             return Failed(model.failed), ""
         if (making := self._making.get(model.id)) is not None and not making.done():
@@ -130,18 +131,21 @@ class Models:
         if not lane.knows(seq):
             raise unknown("request", f"{model.id}:{seq}")
         soon = min(_SOON, seconds)
-        if (found := await lane.result(seq, soon)) is not None:
-            return found, ""
+        if (outcome := await lane.result(seq, soon)) is not None:
+            return outcome, ""
         self._wake(model.id)
         reason, is_final = await self.runs.reason(model.run)
-        if is_final and (found := await lane.result(seq, 0.0)) is None:
+        if is_final and (outcome := await lane.result(seq, 0.0)) is None:
             return Failed(reason), ""  # nowhere written: the lane does it if somebody resumes the run
-        if found is None:
-            found = await lane.result(seq, seconds - soon)
-        return found, "" if found is not None else (reason or lane.reason())
+        if outcome is None:
+            outcome = await lane.result(seq, seconds - soon)
+        return outcome, "" if outcome is not None else (reason or lane.reason())
 
     async def park_silent(self, silent: float) -> None:
-        """Park the models of sessions that ended, or were not heard for so many seconds."""
+        """Park the models of sessions that ended, or were silent for so many seconds.
+
+        A model is noted as parked first, so that a later door wakes it.
+        """
         now = time.monotonic()
         for session in list(self.state.sessions.values()):
             heard = self.state.seen.get(session.id)
@@ -151,21 +155,17 @@ class Models:
             log.info("session %s is silent: its models are parked", session.id)
             for model in self.state.of_session(session.id):
                 try:
-                    await self._park(model.id)
+                    run = await self.runs.find(model.run)
+                    newest = self.state.models[model.id]
+                    if not newest.failed and run is not None and not RunState(run.state).is_over:
+                        self.state.note(replace(newest, parked=True))
+                        await self.runs.park(model.run)
                 except (LoradError, OSError) as error:
                     log.warning("run %s is not parked: %s", model.run, error)
                     self.state.seen.setdefault(session.id, heard)  # so that it is tried again
 
-    async def _park(self, id: str) -> None:
-        there = await self.runs.find(self.state.models[id].run)
-        model = self.state.models[id]
-        if model.failed or there is None or RunState(there.state).is_over:
-            return
-        self.state.note(replace(model, parked=True))  # first, so that a door after this one wakes it
-        await self.runs.park(model.run)
-
     def _wake(self, id: str) -> None:
-        """Have the run of a model resumed that the door paused; a pause of others stays."""
+        """Have a run resumed that the door paused; a run that somebody else paused stays."""
         task = self._waking.get(id)
         if self.state.models[id].parked and (task is None or task.done()):
             self._waking[id] = asyncio.create_task(self._unpark(id))

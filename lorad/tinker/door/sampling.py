@@ -1,6 +1,6 @@
 """Samples from versions and bases through the pools that serve them, as the gateway does.
 
-Nothing of it is kept: after a restart the client is told that its request is gone, and sends it again.
+Nothing is kept on disk: after a restart the client hears that its request is gone, and sends it again.
 """
 
 import asyncio
@@ -9,10 +9,9 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -30,22 +29,27 @@ from lorad.tinker.door.wire import Sample, Top, write_samples
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds between two tries
+_FIRST_PAUSE = 0.05  # seconds between the first two tries
+_LONGEST_PAUSE = 5.0  # seconds between two tries
 _UNKNOWN_SECONDS = 20.0  # for the daemon to read in the run's journal that there is a version
 _AWAY_SECONDS = 3600.0  # for a device to be free, a pool to start, the daemon to be there
 _KEPT = 900.0  # seconds for which a result that nobody fetched is kept
 CLONE = 10**9  # requests of the n-th copy of a sampler begin at n times that number
 _POOL_SECONDS = 900.0  # for a pool to say anything more
-_MOST, _MOST_OF_ONE = 4096, 1024  # requests under way: of all owners, of one
-_ALWAYS = 64  # of one, however many others have
-_MOST_BYTES = 1 << 30  # of results that are kept, of one
+_MOST = 4096  # requests under way
+_MOST_OF_ONE = 1024  # requests under way of one owner
+_ALWAYS = 64  # requests that one owner may have, however many others have
+_MOST_BYTES = 1 << 30  # of results that are kept for one owner
 
 
 class Wish(Struct, frozen=True):
-    """One request for samples, checked.
+    """One checked request for samples.
 
-    tokens: int32 [P]. seeds: uint64, one for each sample. last: of how many tokens of the prompt the
-    log-probabilities are wanted; 0: none. top: how many others in each place.
+    Attributes:
+        tokens: The prompt, int32 [P].
+        seeds: A seed for each sample, uint64.
+        last: How many of the prompt's last tokens get log-probabilities; 0 is none.
+        top: How many of the most likely tokens are listed in each of these places.
     """
 
     tokens: np.ndarray
@@ -57,7 +61,14 @@ class Wish(Struct, frozen=True):
 
 @dataclass(eq=False)
 class _Sampled:
-    """A request. body: the answer, once it is there; error: what to say instead. reason: why it waits."""
+    """A request for samples.
+
+    Attributes:
+        body: The answer, once it has come.
+        error: What to say instead of an answer: the words, and whose mistake it is.
+        reason: Why it waits.
+        ended: When it ended, by time.monotonic().
+    """
 
     owner: str
     digest: str
@@ -78,7 +89,7 @@ class _Sampled:
 
 
 def seeds_of(text: str, count: int) -> np.ndarray:
-    """Return uint64 [count], which depend on the text alone."""
+    """Return seeds that depend on the text alone, uint64 [count]."""
     digests = (hashlib.sha256(f"{text} {index}".encode()).digest() for index in range(count))
     return np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
 
@@ -87,8 +98,11 @@ class Pools:
     """Finds the pool of a version, has the daemon load the version there, and asks it."""
 
     def __init__(self, resolver: Resolver, runs: Runs) -> None:
-        self.resolver, self.bases, self.peers, self._runs = resolver, Bases(), Peers(), runs
-        self._places: dict[str, asyncio.Task[Served]] = {}  # of bases, by their directories
+        self.resolver = resolver
+        self.bases = Bases()
+        self.peers = Peers()
+        self._runs = runs
+        self._served_bases: dict[str, asyncio.Task[Served]] = {}  # by their directories
 
     async def base(self, directory: Path) -> Base:
         return await self.bases.get(str(directory))
@@ -96,15 +110,27 @@ class Pools:
     async def answer(self, name: str, wish: Wish, waits: Callable[[str], None]) -> bytes:
         """Sample from `run@number`, or from the base in a directory.
 
-        Waits for devices, pools and the daemon, and says for what. Raises LoradError, ApiError, BadRequest.
+        Waits for devices, pools and the daemon. A version may be unloaded for another one between the
+        daemon's answer and the call, so that an unknown version is tried again, too.
+
+        Args:
+            waits: Takes the reason, in words, whenever the request has to wait.
+
+        Raises LoradError, ApiError, BadRequest.
         """
-        began, pause, served = time.monotonic(), _FIRST_PAUSE, None
+        began = time.monotonic()
+        pause = _FIRST_PAUSE
+        served = None
         while True:
             try:
                 served = await (self._find(name) if served is None else self._find_another(name, served))
                 return await self._answer(served, wish)
             except (LoradError, ApiError) as error:
-                patience = _patience(error)
+                patience = 0.0
+                if isinstance(error, NotFound) or (isinstance(error, ApiError) and error.status == 404):
+                    patience = _UNKNOWN_SECONDS
+                elif isinstance(error, PoolLost | EngineGone | DaemonUnreachable | Conflict):
+                    patience = _AWAY_SECONDS
                 if time.monotonic() - began > patience:
                     raise
                 waits(error.message)
@@ -116,63 +142,58 @@ class Pools:
         self.resolver.close()
 
     async def _find(self, name: str) -> Served:
-        """Raises LoradError, ApiError."""
+        """Find what serves a version or a base. Raises LoradError, ApiError."""
         if "@" in name:
             return await self.resolver.find(name)
-        place = self._places.get(name)
-        if place is None or (place.done() and place.exception() is not None):
-            place = self._places[name] = asyncio.create_task(self._runs.bring_up_base(name))
-        return await asyncio.shield(place)
+        starting = self._served_bases.get(name)
+        if starting is None or (starting.done() and starting.exception() is not None):
+            starting = self._served_bases[name] = asyncio.create_task(self._runs.bring_up_base(name))
+        return await asyncio.shield(starting)
 
     async def _find_another(self, name: str, served: Served) -> Served:
-        """Find the place again when that one was gone."""
+        """Find what serves a version or a base now, after the pool that `_find` returned was gone."""
         if "@" in name:
             return await self.resolver.find_another(name, served)
-        place = self._places.get(name)
-        if place is not None and place.done() and place.exception() is None and place.result() == served:
-            del self._places[name]
+        started = self._served_bases.get(name)
+        is_up = started is not None and started.done() and started.exception() is None
+        if started is not None and is_up and started.result() == served:
+            del self._served_bases[name]
         return await self._find(name)
 
     async def _answer(self, served: Served, wish: Wish) -> bytes:
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now")
         peer = await self.peers.get(served.socket)
-        _check_room(peer, wish)
+        if wish.last and not peer.info.ranks:
+            raise BadRequest(f"the engine {peer.info.engine} gives no log-probabilities of prompts")
+        most = peer.info.max_tokens
+        if most and wish.tokens.size + wish.sampling.max_new_tokens > most:
+            raise BadRequest(
+                f"a prompt of {wish.tokens.size} tokens and {wish.sampling.max_new_tokens} new ones: the "
+                f"engine takes {most} in all"
+            )
         version = BASE if served.run == BASE else served.name
         samples, ranked = await asyncio.gather(_generated(peer, version, wish), _ranked(peer, version, wish))
         return write_samples(samples, *ranked)
 
 
-def _patience(error: LoradError | ApiError) -> float:
-    """Return for how many seconds to try again. A version may be unloaded for another one between the
-    daemon's answer and the call.
-    """
-    if isinstance(error, NotFound) or (isinstance(error, ApiError) and error.status == 404):
-        return _UNKNOWN_SECONDS
-    is_passing = isinstance(error, PoolLost | EngineGone | DaemonUnreachable | Conflict)
-    return _AWAY_SECONDS if is_passing else 0.0
-
-
-def _check_room(peer: Peer, wish: Wish) -> None:
-    if wish.last and not peer.info.ranks:
-        raise BadRequest(f"the engine {peer.info.engine} gives no log-probabilities of prompts")
-    most = peer.info.max_tokens
-    if most and wish.tokens.size + wish.sampling.max_new_tokens > most:
-        raise BadRequest(
-            f"a prompt of {wish.tokens.size} tokens and {wish.sampling.max_new_tokens} new ones: the engine "
-            f"takes {most} in all"
-        )
-
-
 async def _generated(peer: Peer, version: str, wish: Wish) -> list[Sample]:
-    asked = [Prompt("0", wish.tokens, wish.seeds)]
+    """Sample. Raises PoolLost, also when the pool says nothing for too long."""
+    prompts = [Prompt("0", wish.tokens, wish.seeds)]
     parts: list[list[Chunk]] = [[] for _ in wish.seeds]
-    items = peer.connection.stream("serve", Generate(version, asked, wish.sampling))
+    items = peer.connection.stream("serve", Generate(version, prompts, wish.sampling))
     async with contextlib.aclosing(items):
-        while isinstance(item := await _following(items), Chunks):
+        while True:
+            try:
+                async with asyncio.timeout(_POOL_SECONDS):
+                    item = await anext(items)
+            except TimeoutError:
+                raise PoolLost(f"the pool said nothing for {_POOL_SECONDS:.0f} s") from None
+            if not isinstance(item, Chunks):
+                break
             if item.version != version:
                 raise PoolLost(f"the pool answered with {item.version}, not {version}")
-            for chunk in item.split(asked):
+            for chunk in item.split(prompts):
                 if chunk.finish == "abort":
                     raise PoolLost("the pool ended the request early")
                 parts[chunk.index].append(chunk)
@@ -186,54 +207,51 @@ async def _generated(peer: Peer, version: str, wish: Wish) -> list[Sample]:
     ]
 
 
-async def _following(items: AsyncGenerator[Any, None]) -> Any:
-    try:
-        async with asyncio.timeout(_POOL_SECONDS):
-            return await anext(items)
-    except TimeoutError:
-        raise PoolLost(f"the pool said nothing for {_POOL_SECONDS:.0f} s") from None
-
-
 async def _ranked(peer: Peer, version: str, wish: Wish) -> tuple[np.ndarray | None, Top | None]:
-    """Return float32 [P], NaN where no log-probability is wanted or can be; and the most likely others."""
+    """Return the prompt's log-probabilities, float32 [P], and the most likely tokens in each place.
+
+    Log-probabilities that nobody asked for, and that of the first token, are NaN.
+    """
     if not wish.last:
         return None, None
     size = wish.tokens.size
     start = max(size - wish.last, 1)
     logprobs = np.full(size, np.nan, np.float32)
-    top = np.zeros((size, wish.top), np.int32), np.full((size, wish.top), np.nan, np.float32)
+    top_tokens = np.zeros((size, wish.top), np.int32)
+    top_logprobs = np.full((size, wish.top), np.nan, np.float32)
     if start < size:
         ranked: Ranked = await peer.connection.call("rank", Rank(version, [wish.tokens], [start], wish.top))
         logprobs[start:] = ranked.logprobs
-        top[0][start:], top[1][start:] = ranked.top_tokens, ranked.top_logprobs
-    return logprobs, top if wish.top else None
+        top_tokens[start:] = ranked.top_tokens
+        top_logprobs[start:] = ranked.top_logprobs
+    return logprobs, (top_tokens, top_logprobs) if wish.top else None
 
 
 class _Ended:
-    """The requests of a sampler that ended, in that order; those that its client has heard of are dropped."""
+    """The requests of a sampler that ended, in that order, until their client has heard of them."""
 
     def __init__(self) -> None:
         self.dropped = 0
         self.requests: list[tuple[str, int]] = []  # id, bytes of the answer
-        self.some = asyncio.Event()
+        self.has_more = asyncio.Event()
 
     def after(self, cursor: int) -> list[tuple[str, int]]:
-        """Return those behind a cursor; one of a door before this one is behind none."""
+        """Return the requests behind a cursor; an earlier door's cursor is behind none."""
         if not self.dropped <= cursor <= self.dropped + len(self.requests):
             return self.requests
         del self.requests[: cursor - self.dropped]
         self.dropped = cursor
         return self.requests
 
-    def forget(self, known: Collection[str]) -> None:
-        """Drop the oldest ones that are not among the known, as of clients that ask for each by itself."""
-        first = next((n for n, (id, _) in enumerate(self.requests) if id in known), len(self.requests))
+    def forget(self, remembered: Collection[str]) -> None:
+        """Drop the oldest requests, up to the first remembered one: some clients ask for each by itself."""
+        first = next((n for n, (id, _) in enumerate(self.requests) if id in remembered), len(self.requests))
         del self.requests[:first]
         self.dropped += first
 
 
 class Samples:
-    """All requests for samples, by their ids."""
+    """Has all requests for samples, by their ids."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -243,15 +261,18 @@ class Samples:
         self._kept: Counter[str] = Counter()  # bytes of results, by owner
 
     def refuse_many(self, owner: str) -> None:
-        """Raise HttpError 429 when too many requests are under way, or too many bytes of results wait to be
-        fetched. Who has few is never refused: others cannot have all the places.
+        """Raise HttpError 429 when an owner has too many requests under way, or too many bytes to fetch.
+
+        An owner with few requests is never refused: others cannot have all the places.
         """
         if self._kept[owner] > _MOST_BYTES:
-            for id in [id for id, one in self._requests.items() if one.owner == owner and one.is_fetched]:
-                self._drop(id)
+            for id, request in list(self._requests.items()):
+                if request.owner == owner and request.is_fetched:
+                    self._drop(id)
         if self._kept[owner] > _MOST_BYTES:
             raise HttpError(429, f"{self._kept[owner]} bytes of your samples wait to be fetched; fetch some")
-        own, total = self._under_way[owner], self._under_way.total()
+        own = self._under_way[owner]
+        total = self._under_way.total()
         if own >= _MOST_OF_ONE or (total >= _MOST and own >= _ALWAYS):
             raise HttpError(
                 429,
@@ -263,7 +284,7 @@ class Samples:
         return self._requests.get(id)
 
     def start(self, id: str, digest: str, owner: str, name: str, wish: Wish) -> None:
-        """Begin a request. name: run@number, or the directory of a base."""
+        """Begin a request for samples of a version, as run@number, or of the base in a directory."""
         request = self._requests[id] = _Sampled(owner, digest)
         self._under_way[owner] += 1
         request.task = asyncio.create_task(self._run(id, request, name, wish))
@@ -292,9 +313,10 @@ class Samples:
         if self._requests.get(id) is request:
             self._kept[request.owner] += len(request.body)
         request.done.set()
-        ended = self._ended_of(id)
+        sampler, _, number = id.rpartition(":")
+        ended = self._ended.setdefault((sampler, int(number) // CLONE), _Ended())
         ended.requests.append((id, len(request.body)))
-        ended.some.set()
+        ended.has_more.set()
 
     def cancel(self, owner: str, id: str) -> None:
         request = self._requests.get(id)
@@ -302,7 +324,7 @@ class Samples:
             request.task.cancel()
 
     def forget(self, ids: list[str], owner: str) -> None:
-        """Drop results that their client has."""
+        """Drop results that their client has received."""
         for id in ids:
             if (request := self._requests.get(id)) is not None and request.owner == owner:
                 self._drop(id)
@@ -323,19 +345,16 @@ class Samples:
     async def ended(
         self, sampler: str, clone: int, cursor: int, seconds: float
     ) -> tuple[list[tuple[str, int]], int]:
-        """Wait so long for requests of a sampler to end. Returns those behind the cursor, and the next
-        cursor.
+        """Wait so long for requests of a sampler to end.
+
+        Returns the ended requests behind the cursor, as (id, bytes), and the next cursor.
         """
         ended = self._ended.setdefault((sampler, clone), _Ended())
         if not ended.after(cursor) and seconds:
-            ended.some.clear()
+            ended.has_more.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.some.wait(), seconds)
+                await asyncio.wait_for(ended.has_more.wait(), seconds)
         return list(ended.requests), ended.dropped + len(ended.requests)
-
-    def _ended_of(self, id: str) -> _Ended:
-        sampler, _, number = id.rpartition(":")
-        return self._ended.setdefault((sampler, int(number) // CLONE), _Ended())
 
     async def close(self) -> None:
         tasks = [request.task for request in self._requests.values() if request.task is not None]

@@ -1,6 +1,7 @@
-"""What the door knows beside the logs of the models: sessions, models, samplers, and what became of
-checkpoints. Each change is a record in `HOME/tinker/notes`, from which a door that starts knows all of it;
-records that later ones have replaced are dropped from it.
+"""What the door knows beside the logs of the models: sessions, models, samplers, and marks of checkpoints.
+
+Each change is a record in `HOME/tinker/notes`, which a door reads when it starts. Records that later ones
+replace are dropped.
 """
 
 import time
@@ -15,14 +16,19 @@ from msgspec.structs import replace
 from lorad.tinker.log import LogWriter, read
 
 _SEGMENT = 1 << 20  # bytes of a segment of notes
-_SPARE = 4096  # notes that are more than twice those that count, before others are dropped
-_EMPTY = 256  # sessions without a model that are not alive any more and are kept, of each owner
+_SPARE = 4096  # notes beyond twice the current ones, before old ones are dropped
+_EMPTY = 256  # sessions of each owner that are kept although they are over and had no model
 Integer = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-"""A number of a client's, which fits into a log and an array. JSON knows longer ones."""
+"""A client's number that fits into a log and an array; JSON knows longer ones."""
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """finished: success, errored or interrupted; "" while it is not. cleaned: no files of it are left."""
+    """A session of a client.
+
+    Attributes:
+        finished: success, errored or interrupted; "" before its end.
+        cleaned: No files of it are left.
+    """
 
     id: str
     owner: str
@@ -48,9 +54,13 @@ class Lora(Struct, frozen=True):
 class Model(Struct, frozen=True, tag="model"):
     """A model in training: a run.
 
-    source: the checkpoint path that it began with; "" for none. directory, optimizer: see `Create`.
-    made: the daemon has its run. failed: why there is none, for ever.
-    parked: the door had its run paused, and resumes it for the next request.
+    Attributes:
+        source: The path of the checkpoint that it began with; "" for none.
+        directory: The checkpoint's directory, see `Create`.
+        optimizer: Whether it began with the optimizer's state, see `Create`.
+        made: The daemon has its run.
+        failed: Why it will never have a run; "" otherwise.
+        parked: The door had its run paused, and resumes it for the next request.
     """
 
     id: str
@@ -70,10 +80,12 @@ class Model(Struct, frozen=True, tag="model"):
 
 
 class Sampler(Struct, frozen=True, tag="sampler"):
-    """A name under which samples are asked for.
+    """A name under which clients ask for samples.
 
-    version: run@number; "" is the base. path: the checkpoint that it was made from; "" for none.
-    copies: how many were made of it in other processes.
+    Attributes:
+        version: The version, as run@number; "" is the base.
+        path: The checkpoint that it was made from; "" for none.
+        copies: How many copies other processes made of it.
     """
 
     id: str
@@ -86,7 +98,11 @@ class Sampler(Struct, frozen=True, tag="sampler"):
 
 
 class Marks(Struct, frozen=True, tag="marks"):
-    """What became of a checkpoint since it was made. expires: Unix time; 0 is never, None as it was made."""
+    """How a checkpoint was marked since it was saved.
+
+    Attributes:
+        expires: When it expires, in Unix seconds; 0 is never, None is as it was saved.
+    """
 
     path: str
     at: float
@@ -95,17 +111,17 @@ class Marks(Struct, frozen=True, tag="marks"):
     expires: float | None = None
 
 
-_Known = Session | Model | Sampler | Marks
+_Subject = Session | Model | Sampler | Marks
 
 
 class _Note(Struct, frozen=True):
     seq: int
-    about: _Known
+    about: _Subject
 
 
 @dataclass
 class State:
-    """Keeps what was noted. All use belongs to the event loop."""
+    """Keeps what was noted. Only the event loop uses it."""
 
     log: LogWriter
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -119,36 +135,46 @@ class State:
 
     @classmethod
     def open(cls, directory: Path) -> "State":
-        """Raises Conflict when another door has this home."""
+        """Read the notes. Raises Conflict when another door has this home."""
         directory.parent.mkdir(mode=0o700, exist_ok=True)
         state = cls(LogWriter(directory, segment=_SEGMENT))
         for note, _ in read(directory, _Note):
-            state._seq, state._written = max(state._seq, note.seq), state._written + 1
+            state._seq = max(state._seq, note.seq)
+            state._written += 1
             state._take(note.about)
         waiting = {model.session for model in state.models.values() if not (model.parked or model.failed)}
-        now, sessions = time.monotonic(), state.sessions.values()
-        state.seen = {one.id: now for one in sessions if not one.finished or one.id in waiting}
+        now = time.monotonic()
+        for session in state.sessions.values():
+            if not session.finished or session.id in waiting:
+                state.seen[session.id] = now
         state.forget_empty()
         return state
 
-    def note(self, about: _Known) -> None:
-        """Keep it, on disk before it returns. Raises OSError."""
+    def note(self, about: _Subject) -> None:
+        """Keep a change, which is on disk before this returns. Raises OSError."""
         self.log.append(_Note(self._seq + 1, about))
-        self._seq, self._written = self._seq + 1, self._written + 1
+        self._seq += 1
+        self._written += 1
         self._take(about)
 
     def shorten(self) -> None:
-        """Drop notes that do not count any more, once they are most of the log. Raises OSError."""
+        """Drop notes that do not count any more, once they are most of the log. Raises OSError.
+
+        A sampler goes where its session has no files left, and will not ask for it again or could not use it.
+        """
         if self._written <= 2 * self._count() + _SPARE:
             return
         for sampler in list(self.samplers.values()):
-            if self._is_over(sampler):
+            session = self.sessions.get(sampler.session)
+            is_unnamed = bool(sampler.version) and not sampler.path
+            if session is not None and session.cleaned and (session.finished or is_unnamed):
                 del self.samplers[sampler.id]
-        self._written, kept = self._count(), set[tuple[type, str]]()
+        self._written = self._count()
+        kept = set[tuple[type, str]]()
 
         def is_current(note: _Note) -> bool:
-            known, key = self._place(note.about)
-            if known.get(key) != note.about or (type(note.about), key) in kept:
+            subjects, key = self._place(note.about)
+            if subjects.get(key) != note.about or (type(note.about), key) in kept:
                 return False
             kept.add((type(note.about), key))
             return True
@@ -156,34 +182,27 @@ class State:
         self.log.drop(self._seq + 1, _Note, is_current)
 
     def forget_empty(self) -> None:
-        """Forget of each owner all but the newest sessions that are not alive and never had a model."""
+        """Forget the sessions that are over and never had a model, except each owner's newest."""
         used = {model.session for model in self.models.values()} | self.seen.keys()
-        left, gone = Counter[str](), set[str]()
+        left = Counter[str]()
+        gone = set[str]()
         for session in reversed(self.sessions.values()):
             left[session.owner] += session.id not in used
             if session.id not in used and left[session.owner] > _EMPTY:
                 gone.add(session.id)
-        for known in (self.sessions, self.samplers):
-            for id in [id for id in known if id.partition(":")[0] in gone]:
-                del known[id]
-
-    def _is_over(self, sampler: Sampler) -> bool:
-        """Return whether its session has no files left, and will not ask for it again, or for nothing that is
-        there.
-        """
-        session = self.sessions.get(sampler.session)
-        is_made = bool(sampler.version) and not sampler.path
-        return session is not None and session.cleaned and (bool(session.finished) or is_made)
+        for subjects in (self.sessions, self.samplers):
+            for id in [id for id in subjects if id.partition(":")[0] in gone]:
+                del subjects[id]
 
     def _count(self) -> int:
         return len(self.sessions) + len(self.models) + len(self.samplers) + len(self.marks)
 
-    def _take(self, about: _Known) -> None:
-        known, key = self._place(about)
-        known[key] = about
+    def _take(self, about: _Subject) -> None:
+        subjects, key = self._place(about)
+        subjects[key] = about
 
-    def _place(self, about: _Known) -> tuple[dict[str, Any], str]:
-        """Return where it is kept, and under which key."""
+    def _place(self, about: _Subject) -> tuple[dict[str, Any], str]:
+        """Return the dictionary that keeps a subject, and its key there."""
         match about:
             case Session():
                 return self.sessions, about.id

@@ -1,4 +1,4 @@
-"""Between the client's protobuf and arrays. What a client sends is checked here, before anything is kept."""
+"""Translates the client's protobuf into arrays and back, and checks what it sends before anything is kept."""
 
 import hashlib
 import math
@@ -22,14 +22,14 @@ _MOST_NUMBERS = 1 << 24  # of a tensor, and tokens of a pass
 
 
 class Limits(NamedTuple):
-    """vocab, positions: of the base."""
+    """What a base takes: how many different tokens, and how many in all."""
 
     vocab: int
     positions: int
 
 
 class _Head(NamedTuple):
-    """Whose the request is. message: all of it."""
+    """What says whose a pass is, with the whole message."""
 
     model_id: str
     seq: int
@@ -39,7 +39,7 @@ class _Head(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """tokens: int32 [t]. logprobs: float32 [t]. top: (ids int32 [t, k], logprobs float32 [t, k])."""
+    """A sample with its tokens, int32 [t], and their log-probabilities, float32 [t]."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -47,10 +47,11 @@ class Sample(NamedTuple):
 
 
 Top = tuple[np.ndarray, np.ndarray]
+"""The most likely tokens in each place of a prompt, int32 [P, k], and their log-probabilities, float32."""
 
 
 def read_head(body: bytes) -> _Head:
-    """Raises BadRequest for what is no ForwardBackwardRequest."""
+    """Read whose a pass is. Raises BadRequest where the body is no ForwardBackwardRequest."""
     try:
         message = M["ForwardBackwardRequest"].FromString(body)
         canonical = message.SerializeToString(deterministic=True)  # entries of maps come in any order
@@ -61,14 +62,25 @@ def read_head(body: bytes) -> _Head:
 
 
 def read_pass(head: _Head, limits: Limits) -> Pass:
-    """Raises BadRequest that names the datum and the field."""
+    """Read and check a pass. Raises BadRequest that names the datum and the field."""
     message = head.message
     if not 0 < len(message.data) <= _MOST_DATUMS:
         raise BadRequest(f"data has {len(message.data)} datums; from 1 to {_MOST_DATUMS} are taken at once")
     if (name := message.loss_fn) not in get_args(Loss):
-        raise BadRequest(_unknown_loss(name))
-    config = _config(message)
-    tokens, targets = list[np.ndarray](), list[np.ndarray]()
+        losses = ", ".join(get_args(Loss))
+        if name == "stable_reinforce":
+            raise BadRequest(
+                f"loss_fn stable_reinforce is Tinker's own, and not published. There are {losses}; recipes "
+                "of the cookbook take loss_fn=importance_sampling"
+            )
+        raise BadRequest(f"loss_fn {name!r} is not known here; there are {losses}")
+    config = {key: float(value) for key, value in message.loss_fn_config.items()}
+    for key, value in message.loss_fn_config_v2.items():
+        if value.WhichOneof("value") != "number":
+            raise BadRequest(f"loss_fn_config: {key} must be a number")
+        config[key] = float(value.number)
+    tokens = list[np.ndarray]()
+    targets = list[np.ndarray]()
     arrays: dict[str, list[np.ndarray]] = {}
     total = 0
     for place, datum in enumerate(message.data):
@@ -95,25 +107,6 @@ def read_pass(head: _Head, limits: Limits) -> Pass:
     )
 
 
-def _unknown_loss(name: str) -> str:
-    known = ", ".join(get_args(Loss))
-    if name == "stable_reinforce":
-        return (
-            f"loss_fn stable_reinforce is Tinker's own, and not published. There are {known}; recipes of the "
-            "cookbook take loss_fn=importance_sampling"
-        )
-    return f"loss_fn {name!r} is not known here; there are {known}"
-
-
-def _config(message: Any) -> dict[str, float]:
-    config = {key: float(value) for key, value in message.loss_fn_config.items()}
-    for key, value in message.loss_fn_config_v2.items():
-        if value.WhichOneof("value") != "number":
-            raise BadRequest(f"loss_fn_config: {key} must be a number")
-        config[key] = float(value.number)
-    return config
-
-
 def _tokens(datum: Any, limits: Limits) -> np.ndarray:
     parts = []
     for chunk in datum.model_input:
@@ -126,7 +119,7 @@ def _tokens(datum: Any, limits: Limits) -> np.ndarray:
 
 
 def check_tokens(ids: np.ndarray, limits: Limits, name: str) -> None:
-    """Raises BadRequest for none, too many, and such that the base does not have."""
+    """Raise BadRequest where there are no tokens, too many, or tokens that the base does not have."""
     if not ids.size:
         raise BadRequest(f"{name} has no tokens")
     if ids.size > limits.positions:
@@ -136,20 +129,21 @@ def check_tokens(ids: np.ndarray, limits: Limits, name: str) -> None:
 
 
 def _targets(inputs: dict[str, np.ndarray], ids: np.ndarray, limits: Limits) -> np.ndarray:
-    wanted = inputs.get("target_tokens")
-    if wanted is None:
+    targets = inputs.get("target_tokens")
+    if targets is None:
         raise BadRequest("loss_fn_inputs has no target_tokens")
-    if wanted.shape != ids.shape:
-        raise BadRequest(f"target_tokens has {wanted.size} numbers; model_input has {ids.size} tokens")
-    if wanted.dtype.kind != "i":
+    if targets.shape != ids.shape:
+        raise BadRequest(f"target_tokens has {targets.size} numbers; model_input has {ids.size} tokens")
+    if targets.dtype.kind != "i":
         raise BadRequest("target_tokens must be integers")
-    check_tokens(wanted, limits, "target_tokens")
-    return wanted.astype(np.int32)
+    check_tokens(targets, limits, "target_tokens")
+    return targets.astype(np.int32)
 
 
 def tensor(message: Any, most: int) -> np.ndarray:
-    """Read a Tensor of at most so many numbers; of sparse ones, what is not there is 0. A row or column is
-    one dimension. Raises BadRequest.
+    """Read a Tensor of at most so many numbers, as one dimension. A sparse one is 0 where it has no number.
+
+    Raises BadRequest.
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
@@ -196,7 +190,8 @@ def write_output(passed: Passed) -> bytes:
     message = M["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord", metrics=passed.metrics)
     record = message.loss_fn_outputs.add(num_datums=passed.lengths.size)
     field = record.fields["logprobs"]
-    field.data, field.dtype = np.ascontiguousarray(passed.logprobs, np.float32).tobytes(), FLOAT32
+    field.data = np.ascontiguousarray(passed.logprobs, np.float32).tobytes()
+    field.dtype = FLOAT32
     field.offsets = (4 * np.cumsum([0, *passed.lengths])).astype(np.int64).tobytes()
     encoded: bytes = message.SerializeToString()
     return encoded
@@ -207,8 +202,8 @@ def write_samples(
 ) -> bytes:
     """Encode a SampleResponse.
 
-    prompt_logprobs: float32 [P], NaN where there is none. top: of each token of the prompt, int32 [P, k] and
-    float32 [P, k].
+    Args:
+        prompt_logprobs: The prompt's log-probabilities, float32 [P]; NaN where there is none.
     """
     message = M["SampleResponse"]()
     for sample in samples:

@@ -1,7 +1,6 @@
-"""`python -m lorad.tinker.lane ATTEMPT_DIR`: one attempt of one model. SIGTERM asks it to park: it saves, and
-gives its slot back.
+"""Run one attempt of one model: `python -m lorad.tinker.lane ATTEMPT_DIR`.
 
-Exit codes: see `lorad/driver/attempt/main.py`.
+SIGTERM asks it to park: it saves, and gives its slot back. Exit codes: see `lorad/driver/attempt/main.py`.
 """
 
 import sys
@@ -25,7 +24,7 @@ with quick_imports():
 def attempt(
     params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag
 ) -> tuple[EndFact, int]:
-    """Do requests until a stop; why it ended, and the last step that counts."""
+    """Do requests until a stop, and return why it ended, and the last step that counts."""
     state = State()
     try:
         HEART.work("begin")

@@ -1,8 +1,8 @@
-"""One model: requests in their order, each done and its result written before anybody is told.
+"""Does the requests of one model in their order, and writes each result before anybody reads it.
 
-After a death the next attempt loads the newest checkpoint and does again what came after it. What was told
-stays as it was told: a request that has a result is done again where it changes the model, and its result is
-not written again; one that failed is not tried again.
+After a death the next attempt loads the newest checkpoint and does the later requests again. Results that
+were written stay as they are: a request that has one is done again where it changes the model, and its result
+is not written again; a request that failed is not tried again.
 """
 
 import time
@@ -17,12 +17,10 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EndFact, JournalWriter, StepFact
 from lorad.tinker.lane.model import Model
-from lorad.tinker.lane.state import REQUESTS, RESULTS, Inbox, State, Told, shorten
+from lorad.tinker.lane.state import REQUESTS, RESULTS, EarlierResults, Inbox, State, shorten
 from lorad.tinker.lane.work import Passes, backward_of, forward_of, passed, step_of
 from lorad.tinker.log import LogWriter
 from lorad.tinker.records import (
-    Arguments,
-    Category,
     Create,
     Created,
     Failed,
@@ -44,44 +42,61 @@ from lorad.tinker.records import (
 )
 
 _MOST_SECONDS = 30.0  # of requests that a death would have done again
-_OF_THE_CODE = "ValueError: "  # of what a pool found wrong with the arguments of a call
+_OF_THE_CODE = "ValueError: "  # begins what a pool says of wrong arguments of a call
 
 
 class Lane:
-    """One attempt. every: steps between two checkpoints. steps: the most there may be."""
+    """Drives one attempt."""
 
     def __init__(
         self, model: Model, pool: Connection, journal: JournalWriter, results: LogWriter, root: Path
     ) -> None:
-        self._model, self._pool, self._journal, self._results = model, pool, journal, results
-        self._root, self._told = root, Told()
-        self._passes = Passes.none()
-        self._since, self._seconds = 0, 0.0  # steps and seconds of work since the last checkpoint
+        self._model = model
+        self._pool = pool
+        self._journal = journal
+        self._results = results
+        self._root = root
+        self._earlier = EarlierResults()
+        self._passes = Passes()
+        self._steps_since = 0  # the last checkpoint
+        self._seconds_since = 0.0  # the last checkpoint, of work
         self._end: EndFact | None = None
-        self._again = 0
+        self._repeated = 0  # requests that were done again
 
     def drive(self, state: State, stop: StopFlag, *, every: int, steps: int) -> EndFact:
-        """Do requests until a stop, and park. state: becomes that of the model."""
+        """Do requests until a stop, and park.
+
+        Args:
+            state: Becomes the model's state.
+            every: Steps between two checkpoints.
+            steps: The most steps there may be.
+        """
         self._model.begin(state)
-        self._told = Told.in_log(self._root / RESULTS, state.seq)
+        self._earlier = EarlierResults.read(self._root / RESULTS, state.seq)
         inbox = Inbox(self._root / REQUESTS, state.seq)
-        if self._told.kept > state.seq and not inbox.has_next():
+        if self._earlier.kept > state.seq and not inbox.has_next():
             raise Conflict(
-                f"requests {state.seq + 1} to {self._told.kept} are gone: they were in a later checkpoint",
+                f"requests {state.seq + 1} to {self._earlier.kept} are gone: they were in a later checkpoint",
                 hint="Resume from the newest checkpoint.",
             )
         while self._end is None and not stop.wanted:
             HEART.work("")
             if (request := inbox.next()) is not None:
-                self._turn(request, steps)
-                self._keep(every)
+                self._take(request, steps)
+                is_long = self._seconds_since >= _MOST_SECONDS
+                if self._steps_since and (self._steps_since >= every or is_long):
+                    self._snapshot()
         self._snapshot()
         self._model.close()
         return self._end or EndFact("stopped", f"parked after {state.step} steps")
 
-    def _turn(self, request: Request, steps: int) -> None:
-        """Do a request, or do it again, as far as it changes the model."""
-        work, failed = request.arguments, self._told.failed.get(request.seq)
+    def _take(self, request: Request, steps: int) -> None:
+        """Do a request, or do it again, as far as it changes the model.
+
+        Raises LoradError for a request that fails now and did not before.
+        """
+        work = request.arguments
+        failed = self._earlier.failed.get(request.seq)
         HEART.work(type(work).__name__.lower())
         started = time.perf_counter()
         if failed is None:
@@ -92,60 +107,59 @@ class Lane:
         elif not isinstance(work, SaveWeights | SaveSampler | Pass) or (
             isinstance(work, Pass) and work.backward
         ):
-            self._do_again(request, steps)
-        self._seconds += time.perf_counter() - started
+            outcome = self._outcome(request, steps)
+            if isinstance(outcome, Failed):
+                raise LoradError(f"request {request.seq} was done before, and fails now: {outcome.message}")
+            self._repeated += 1
+        self._seconds_since += time.perf_counter() - started
 
     def _outcome(self, request: Request, steps: int) -> Outcome:
-        """Return the result, Failed among them. Raises what the attempt ends by."""
-        work = request.arguments
+        """Do a request and return its result, also where it failed. Raises what the attempt ends by."""
         try:
-            outcome = self._done(request, steps)
+            outcome = self._do(request, steps)
         except (PoolLost, Fenced):
             raise
-        except (LoradError, ValueError) as error:
-            outcome = _failed(error)
+        except LoradError as error:
+            if error.message.startswith(_OF_THE_CODE):
+                outcome = Failed(error.message.removeprefix(_OF_THE_CODE), "user")
+            else:
+                is_ours = isinstance(error, AttestationFailed | StorageError) or type(error) is LoradError
+                words = f"{error.message}{'. ' * bool(error.hint)}{error.hint}"
+                outcome = Failed(words, "server" if is_ours else "user")
+        except ValueError as error:
+            outcome = Failed(str(error), "user")
         if isinstance(outcome, Failed):
             self._note_failure(request, outcome.message)
-        elif isinstance(work, Create | Load | Step | Unload):
+        elif isinstance(request.arguments, Create | Load | Step | Unload):
             self._model.state.seq = request.seq
         return outcome
 
     def _note_failure(self, request: Request, message: str) -> None:
+        """Poison the gradients where a failure leaves them incomplete; a failed step discards them."""
         work = request.arguments
+        poisons = (
+            (isinstance(work, Pass) and work.backward)
+            or (isinstance(work, Refused) and work.poisons)
+            or (isinstance(work, Load) and self._passes.datums > 0)
+        )
         if isinstance(work, Create):
             self._end = EndFact("failed", f"the model could not be made: {message}")
-        elif self._spoils(work):
+        elif poisons:
             self._passes.poisoned = f"request {request.seq} failed: {message}"
         elif isinstance(work, Step):
             self._pool.call("discard_grads", Nothing())
-            self._passes = Passes.none()
+            self._passes = Passes()
             self._model.state.seq = request.seq
 
-    def _spoils(self, work: Arguments) -> bool:
-        """Return whether its failure leaves other gradients than were asked for; a load leaves none."""
-        match work:
-            case Pass():
-                return work.backward
-            case Refused():
-                return work.poisons
-            case _:
-                return isinstance(work, Load) and self._passes.datums > 0
-
-    def _do_again(self, request: Request, steps: int) -> None:
-        """Raises LoradError for what fails now and did not before."""
-        outcome = self._outcome(request, steps)
-        if isinstance(outcome, Failed):
-            raise LoradError(f"request {request.seq} was done before, and fails now: {outcome.message}")
-        self._again += 1
-
-    def _done(self, request: Request, steps: int) -> Outcome:
+    def _do(self, request: Request, steps: int) -> Outcome:
         match request.arguments:
             case Create() as work:
                 self._model.create(work.source, optimizer=work.optimizer)
                 return Created()
             case Load() as work:
                 self._model.load(work.source, optimizer=work.optimizer)
-                self._passes, self._seconds = Passes.none(), _MOST_SECONDS  # the next step is saved
+                self._passes = Passes()
+                self._seconds_since = _MOST_SECONDS  # the next step is saved
                 return Loaded(work.path)
             case Pass() as work:
                 return self._pass(work)
@@ -165,19 +179,18 @@ class Lane:
         if not work.backward:
             scored: LogprobsResult = self._pool.call("logprobs", forward_of(work))
             return passed(work, scored.logprobs)
-        found: Gradients = self._pool.call("forward_backward", backward_of(work))
-        if found.logprobs is None:
+        gradients: Gradients = self._pool.call("forward_backward", backward_of(work))
+        if gradients.logprobs is None:
             raise LoradError("the trainer gave no log-probabilities")
-        if found.halved_to:
-            told = (
-                f"the device had no memory for a micro-batch; they have {found.halved_to} tokens from now on"
-            )
-            self._journal.append("warning", self._model.state.step, {"message": told})
-        self._passes.add(work, found)
-        return passed(work, found.logprobs, found.loss)
+        if tokens := gradients.halved_to:
+            message = f"the device had no memory for a micro-batch; they have {tokens} tokens from now on"
+            self._journal.append("warning", self._model.state.step, {"message": message})
+        self._passes.add(work, gradients)
+        return passed(work, gradients.logprobs, gradients.loss)
 
     def _step(self, work: Step, steps: int) -> Outcome:
-        state, passes = self._model.state, self._passes
+        state = self._model.state
+        passes = self._passes
         if passes.poisoned:
             return Failed(f"this step was not done, and its gradients are discarded, as {passes.poisoned}")
         if state.step >= steps:
@@ -199,34 +212,18 @@ class Lane:
             )
             self._journal.append("step", state.step, fact)
         state.position += passes.datums
-        self._passes = Passes.none()
-        self._since += 1
+        self._passes = Passes()
+        self._steps_since += 1
         return Stepped({"grad_norm": done.grad_norm})
 
-    def _keep(self, every: int) -> None:
-        """Checkpoint the last step, where that is due."""
-        if self._since and (self._since >= every or self._seconds >= _MOST_SECONDS):
-            self._snapshot()
-
     def _snapshot(self) -> None:
-        if self._again:
-            print(f"{self._again} requests were done again", flush=True)
-            self._again = 0
+        if self._repeated:
+            print(f"{self._repeated} requests were done again", flush=True)
+            self._repeated = 0
         HEART.work("checkpoint")
         if self._model.snapshot():
             state = self._model.state
             self._results.append(Result(state.seq, time.time(), Snapshot(state.step)))
             shorten(self._results, self._root, state.seq)
-        self._since, self._seconds = 0, 0.0
-
-
-def _failed(error: Exception) -> Failed:
-    """Return the result of a request that raised."""
-    if not isinstance(error, LoradError):
-        return Failed(str(error), "user")
-    if error.message.startswith(_OF_THE_CODE):
-        return Failed(error.message.removeprefix(_OF_THE_CODE), "user")
-    kind: Category = "server" if isinstance(error, AttestationFailed | StorageError) else "user"
-    if type(error) is LoradError:
-        kind = "server"
-    return Failed(f"{error.message}{'. ' * bool(error.hint)}{error.hint}", kind)
+        self._steps_since = 0
+        self._seconds_since = 0.0

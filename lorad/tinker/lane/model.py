@@ -1,4 +1,4 @@
-"""The slot of a model in its pool, its versions and its checkpoints."""
+"""Keeps the slot of a model in its pool, its versions and its checkpoints."""
 
 import os
 import re
@@ -31,39 +31,64 @@ _FILES_SECONDS = 600.0  # for the files of a version to be on disk
 
 
 class Model:
-    """state: as the weights are now. journaled: the last step that the journal has."""
+    """The model that a lane trains.
+
+    Attributes:
+        state: What the weights contain now.
+        journaled: The last step that the journal has.
+    """
 
     def __init__(
         self, spec: Spec, params: DriverParams, run_dir: RunDir, pool: Connection, journal: JournalWriter
     ) -> None:
         self.state = State()
-        self._spec, self._params, self._run_dir = spec, params, run_dir
-        self._pool, self._journal = pool, journal
+        self._spec = spec
+        self._params = params
+        self._run_dir = run_dir
+        self._pool = pool
+        self._journal = journal
         self._records = [record for record, _ in read(run_dir.journal)]
         self._facts = lineage(self._records)
         self.journaled = max((fact.step for fact in self._facts if fact.kind == "step"), default=0)
         self._next_version = max(1 + newest_version(run_dir, self._records), params.first_version)
         self._info: PoolInfo = pool.call("hello", Nothing())
-        self._is_open, self._origin = False, dict[str, str | None]()
+        self._is_open = False
+        self._origin = dict[str, str | None]()
         self._saved_seq = -1
 
     def begin(self, state: State) -> None:
-        """Open the slot as the newest checkpoint has it, if there is one. state: becomes that of the model.
+        """Open the slot as the newest checkpoint has it, if there is one.
 
-        Raises Conflict where the pool cannot train it, and what `chosen_checkpoint` raises.
+        Args:
+            state: Becomes the model's state.
+
+        Raises Conflict where the pool's trainer is too old, or its base is not the run's base, and what
+        `chosen_checkpoint` raises.
         """
-        self._refuse_unfit()
+        info = self._info
+        run = self._params.run
+        if LABELS not in info.losses:
+            raise Conflict(
+                f"pool {info.pool} does not know {LABELS}, which Tinker's losses need",
+                hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {run}` starts one that does.",
+            )
+        attempts = [record.data for record in reversed(self._records) if record.kind == "attempt"]
+        if is_same_base(attempts or self._params.bases, info, sizes_of(self._spec.trainer)) is False:
+            raise Conflict(
+                f"the weights of {info.model} are not those that {run} was trained on",
+                hint="Put the model back, or make a new model.",
+            )
         self.state = state
-        found = chosen_checkpoint(self._run_dir, self._params, self._facts)
-        if found is not None:
-            restored = msgspec.json.decode((found / STATE).read_bytes(), type=State)
+        checkpoint = chosen_checkpoint(self._run_dir, self._params, self._facts)
+        if checkpoint is not None:
+            restored = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=State)
             for field in State.__struct_fields__:
                 setattr(state, field, getattr(restored, field))
-        made = [fact.data["version"] for fact in self._facts if fact.kind == "version"]
-        state.version = made[-1] if made else -1  # those after the checkpoint are not made again
+        versions = [fact.data["version"] for fact in self._facts if fact.kind == "version"]
+        state.version = versions[-1] if versions else -1  # those after the checkpoint are not made again
         self._saved_seq = state.seq
-        if found is not None:
-            self._open({"resume_from": str(found)}, resumed_from=state.step)
+        if checkpoint is not None:
+            self._open({"resume_from": str(checkpoint)}, resumed_from=state.step)
 
     def create(self, source: str, *, optimizer: bool) -> None:
         """Open the slot afresh, or from the directory of a checkpoint."""
@@ -71,7 +96,7 @@ class Model:
         self._open(_start(source, optimizer=optimizer) if source else {"resume_from": own})
 
     def load(self, source: str, *, optimizer: bool) -> None:
-        """Replace the weights by those of a checkpoint; where that fails, they are as after the last step."""
+        """Load the weights of a checkpoint; where that fails, they are as after the last step."""
         self.snapshot()
         self.close()
         try:
@@ -81,7 +106,7 @@ class Model:
             raise
 
     def snapshot(self) -> bool:
-        """Save the weights as after the last step, unless they are saved; whether it did.
+        """Save the weights as after the last step, and return whether that was to be done.
 
         Gradients are in no checkpoint: requests after `state.seq` are done again.
         """
@@ -97,18 +122,19 @@ class Model:
         size = sum(file.bytes for file in directory.commit(temporary, final, facts).files.values())
         fact = CheckpointFact(self._relative(final), state.version, size)
         self._journal.append("checkpoint", state.step, fact)
-        self._saved_seq, self._origin = state.seq, {"resume_from": str(final)}
+        self._saved_seq = state.seq
+        self._origin = {"resume_from": str(final)}
         print(f"checkpoint at step {state.step}: {fact.path}", flush=True)
         return True
 
-    def save(self, seq: int, wanted: SaveWeights) -> Saved:
-        """Keep weights and optimizer under a name. Raises ValueError where it may not have that name."""
-        if _NAME.fullmatch(wanted.name) is None:
-            raise ValueError(f"{wanted.name!r} is no name for a checkpoint")
-        final = self._run_dir.root / WEIGHTS / wanted.name
+    def save(self, seq: int, work: SaveWeights) -> Saved:
+        """Keep weights and optimizer under a name. Raises ValueError where the name may not be used."""
+        if _NAME.fullmatch(work.name) is None:
+            raise ValueError(f"{work.name!r} is no name for a checkpoint")
+        final = self._run_dir.root / WEIGHTS / work.name
         if final.exists() and directory.read_manifest(final).facts.get("seq") != seq:
-            if not wanted.overwrite:
-                raise ValueError(f"there is a checkpoint named {wanted.name}; save it with overwrite")
+            if not work.overwrite:
+                raise ValueError(f"there is a checkpoint named {work.name}; save it with overwrite")
             directory.discard(final)
         if not final.exists():
             final.parent.mkdir(mode=0o700, exist_ok=True)
@@ -116,25 +142,31 @@ class Model:
             self._pool.call("save", Save(str(temporary), self.state.step))
             directory.commit(temporary, final, {"run": self._params.run, "step": self.state.step, "seq": seq})
         size = directory.read_manifest(final).bytes
-        expires = None if wanted.ttl is None else time.time() + wanted.ttl
-        return Saved(wanted.name, self._relative(final), size, expires, wanted.metadata)
+        expires = None if work.ttl is None else time.time() + work.ttl
+        return Saved(work.name, self._relative(final), size, expires, work.metadata)
 
-    def publish(self, wanted: SaveSampler) -> Published:
-        """Make the next version, whose files are on disk then. Raises AttestationFailed."""
-        state, number = self.state, self._next_version
+    def publish(self, work: SaveSampler) -> Published:
+        """Make the next version, and wait until its files are on disk. Raises AttestationFailed."""
+        state = self.state
+        number = self._next_version
         path = self._run_dir.version(number)
         parent = state.version if state.version >= 0 else None
         before = (self._params.origin or None) if parent is None else f"{self._params.run}@{parent}"
         self._journal.check_place()
         self._next_version += 1
         done: PublishDone = self._pool.call("publish", Publish(number, state.step, before, str(path)))
-        self._wait_for(path)
+        deadline = time.monotonic() + _FILES_SECONDS
+        while not path.is_dir():
+            self._pool.call("status", Nothing())  # raises PoolLost
+            if time.monotonic() > deadline:
+                raise StorageError(f"{path} was not written within {_FILES_SECONDS:.0f} s")
+            time.sleep(0.01)
         fact = version_fact(done, number, parent, self._run_dir, self._spec.lora)
         self._journal.append("version", state.step, fact)
         state.version = number
-        expires = None if wanted.ttl is None else time.time() + wanted.ttl
-        about = (self._relative(path), done.sha256, done.bytes, expires, wanted.metadata)
-        return Published(number, wanted.name, wanted.sampler, *about)
+        expires = None if work.ttl is None else time.time() + work.ttl
+        about = (self._relative(path), done.sha256, done.bytes, expires, work.metadata)
+        return Published(number, work.name, work.sampler, *about)
 
     def close(self) -> None:
         """Give the slot back. Raises LoradError when the base was changed."""
@@ -145,59 +177,35 @@ class Model:
         if closed.base_checksum != self._info.base_checksum:
             raise LoradError("the base's weights changed; nothing of this attempt can be trusted")
 
-    def _wait_for(self, version: Path) -> None:
-        deadline = time.monotonic() + _FILES_SECONDS
-        while not version.is_dir():
-            self._pool.call("status", Nothing())  # raises PoolLost
-            if time.monotonic() > deadline:
-                raise StorageError(f"{version} was not written within {_FILES_SECONDS:.0f} s")
-            time.sleep(0.01)
-
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._run_dir.root))
 
     def _open(self, start: dict[str, str | None], resumed_from: int | None = None) -> None:
-        model = read_facts(Path(self._info.model_path))
-        wanted = replace(open_of(self._spec, model, Path(self._params.cwd)), **start)
-        opened: Opened = self._pool.call("open", replace(wanted, step=self.state.step))
-        if not self._origin:
-            self._journal.append("attempt", self.state.step, self._attempt(opened, resumed_from))
-            if self._info.nodes:
-                placed = Placed(self._info.nodes, self._spec.trainer.ranks)
-                self._journal.append("placed", self.state.step, placed)
-        self._is_open, self._origin = True, start
-
-    def _attempt(self, opened: Opened, resumed_from: int | None) -> AttemptFact:
+        """Open the slot; the first time, journal the attempt."""
         info = self._info
-        return AttemptFact(
-            pid=os.getpid(),
-            steps=self._params.steps,
-            pool=info.pool,
-            base_checksum=info.base_checksum,
-            resumed_from=resumed_from,
-            parameters=opened.parameters,
-            model_sha256=info.model_sha256,
-            base_parameters=info.parameters,
-            trainer=info.trainer,
-            engine=info.engine,
-            sizes=sizes_of(self._spec.trainer),
-            software=info.versions,
-        )
-
-    def _refuse_unfit(self) -> None:
-        """Raise Conflict when the pool's trainer is too old, or its base is not the one of before."""
-        info, run = self._info, self._params.run
-        if LABELS not in info.losses:
-            raise Conflict(
-                f"pool {info.pool} does not know {LABELS}, which Tinker's losses need",
-                hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {run}` starts one that does.",
+        facts = read_facts(Path(info.model_path))
+        request = replace(open_of(self._spec, facts, Path(self._params.cwd)), **start)
+        opened: Opened = self._pool.call("open", replace(request, step=self.state.step))
+        if not self._origin:
+            attempt = AttemptFact(
+                pid=os.getpid(),
+                steps=self._params.steps,
+                pool=info.pool,
+                base_checksum=info.base_checksum,
+                resumed_from=resumed_from,
+                parameters=opened.parameters,
+                model_sha256=info.model_sha256,
+                base_parameters=info.parameters,
+                trainer=info.trainer,
+                engine=info.engine,
+                sizes=sizes_of(self._spec.trainer),
+                software=info.versions,
             )
-        own = [record.data for record in reversed(self._records) if record.kind == "attempt"]
-        if is_same_base(own or self._params.bases, info, sizes_of(self._spec.trainer)) is False:
-            raise Conflict(
-                f"the weights of {info.model} are not those that {run} was trained on",
-                hint="Put the model back, or make a new model.",
-            )
+            self._journal.append("attempt", self.state.step, attempt)
+            if info.nodes:
+                self._journal.append("placed", self.state.step, Placed(info.nodes, self._spec.trainer.ranks))
+        self._is_open = True
+        self._origin = start
 
 
 def _start(source: str, *, optimizer: bool) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""What a lane knows: of the requests that came, of the results that were written, and in its checkpoints."""
+"""What a lane knows: the requests that came, the results that were written, and the state to resume from."""
 
 import time
 from pathlib import Path
@@ -8,19 +8,21 @@ from msgspec import Struct
 from lorad.tinker.log import START, LogWriter, first_seqs, may_have_more, pause, read
 from lorad.tinker.records import Failed, Published, Request, Result, Saved, Snapshot, Waiting
 
-REQUESTS, RESULTS, WEIGHTS = "tinker/requests", "tinker/results", "tinker/weights"
-"""Below the run's directory."""
-_KEPT = 3600.0  # seconds for which a result that nothing else needs is there for its client
+REQUESTS = "tinker/requests"  # below the run's directory
+RESULTS = "tinker/results"
+WEIGHTS = "tinker/weights"
+_KEPT = 3600.0  # seconds for which a result that nothing else needs is kept for its client
 _DISORDER = 1024  # by how many places a request may come late
 
 
 class State(Struct):
     """What a resume restores.
 
-    step: optimizer steps that are done.
-    seq: the last request that the weights contain.
-    version: the newest that was published; -1 before the first.
-    position: datums that were trained on.
+    Attributes:
+        step: How many optimizer steps are done.
+        seq: The last request that the weights contain.
+        version: The newest published version; -1 before the first.
+        position: How many datums were trained on.
     """
 
     step: int = 0
@@ -30,15 +32,17 @@ class State(Struct):
 
 
 class Inbox:
-    """The requests in the order of `seq`, each once, however they come."""
+    """Returns the requests in the order of `seq`, each once, however they come."""
 
     def __init__(self, directory: Path, after: int) -> None:
-        self._directory, self._next, self._position = directory, after + 1, START
+        self._directory = directory
+        self._next = after + 1
+        self._position = START
         self._waiting: dict[int, Request] = {}
         self._idle_since: float | None = None
 
     def next(self) -> Request | None:
-        """Take the request whose turn it is; None while it has not come, after a wait that grows.
+        """Take the request whose turn it is; None where it has not come, after a wait that grows.
 
         Raises IntegrityError, OSError.
         """
@@ -59,7 +63,7 @@ class Inbox:
         return self._next in self._waiting
 
     def _look(self) -> None:
-        """Read on as far as the request whose turn it is: those behind it stay on disk."""
+        """Read on as far as the request whose turn it is; the requests behind it stay on disk."""
         if self._next in self._waiting or not may_have_more(self._directory, self._position):
             return
         for request, behind in read(self._directory, Request, self._position):
@@ -70,18 +74,19 @@ class Inbox:
                 return
 
 
-class Told(Struct, frozen=True):
-    """What was written before this attempt of requests that its checkpoint does not contain.
+class EarlierResults(Struct, frozen=True):
+    """The results, written by earlier attempts, of requests that the checkpoint does not contain.
 
-    failed: by seq, whether the request failed.
-    kept: the last seq of a snapshot, -1 for none; requests up to it may be gone.
+    Attributes:
+        failed: Whether the request failed, by seq.
+        kept: The last seq of a snapshot, -1 for none; requests up to it may be gone.
     """
 
     failed: dict[int, bool] = {}
     kept: int = -1
 
     @classmethod
-    def in_log(cls, directory: Path, after: int) -> "Told":
+    def read(cls, directory: Path, after: int) -> "EarlierResults":
         """Read the results behind the last request that the checkpoint contains."""
         failed: dict[int, bool] = {}
         kept = -1
@@ -94,10 +99,13 @@ class Told(Struct, frozen=True):
 
 
 def shorten(results: LogWriter, root: Path, seq: int) -> None:
-    """Drop results that are old, that a checkpoint contains, and whose requests are gone, as they could be
-    done again. Those that name files which are still there stay.
+    """Drop old results of requests that a checkpoint contains and that nobody can do again.
 
-    seq: the last request in the newest checkpoint. root: the run's directory.
+    A result that names files stays as long as the files.
+
+    Args:
+        root: The run's directory.
+        seq: The last request in the newest checkpoint.
     """
 
     def names_files(result: Result) -> bool:

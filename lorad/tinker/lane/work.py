@@ -1,10 +1,10 @@
-"""What a pass of Tinker's client is to the pool, and what is measured of the steps."""
+"""Translates passes and steps of Tinker's client into calls of the pool, and measures the steps."""
 
 import time
 from collections.abc import Mapping
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.protocol.batch import Batch, Gradients, Optimizer
@@ -31,19 +31,19 @@ def batch_of(work: Pass) -> Batch:
 
 
 def backward_of(work: Pass) -> ForwardBackward:
-    """Raises ValueError for inputs that do not fit the loss."""
+    """Return the pool's call for a pass with gradients. Raises ValueError for inputs unfit for the loss."""
     loss, targets = policy_of(work.loss, work.config, _checked(work))
     return ForwardBackward(batch_of(work), targets, loss, 1.0)
 
 
 def forward_of(work: Pass) -> Logprobs:
-    """Raises ValueError for inputs that do not fit the loss."""
+    """Return the pool's call for a forward pass. Raises ValueError for inputs unfit for the loss."""
     _checked(work)
     return Logprobs("slot", batch_of(work))
 
 
 def passed(work: Pass, logprobs: np.ndarray, loss: float | None = None) -> Passed:
-    """loss: what the trainer said of it; None: it is computed here."""
+    """Return the result of a pass; the loss is computed here where the trainer returned none."""
     if loss is None:
         loss = value(work.loss, work.config, logprobs, _checked(work), work.lengths)
     metrics = {"loss:sum": loss, "tokens:sum": float(work.tokens.size)}
@@ -51,7 +51,7 @@ def passed(work: Pass, logprobs: np.ndarray, loss: float | None = None) -> Passe
 
 
 def step_of(work: Step) -> OptimStep:
-    """Raises ValueError for settings that no optimizer has."""
+    """Return the pool's call for a step. Raises ValueError for settings that no optimizer has."""
     numbers = (work.learning_rate, work.eps, work.weight_decay, work.grad_clip_norm)
     if not all(np.isfinite(numbers)) or min(numbers) < 0:
         raise ValueError("adam_params: a number is negative or not finite")
@@ -66,12 +66,13 @@ def _checked(work: Pass) -> Mapping[str, np.ndarray]:
 
 
 class Passes(Struct):
-    """What the passes since the last step were, for the metrics of the next one.
+    """Sums up the passes since the last step, for the metrics of the next step.
 
-    poisoned: why the gradients are not what was asked for; "" while they are.
+    Attributes:
+        poisoned: Why the gradients are not what was asked for; "" while they are.
     """
 
-    began: float
+    began: float = field(default_factory=time.perf_counter)
     datums: int = 0
     tokens: int = 0
     trained: int = 0
@@ -79,24 +80,22 @@ class Passes(Struct):
     entropy: float = 0.0
     poisoned: str = ""
 
-    @classmethod
-    def none(cls) -> "Passes":
-        return cls(time.perf_counter())
-
-    def add(self, work: Pass, found: Gradients) -> None:
+    def add(self, work: Pass, gradients: Gradients) -> None:
         array = work.arrays.get("weights", work.arrays.get("advantages"))
         self.datums += work.lengths.size
         self.tokens += work.tokens.size
         self.trained += work.tokens.size if array is None else int(np.count_nonzero(array))
-        self.loss += found.loss
-        self.entropy += found.entropy
+        self.loss += gradients.loss
+        self.entropy += gradients.entropy
 
     def metrics(self, step: Step, done: StepDone) -> dict[str, float]:
-        """loss: mean over the tokens whose weight or advantage is not 0; seconds: since the step before;
-        on_request: it did not make this step by itself.
+        """Return the metrics of a step.
+
+        Its `loss` is the mean over the tokens whose weight or advantage is not 0, its `seconds` are the time
+        since the last step, and `on_request` says that a client asked for the step.
         """
         seconds = time.perf_counter() - self.began
-        found = {
+        metrics = {
             "lr": step.learning_rate,
             "grad_norm": done.grad_norm,
             "updates": 1.0,
@@ -108,7 +107,7 @@ class Passes(Struct):
             "seconds_waited": done.waited,
         } | trainer_metrics([done])
         if self.trained:
-            found["loss"] = self.loss / self.trained
+            metrics["loss"] = self.loss / self.trained
         if self.tokens:
-            found["entropy"] = self.entropy / self.tokens
-        return found
+            metrics["entropy"] = self.entropy / self.tokens
+        return metrics

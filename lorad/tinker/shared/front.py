@@ -1,6 +1,7 @@
-"""The front of a home that several users share: whose key a request has, and how much that user asks. Their
-own door, which runs as them, does the rest; no file of a user is opened here, and nothing of a request is
-read.
+"""The front of a home that several users share: it checks whose key a request has, and how much they ask.
+
+That user's own door, which runs as them, does the rest: the front opens no file of a user and reads nothing
+of a request.
 """
 
 import contextlib
@@ -20,11 +21,12 @@ from lorad.http.serve import SocketFile, serve
 from lorad.records.requests import DoorRequest
 from lorad.records.versions import DoorOwner
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, answer, guarded
+from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, guarded, healthz
 from lorad.tinker.door.keys import Keys
 
-_MOST, _MOST_OF_ONE = 1 << 13, 1 << 10  # requests at once, polls among them: of all users, of one
-_GIVEN = ("Content-Type", "Content-Encoding", "Content-Length", "Accept", "X-Idempotency-Key")
+_MOST = 1 << 13  # requests at once, polls among them
+_MOST_OF_ONE = 1 << 10  # of one user
+_PASSED_ON = ("Content-Type", "Content-Encoding", "Content-Length", "Accept", "X-Idempotency-Key")
 _RETURNED = ("Content-Type", "ETag", "X-Repo-Commit", "X-Error-Code")
 
 
@@ -39,38 +41,34 @@ async def fronting(home: Home, settings: TinkerSettings) -> AsyncIterator[None]:
         contextlib.aclosing(Owners("Tinker door", home.tinker_socket_of)) as doors,
     ):
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[guarded])
-        app.router.add_get("/api/v1/healthz", _healthz)
+        app.router.add_get("/api/v1/healthz", healthz)
         app.router.add_route("*", "/{path:.*}", partial(_forward, keys, limits, users, doors))
         async with serve(app, listeners, CONNECTIONS, name="the Tinker door", ends_with_client=True):
             yield
 
 
 class _Users:
-    """Knows by the daemon which user has a name; asking about one has their door up."""
+    """Asks the daemon which user has a name; the daemon then keeps their door up."""
 
     def __init__(self, home: Home) -> None:
         self._daemon = DaemonClient(home.socket)
-        self._known: Remembered[int] = Remembered()
+        self._uids: Remembered[int] = Remembered()
 
     async def uid_of(self, owner: str) -> int:
-        """Raise HttpError 401 for who is no user of this machine, and what `ask` raises."""
-        return await self._known.get(owner, partial(self.ask, owner), lambda uid: True)
+        """Return the uid of a user. Raises what `ask` raises."""
+        return await self._uids.get(owner, partial(self.ask, owner), lambda uid: True)
 
     async def ask(self, owner: str) -> int:
-        """Ask anew. Raises DaemonUnreachable, HttpError 401."""
+        """Ask anew. Raises DaemonUnreachable, and HttpError 401 for who is no user of this machine."""
         try:
             answer = await self._daemon.ask("/v1/tinker/owner", DoorRequest(owner), DoorOwner)
         except NotFound:
             raise HttpError(401, f"this key is {owner}'s, who is no user of this machine") from None
-        self._known.put(owner, answer.owner_uid)
+        self._uids.put(owner, answer.owner_uid)
         return answer.owner_uid
 
     async def aclose(self) -> None:
         await self._daemon.aclose()
-
-
-async def _healthz(_: web.Request) -> web.Response:
-    return answer({"status": "ok"})
 
 
 async def _forward(
@@ -80,7 +78,7 @@ async def _forward(
     owner = keys.owner_of(request)
     with limits.place(owner):
         uid = await users.uid_of(owner)
-        headers = {name: request.headers[name] for name in _GIVEN if name in request.headers}
+        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         body = request.content if request.can_read_body else None
         path = f"/{request.raw_path.lstrip('/')}"
         wake = partial(users.ask, owner)

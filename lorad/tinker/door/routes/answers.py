@@ -1,4 +1,4 @@
-"""What the door sends: JSON, protobuf, and results of models as the client expects them."""
+"""Makes the door's answers: JSON, protobuf, and results of models as the client expects them."""
 
 from aiohttp import web
 
@@ -26,12 +26,12 @@ def protobuf(body: bytes) -> web.Response:
 
 
 def failed(message: str, category: str) -> web.Response:
-    """Make what the client raises as RequestFailedError."""
+    """Make the answer that the client raises as RequestFailedError."""
     return answer({"error": message, "category": category})
 
 
 def try_again(request: str, reason: str) -> web.Response:
-    """Have the client ask again at once. As a 200 the client would log a warning each time."""
+    """Have the client ask again at once; for a 200 it would log a warning each time."""
     state = "paused_capacity" if reason else "active"
     body = {
         "type": "try_again",
@@ -57,9 +57,9 @@ def of_outcome(model: Model, outcome: Outcome) -> web.Response:
             return answer({"model_id": model.id, "type": "create_model"})
         case Saved():
             return answer({"path": path_of(model.id, "weights", outcome.name), "type": "save_weights"})
-        case Published(name="") as made:
-            body = {"path": None, "sampling_session_id": made.sampler, "type": "save_weights_for_sampler"}
-            return answer(body)
+        case Published(name=""):
+            kind = "save_weights_for_sampler"
+            return answer({"path": None, "sampling_session_id": outcome.sampler, "type": kind})
         case Published():
             path = path_of(model.id, "sampler_weights", outcome.name)
             return answer({"path": path, "type": "save_weights_for_sampler"})

@@ -1,4 +1,4 @@
-"""The JSON bodies of the client's requests. Fields that the door does not know are ignored."""
+"""The JSON bodies of the client's requests; the door ignores fields that it does not know."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -8,7 +8,8 @@ from msgspec import Meta, Struct
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.state import Integer, Lora
 
-_MOST_CHUNKS, _MOST_STOPS = 1 << 12, 64
+_MOST_CHUNKS = 1 << 12
+_MOST_STOPS = 64
 T = TypeVar("T")
 
 
@@ -77,7 +78,7 @@ class SaveWeightsForSampler(Struct, frozen=True):
 
 
 class LoadWeights(Struct, frozen=True):
-    """Into a new model of a session, or into one that is there and was not used."""
+    """Load weights into a new model of a session, or into a model that was not used yet."""
 
     path: str
     optimizer: bool
@@ -127,7 +128,11 @@ class _ModelInput(Struct, frozen=True):
 
 
 class SamplingParams(Struct, frozen=True):
-    """stop: None ends at the base's own end tokens, [] at none."""
+    """How to sample.
+
+    Attributes:
+        stop: None ends at the base's own end tokens, [] at no token.
+    """
 
     max_tokens: Integer | None = None
     seed: Integer | None = None
@@ -161,7 +166,7 @@ class Ttl(Struct, frozen=True):
 
 
 def read(data: bytes, kind: type[T]) -> T:
-    """Raises HttpError 422."""
+    """Decode a body. Raises HttpError 422."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

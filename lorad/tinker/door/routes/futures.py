@@ -1,4 +1,4 @@
-"""Routes by which the client waits for results: held for a while, then answered with 408 and the reason."""
+"""Has the routes by which the client waits: held for a while, then answered with 408 and the reason."""
 
 from aiohttp import web
 
@@ -15,25 +15,19 @@ async def retrieve(door: Door, request: Asked) -> web.Response:
     if not number.isdecimal() or len(number) > 18:
         raise unknown("request", body.request_id)
     if ":sample:" in of:
-        return await _sampled(door, request, body.request_id)
+        sampled = door.samples.find(body.request_id)
+        if sampled is None or sampled.owner != request.owner:
+            # the client asks for the same samples again, under a new number
+            raise HttpError(410, "this request is not known any more")
+        if not await sampled.wait(door.hold):
+            return try_again(body.request_id, sampled.reason)
+        return failed(*sampled.error) if sampled.error is not None else protobuf(sampled.body)
     model = door.models.find(request.owner, of)
     door.heard(model.session)
     outcome, reason = await door.models.result(model, int(number), door.hold)
     if outcome is None:
         return try_again(body.request_id, reason)
     return of_outcome(model, outcome)
-
-
-async def _sampled(door: Door, request: Asked, id: str) -> web.Response:
-    sampled = door.samples.find(id)
-    if sampled is None or sampled.owner != request.owner:
-        # the client asks for the same samples again, under a new number
-        raise HttpError(410, "this request is not known any more")
-    if not await sampled.wait(door.hold):
-        return try_again(id, sampled.reason)
-    if sampled.error is not None:
-        return failed(*sampled.error)
-    return protobuf(sampled.body)
 
 
 async def retrieve_many(door: Door, request: Asked) -> web.Response:
@@ -56,7 +50,7 @@ async def retrieve_many(door: Door, request: Asked) -> web.Response:
 
 
 async def cancel(door: Door, request: Asked) -> web.Response:
-    """End a request for samples whose client left; one of a model goes on."""
+    """End a request for samples whose client left; a request of a model goes on."""
     body = bodies.read(request.data, bodies.OfRequest)
     door.samples.cancel(request.owner, body.request_id)
     return web.Response(status=204)

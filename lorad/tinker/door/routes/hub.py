@@ -1,5 +1,6 @@
-"""Tokenizer files of the bases as the Hugging Face hub has them, so that `get_tokenizer()` of a client with
-HF_ENDPOINT set to the door works without the hub. Small text files alone are given, never weights.
+"""Serves tokenizer files of the bases as the Hugging Face hub does: small text files alone, never weights.
+
+With it, `get_tokenizer()` of a client with HF_ENDPOINT set to the door works without the hub.
 """
 
 import asyncio
@@ -28,21 +29,21 @@ _NAME = "{name:[^/]+(?:/[^/]+)?}"  # the hub has names without an owner, too: gp
 def add_hub(app: web.Application, bases: dict[str, Path]) -> None:
     """Answer without a key: the hub's client sends none to the door."""
 
-    def there(request: web.Request) -> dict[str, Path] | None:
+    def files_of(request: web.Request) -> dict[str, Path] | None:
         directory = bases.get(request.match_info["name"])
         if directory is None:
             return None
         return {name: directory / name for name in _FILES if (directory / name).is_file()}
 
     async def info(request: web.Request) -> web.Response:
-        name, files = request.match_info["name"], there(request)
-        if files is None:
+        if (files := files_of(request)) is None:
             return _missing("RepoNotFound")
-        sha, siblings = _COMMIT["X-Repo-Commit"], [{"rfilename": file} for file in files]
-        return answer({"id": name, "sha": sha, "siblings": siblings, "private": False, "tags": []})
+        about = {"id": request.match_info["name"], "sha": _COMMIT["X-Repo-Commit"]}
+        siblings = [{"rfilename": file} for file in files]
+        return answer(about | {"siblings": siblings, "private": False, "tags": []})
 
     async def tree(request: web.Request) -> web.Response:
-        if (files := there(request)) is None:
+        if (files := files_of(request)) is None:
             return _missing("RepoNotFound")
         return answer(
             [
@@ -52,7 +53,7 @@ def add_hub(app: web.Application, bases: dict[str, Path]) -> None:
         )
 
     async def resolve(request: web.Request) -> web.Response:
-        if (files := there(request)) is None:
+        if (files := files_of(request)) is None:
             return _missing("RepoNotFound")
         if (path := files.get(request.match_info["file"])) is None:
             return _missing("EntryNotFound")

@@ -1,4 +1,4 @@
-"""Routes that list and change what there is: training runs, checkpoints, sessions, samplers."""
+"""Has the routes that list and change training runs, checkpoints, sessions and samplers."""
 
 import contextlib
 import time
@@ -18,20 +18,22 @@ _MOST = 1000  # of a page
 
 
 def _page(request: Asked, everything: list[T], usual: int) -> tuple[list[T], dict[str, int]]:
-    """Return what is wanted of a list, and its cursor. Raises HttpError 422."""
+    """Return the page of a list that a request asks for, and its cursor. Raises HttpError 422."""
     try:
-        limit, offset = (int(request.query.get(key, most)) for key, most in (("limit", usual), ("offset", 0)))
+        limit = int(request.query.get("limit", usual))
+        offset = int(request.query.get("offset", 0))
     except ValueError:
         raise HttpError(422, "limit and offset are numbers") from None
-    limit, offset = min(max(limit, 1), _MOST), max(offset, 0)
+    limit = min(max(limit, 1), _MOST)
+    offset = max(offset, 0)
     cursor = {"offset": offset, "limit": limit, "total_count": len(everything)}
     return everything[offset : offset + limit], cursor
 
 
 async def training_runs(door: Door, request: Asked) -> web.Response:
     mine = [model for model in door.state.models.values() if model.owner == request.owner]
-    some, cursor = _page(request, mine[::-1], 20)
-    return answer({"training_runs": [await _run(door, model) for model in some], "cursor": cursor})
+    page, cursor = _page(request, mine[::-1], 20)
+    return answer({"training_runs": [await _run(door, model) for model in page], "cursor": cursor})
 
 
 async def training_run(door: Door, request: Asked) -> web.Response:
@@ -39,8 +41,8 @@ async def training_run(door: Door, request: Asked) -> web.Response:
 
 
 async def _run(door: Door, model: Model) -> dict[str, Any]:
-    made, used = await door.checkpoints.of(model), 0.0
-    last = {one.kind: listed(one) for one in made}
+    last = {checkpoint.kind: listed(checkpoint) for checkpoint in await door.checkpoints.of(model)}
+    used = 0.0
     with contextlib.suppress(HttpError):  # its run was removed
         used = (await door.models.lane(model)).used
     return {
@@ -59,13 +61,19 @@ async def _run(door: Door, model: Model) -> dict[str, Any]:
 
 async def run_checkpoints(door: Door, request: Asked) -> web.Response:
     model = door.models.find(request.owner, request.parts["id"])
-    return answer({"checkpoints": [listed(one) for one in await door.checkpoints.of(model)]})
+    return answer({"checkpoints": list(map(listed, await door.checkpoints.of(model)))})
 
 
 async def checkpoints(door: Door, request: Asked) -> web.Response:
-    every = [one async for one in door.checkpoints.of_owner(request.owner)]
-    some, cursor = _page(request, sorted(every, key=lambda one: -one.at), 100)
-    return answer({"checkpoints": [listed(one) for one in some], "cursor": cursor})
+    mine = [
+        checkpoint
+        for model in list(door.state.models.values())
+        if model.owner == request.owner
+        for checkpoint in await door.checkpoints.of(model)
+    ]
+    mine.sort(key=lambda checkpoint: -checkpoint.at)
+    page, cursor = _page(request, mine, 100)
+    return answer({"checkpoints": list(map(listed, page)), "cursor": cursor})
 
 
 async def weights_info(door: Door, request: Asked) -> web.Response:
@@ -76,7 +84,8 @@ async def weights_info(door: Door, request: Asked) -> web.Response:
 
 
 async def set_ttl(door: Door, request: Asked) -> web.Response:
-    path, body = await _own(door, request), bodies.read(request.data, bodies.Ttl)
+    path = await _own(door, request)
+    body = bodies.read(request.data, bodies.Ttl)
     if body.ttl_seconds is not None and not 0 < body.ttl_seconds < 1e10:
         raise HttpError(400, f"ttl_seconds {body.ttl_seconds} is no time to live")
     door.state.mark(path, expires=0.0 if body.ttl_seconds is None else time.time() + body.ttl_seconds)
@@ -102,23 +111,23 @@ async def _own(door: Door, request: Asked) -> str:
 
 async def sessions(door: Door, request: Asked) -> web.Response:
     mine = [session.id for session in door.state.sessions.values() if session.owner == request.owner]
-    some, cursor = _page(request, mine[::-1], 20)
-    return answer({"sessions": some, "cursor": cursor})
+    page, cursor = _page(request, mine[::-1], 20)
+    return answer({"sessions": page, "cursor": cursor})
 
 
 async def session(door: Door, request: Asked) -> web.Response:
-    found = door.session(request.owner, request.parts["id"])
-    samplers = [one.id for one in door.state.samplers.values() if one.session == found.id]
+    about = door.session(request.owner, request.parts["id"])
+    samplers = [sampler.id for sampler in door.state.samplers.values() if sampler.session == about.id]
     return answer(
         {
-            "training_run_ids": [model.id for model in door.state.of_session(found.id)],
+            "training_run_ids": [model.id for model in door.state.of_session(about.id)],
             "sampler_ids": samplers,
-            "user_metadata": {str(key): str(value) for key, value in found.metadata.items()},
-            "display_name": found.name,
+            "user_metadata": {str(key): str(value) for key, value in about.metadata.items()},
+            "display_name": about.name,
         }
     )
 
 
 async def sampler(door: Door, request: Asked) -> web.Response:
-    found = await door.sampler(request.owner, request.parts["id"])
-    return answer({"sampler_id": found.id, "base_model": found.base, "model_path": found.path or None})
+    about = await door.sampler(request.owner, request.parts["id"])
+    return answer({"sampler_id": about.id, "base_model": about.base, "model_path": about.path or None})

@@ -1,5 +1,6 @@
-"""Routes that sample. A sampler is a version or a base under a name; the pool loads its weights when it is
-asked for, so that any number of samplers may be alive.
+"""Has the routes that sample. A sampler is a version or a base under a name.
+
+The pool loads the weights of a sampler when it is asked for, so that any number of samplers may be alive.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from lorad.tinker.door.state import Sampler
 from lorad.tinker.door.wire import Limits, check_tokens
 from lorad.tinker.records import Published
 
-_MOST_SAMPLES, _MOST_TOP = 1024, 20
+_MOST_SAMPLES = 1024
+_MOST_TOP = 20
 _MOST_SAMPLERS = 1 << 17  # of an owner, of all sessions
 _MOST_COPIES = 1 << 12  # of a sampler, in as many processes
 _UNSUPPORTED = (
@@ -37,26 +39,22 @@ async def create(door: Door, request: Asked) -> web.Response:
     id = f"{session.id}:sample:{body.sampling_session_seq_id}"
     door.heard(session.id)
     if id not in door.state.samplers:
-        if sum(one.owner == request.owner for one in door.state.samplers.values()) >= _MOST_SAMPLERS:
+        if sum(sampler.owner == request.owner for sampler in door.state.samplers.values()) >= _MOST_SAMPLERS:
             raise HttpError(400, f"you have {_MOST_SAMPLERS} samplers; finish the sessions that are over")
-        door.state.note(await _sampler(door, request.owner, session.id, id, body))
+        if body.model_path:
+            source = await door.checkpoints.find(request.owner, body.model_path)
+            if source.kind != SAMPLER or not isinstance(source.outcome, Published):
+                raise HttpError(
+                    400, f"{body.model_path} is not for sampling: save_weights_for_sampler makes one that is"
+                )
+            version = f"{source.model.run}@{source.outcome.version}"
+            base = source.model.base
+            sampler = Sampler(id, session.id, request.owner, base, version, body.model_path)
+        else:
+            sampler = Sampler(id, session.id, request.owner, body.base_model or "")
+            await door.limits(sampler.base)
+        door.state.note(sampler)
     return answer({"sampling_session_id": id, "type": "create_sampling_session"})
-
-
-async def _sampler(
-    door: Door, owner: str, session: str, id: str, body: bodies.CreateSamplingSession
-) -> Sampler:
-    if not body.model_path:
-        base = body.base_model or ""
-        await door.limits(base)
-        return Sampler(id, session, owner, base)
-    source = await door.checkpoints.find(owner, body.model_path)
-    if source.kind != SAMPLER or not isinstance(source.made, Published):
-        raise HttpError(
-            400, f"{body.model_path} is not for sampling: save_weights_for_sampler makes one that is"
-        )
-    version = f"{source.model.run}@{source.made.version}"
-    return Sampler(id, session, owner, source.model.base, version, body.model_path)
 
 
 async def join(door: Door, request: Asked) -> web.Response:
@@ -78,8 +76,9 @@ async def asample(door: Door, request: Asked) -> web.Response:
         raise HttpError(404, f"the weights of sampler {sampler.id} were deleted, as its session is over")
     if not 0 <= body.seq_id < CLONE * (sampler.copies + 1):
         raise HttpError(400, f"seq_id {body.seq_id} is no number of a request of sampler {sampler.id}")
-    id, digest = f"{sampler.id}:{body.seq_id}", hashlib.sha256(data).hexdigest()
-    if (known := door.samples.find(id)) is None:
+    id = f"{sampler.id}:{body.seq_id}"
+    digest = hashlib.sha256(data).hexdigest()
+    if (earlier := door.samples.find(id)) is None:
         door.samples.refuse_many(sampler.owner)
         limits = await door.limits(sampler.base)
         try:
@@ -87,9 +86,9 @@ async def asample(door: Door, request: Asked) -> web.Response:
         except (BadRequest, ValueError) as error:
             raise HttpError(400, str(error)) from None
         name = sampler.version or str(door.bases[sampler.base])
-        if door.samples.find(id) is None:  # the same one may have come twice at a time
+        if door.samples.find(id) is None:  # the same request may have come twice at a time
             door.samples.start(id, digest, sampler.owner, name, wish)
-    elif known.digest != digest:
+    elif earlier.digest != digest:
         raise HttpError(400, f"request {body.seq_id} of this sampler was another one")
     sequences = [f"{id}:{index}" for index in range(body.num_samples)]
     return answer({"request_id": id, "sample_sequence_ids": sequences, "type": "sample"})
@@ -97,8 +96,8 @@ async def asample(door: Door, request: Asked) -> web.Response:
 
 async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limits: Limits) -> Wish:
     """Check a request. Raises BadRequest, ValueError."""
-    if asked := [name for name in _UNSUPPORTED if getattr(body, name)]:
-        raise BadRequest(f"{', '.join(asked)}: not supported by lorad")
+    if unsupported := [name for name in _UNSUPPORTED if getattr(body, name)]:
+        raise BadRequest(f"{', '.join(unsupported)}: not supported by lorad")
     if not 1 <= body.num_samples <= _MOST_SAMPLES:
         raise BadRequest(f"num_samples {body.num_samples}: from 1 to {_MOST_SAMPLES} are taken")
     if wrong := [chunk.type for chunk in body.prompt.chunks if chunk.type != "encoded_text"]:
@@ -110,25 +109,21 @@ async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limi
     top = body.topk_prompt_logprobs
     if not 0 <= top <= _MOST_TOP:
         raise BadRequest(f"topk_prompt_logprobs {top}: at most {_MOST_TOP} are given")
+    sampling = await _sampling(door, params, sampler, limits.positions - tokens.size)
+    last = body.prompt_logprobs_last_n
+    if not body.prompt_logprobs and not top:
+        if last is not None:
+            raise BadRequest("prompt_logprobs_last_n needs prompt_logprobs")
+        last = 0
+    elif last is not None and last < 1:
+        raise BadRequest(f"prompt_logprobs_last_n {last} is not positive")
     return Wish(
         tokens=tokens.astype(np.int32),
         seeds=seeds_of(text, body.num_samples),
-        sampling=await _sampling(door, params, sampler, limits.positions - tokens.size),
-        last=_last(body, tokens.size),
+        sampling=sampling,
+        last=tokens.size if last is None else min(last, tokens.size),
         top=top,
     )
-
-
-def _last(body: bodies.Sample, size: int) -> int:
-    """Return of how many tokens of the prompt log-probabilities are wanted."""
-    last = body.prompt_logprobs_last_n
-    if not body.prompt_logprobs and not body.topk_prompt_logprobs:
-        if last is not None:
-            raise BadRequest("prompt_logprobs_last_n needs prompt_logprobs")
-        return 0
-    if last is not None and last < 1:
-        raise BadRequest(f"prompt_logprobs_last_n {last} is not positive")
-    return size if last is None else min(last, size)
 
 
 async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler, room: int) -> Sampling:
@@ -139,7 +134,7 @@ async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler,
     if not 0 <= params.temperature <= 100 or not 0 < params.top_p <= 1:
         raise BadRequest(f"temperature {params.temperature} or top_p {params.top_p} is out of range")
     stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
-    ids = tuple(one for one in stop if isinstance(one, int))
+    ids = tuple(token for token in stop if isinstance(token, int))
     if params.stop is None:
         ids = tuple(sorted((await door.pools.base(door.bases[sampler.base])).eos_ids))
     return Sampling(
@@ -148,6 +143,6 @@ async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler,
         top_p=params.top_p,
         top_k=max(params.top_k, 0),
         stop_token_ids=ids,
-        stop=tuple(one for one in stop if isinstance(one, str)),
+        stop=tuple(text for text in stop if isinstance(text, str)),
         stream=False,
     )

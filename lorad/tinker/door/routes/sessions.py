@@ -1,4 +1,4 @@
-"""Routes about the client itself: its configuration, and sessions, which are leases."""
+"""Has the routes about the client itself: its configuration, and sessions, which are leases."""
 
 import re
 import secrets
@@ -61,32 +61,26 @@ async def create(door: Door, request: Asked) -> web.Response:
     key = request.headers.get("X-Idempotency-Key", secrets.token_hex())
     session = door.idempotent.get((request.owner, key))
     if session is None:
-        _refuse_many(door, request.owner)
+        alive = sum(door.state.sessions[id].owner == request.owner for id in door.state.seen)
+        if alive >= _MOST_SESSIONS:
+            text = f"{alive} of your sessions are alive; close some, or wait until they are silent"
+            raise HttpError(400, text)
         session = secrets.token_hex(8)
-        for there in [one for one, id in door.idempotent.items() if id not in door.state.seen]:
-            del door.idempotent[there]
+        for old in [pair for pair, id in door.idempotent.items() if id not in door.state.seen]:
+            del door.idempotent[old]
         door.idempotent[request.owner, key] = session
-        metadata, tags = body.user_metadata or {}, body.tags
-        made = Session(session, request.owner, time.time(), metadata, tags, body.display_name)
-        door.state.note(replace(made, project=body.project_id))
+        metadata = body.user_metadata or {}
+        note = Session(session, request.owner, time.time(), metadata, body.tags, body.display_name)
+        door.state.note(replace(note, project=body.project_id))
     door.heard(session)
-    told = {"session_id": session, "type": "create_session", "info_message": _UNEMBED}
-    return answer(told | {"warning_message": _about_version(body.sdk_version)})
-
-
-def _refuse_many(door: Door, owner: str) -> None:
-    alive = sum(door.state.sessions[id].owner == owner for id in door.state.seen)
-    if alive >= _MOST_SESSIONS:
-        raise HttpError(400, f"{alive} of your sessions are alive; close some, or wait until they are silent")
-
-
-def _about_version(sdk: str) -> str | None:
-    parsed = re.match(r"(\d+)\.(\d+)", sdk)
+    warning = None
+    version = re.match(r"(\d+)\.(\d+)", body.sdk_version)
     oldest, newest = _TRIED
-    if parsed and oldest <= (int(parsed[1]), int(parsed[2])) <= newest:
-        return None
-    tried = " to ".join(".".join(map(str, version)) for version in _TRIED)
-    return f"lorad was tried with tinker {tried}; this is {sdk}"
+    if version is None or not oldest <= (int(version[1]), int(version[2])) <= newest:
+        tried = " to ".join(".".join(map(str, each)) for each in _TRIED)
+        warning = f"lorad was tried with tinker {tried}; this is {body.sdk_version}"
+    about = {"session_id": session, "type": "create_session", "info_message": _UNEMBED}
+    return answer(about | {"warning_message": warning})
 
 
 async def heartbeat(door: Door, request: Asked) -> web.Response:
@@ -99,7 +93,7 @@ async def heartbeat(door: Door, request: Asked) -> web.Response:
 
 
 async def finish(door: Door, request: Asked) -> web.Response:
-    """The first reason counts. The models are parked soon."""
+    """End a session, whose models are parked soon; the first reason counts."""
     session = door.session(request.owner, request.parts["id"])
     body = bodies.read(request.data, bodies.Finish)
     if not session.finished:
@@ -108,5 +102,5 @@ async def finish(door: Door, request: Asked) -> web.Response:
 
 
 async def telemetry(door: Door, request: Asked) -> web.Response:
-    """Drop what the client says of itself: it has tracebacks and paths of its user."""
+    """Drop what the client says of itself, which has tracebacks and paths of its user."""
     return answer({"status": "accepted"})

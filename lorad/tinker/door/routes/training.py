@@ -1,5 +1,6 @@
-"""Routes that make models and change them. A numbered request that cannot be done is taken all the same: its
-future fails, so that no number is missing.
+"""Has the routes that make models and change them.
+
+A numbered request that cannot be done is taken all the same: its future fails, so that no number is missing.
 """
 
 import asyncio
@@ -7,7 +8,7 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -35,6 +36,8 @@ from lorad.tinker.records import (
 EXPORT = "lorad uploads no checkpoints: `lorad export RUN@VERSION DIR` makes a PEFT directory of one"
 _INTEGERS = 1 << 31
 
+_Route = Callable[[Door, Asked], Awaitable[web.Response]]
+
 
 async def create_model(door: Door, request: Asked) -> web.Response:
     body = bodies.read(request.data, bodies.CreateModel)
@@ -49,30 +52,29 @@ async def create_model(door: Door, request: Asked) -> web.Response:
 
 
 async def load_weights(door: Door, request: Asked) -> web.Response:
-    """Make a model of a checkpoint; or, as clients did before 0.25, load it into one that was not used."""
-    data = request.data
-    body = bodies.read(data, bodies.LoadWeights)
+    """Make a model of a checkpoint; or, for clients before 0.25, load it into a model that was not used."""
+    body = bodies.read(request.data, bodies.LoadWeights)
     if body.session_id is None or body.model_seq_id is None:
-        return await _load_into(door, request, data)
+        return await _load_into(door, request, body)
     session = door.session(request.owner, body.session_id)
     if body.weights_access_token:
         raise HttpError(400, "weights_access_token is not supported: publish the checkpoint instead")
     source, directory = await _source(door, request.owner, body)
     await door.limits(source.model.base)
     _refuse_lora(source.model.lora, body.optimizer_config)
-    made = _model(
+    model = _model(
         door, session.id, body.model_seq_id, source.model.base, source.model.lora, body.user_metadata
     )
-    model = msgspec.structs.replace(made, source=body.path, directory=directory, optimizer=body.optimizer)
-    return _begun(door, model)
+    origin = {"source": body.path, "directory": directory, "optimizer": body.optimizer}
+    return _begun(door, msgspec.structs.replace(model, **origin))
 
 
 async def get_info(door: Door, request: Asked) -> web.Response:
     body = bodies.read(request.data, bodies.OfModel)
     model = door.models.find(request.owner, body.model_id)
     data = {"arch": "lora", "model_name": model.base, "tokenizer_id": model.base}
-    told = {"type": "get_info", "model_id": model.id, "model_data": data, "model_name": model.base}
-    return answer(told | {"is_lora": True, "lora_rank": model.lora.rank})
+    about = {"type": "get_info", "model_id": model.id, "model_data": data, "model_name": model.base}
+    return answer(about | {"is_lora": True, "lora_rank": model.lora.rank})
 
 
 async def forward_backward(door: Door, request: Asked) -> web.Response:
@@ -90,36 +92,15 @@ async def forward_backward(door: Door, request: Asked) -> web.Response:
     return await _submit(door, model, head.seq, head.digest, arguments)
 
 
-async def optim_step(door: Door, request: Asked) -> web.Response:
-    return await _numbered(door, request, _step_of)
-
-
-async def save_weights(door: Door, request: Asked) -> web.Response:
-    return await _numbered(door, request, _save_of)
-
-
-async def save_weights_for_sampler(door: Door, request: Asked) -> web.Response:
-    return await _numbered(door, request, _sampler_of)
-
-
-async def save_weights_external(door: Door, request: Asked) -> web.Response:
-    return await _numbered(door, request, _refuse_external)
-
-
-def _refuse_external(_: bytes, __: Model) -> Arguments:
-    raise ValueError(f"save_weights_external: {EXPORT}")
-
-
 async def unload_model(door: Door, request: Asked) -> web.Response:
-    """End a model. The request has no number of the client's: it comes behind all that are there."""
+    """End a model. The client does not number this request, which comes behind all others."""
     body = bodies.read(request.data, bodies.OfModel)
     model = door.models.find(request.owner, body.model_id)
     lane = await door.models.lane(model)
     return await _submit(door, model, lane.last + 1, "unload", Unload())
 
 
-async def _load_into(door: Door, request: Asked, data: bytes) -> web.Response:
-    body = bodies.read(data, bodies.LoadWeights)
+async def _load_into(door: Door, request: Asked, body: bodies.LoadWeights) -> web.Response:
     if body.model_id is None or body.seq_id is None:
         raise HttpError(422, "load_weights takes session_id and model_seq_id, or model_id and seq_id")
     model = door.models.find(request.owner, body.model_id)
@@ -131,31 +112,33 @@ async def _load_into(door: Door, request: Asked, data: bytes) -> web.Response:
         arguments = Load(body.path, directory, body.optimizer)
     except HttpError as error:
         arguments = Refused(error.detail)
-    return await _submit(door, model, body.seq_id, _digest(data), arguments)
+    return await _submit(door, model, body.seq_id, _digest(request.data), arguments)
 
 
 async def _source(door: Door, owner: str, body: bodies.LoadWeights) -> tuple[Checkpoint, str]:
-    """Find the checkpoint that is to be loaded, and its directory. Raises HttpError."""
+    """Find the checkpoint to load, and its directory. Raises HttpError."""
     source = await door.checkpoints.find(owner, body.path)
     if source.kind != WEIGHTS and body.optimizer:
         raise HttpError(400, f"{body.path} has no optimizer state: save_state makes one that has")
-    return source, str(door.models.runs.home.run(source.model.run).root / source.made.directory)
+    return source, str(door.models.runs.home.run(source.model.run).root / source.outcome.directory)
 
 
-async def _numbered(
-    door: Door, request: Asked, arguments_of: Callable[[bytes, Model], Arguments]
-) -> web.Response:
-    """Take a request whose body is JSON."""
-    data = request.data
-    head, digest = bodies.read(data, bodies.Numbered), _digest(data)
-    model = door.models.find(request.owner, head.model_id)
-    try:
-        arguments = arguments_of(data, model)
-    except HttpError as error:
-        arguments = Refused(error.detail)
-    except ValueError as error:
-        arguments = Refused(cut(str(error)))
-    return await _submit(door, model, head.seq_id, digest, arguments)
+def _numbered(arguments_of: Callable[[bytes, Model], Arguments]) -> _Route:
+    """Make a route for a numbered request whose body is JSON."""
+
+    async def route(door: Door, request: Asked) -> web.Response:
+        head = bodies.read(request.data, bodies.Numbered)
+        digest = _digest(request.data)
+        model = door.models.find(request.owner, head.model_id)
+        try:
+            arguments = arguments_of(request.data, model)
+        except HttpError as error:
+            arguments = Refused(error.detail)
+        except ValueError as error:
+            arguments = Refused(cut(str(error)))
+        return await _submit(door, model, head.seq_id, digest, arguments)
+
+    return route
 
 
 async def _submit(door: Door, model: Model, seq: int, digest: str, arguments: Arguments) -> web.Response:
@@ -202,12 +185,12 @@ def _step_of(data: bytes, _: Model) -> Step:
     body = bodies.read(data, bodies.OptimStep)
     if body.adam_params is None:
         raise ValueError("optim_step takes adam_params; there is no other optimizer")
-    known = {name: body.adam_params[name] for name in Step.__struct_fields__ if name in body.adam_params}
+    settings = {name: value for name, value in body.adam_params.items() if name in Step.__struct_fields__}
     if useless := [
-        name for name, value in body.adam_params.items() if name not in known and name != "type" and value
+        name for name, value in body.adam_params.items() if name not in settings and name != "type" and value
     ]:
         raise ValueError(f"adam_params: {', '.join(sorted(useless))} would change nothing; leave it out")
-    step = msgspec.convert({"learning_rate": 1e-4, "type": "step"} | known, Step)
+    step = msgspec.convert({"learning_rate": 1e-4, "type": "step"} | settings, Step)
     if not all(math.isfinite(value) and value >= 0 for value in msgspec.structs.astuple(step)):
         raise ValueError("adam_params: a number is negative or not finite")
     if max(step.beta1, step.beta2) >= 1:
@@ -241,10 +224,20 @@ def _refuse_ttl(seconds: float | None) -> None:
 
 
 def _digest(data: bytes) -> str:
-    """Return the same for a request that is repeated, even where its sampling session has a new number.
+    """Return a digest that a repeated request has, too, even where its sampling session has a new number.
 
     Raises HttpError 422: also a field that nobody reads must be JSON.
     """
     body = bodies.read(data, dict[str, Any])
     body.pop("sampling_session_seq_id", None)
     return hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
+
+
+def _refuse_external(_: bytes, __: Model) -> Arguments:
+    raise ValueError(f"save_weights_external: {EXPORT}")
+
+
+optim_step = _numbered(_step_of)
+save_weights = _numbered(_save_of)
+save_weights_for_sampler = _numbered(_sampler_of)
+save_weights_external = _numbered(_refuse_external)
