@@ -1,7 +1,7 @@
-"""`python -m lorad.loggers DIRECTORY`: writes figures of the runs in `DIRECTORY/table.json` to their loggers,
-until SIGTERM. Exit code 1: it could not start.
+"""Write figures of the runs in `DIRECTORY/table.json` to their loggers: `python -m lorad.loggers DIRECTORY`.
 
-It says in `state.json`, in the directory named second or in the same one, how far it is.
+It runs until SIGTERM, and says in `state.json`, in the directory named second or in the same one, how far it
+is. Exit code 1: it could not start.
 """
 
 import logging
@@ -29,15 +29,20 @@ _STOP_SECONDS = 20.0  # for sinks to finish what they write; the next life repea
 
 
 class _Process:
-    """The sinks, and what was last said of them."""
+    """Has the sinks, and writes how far they are."""
 
     def __init__(self, table: Path, state: Path) -> None:
-        self._table_path, self._state_path = table, state
-        self._table, self._state = Table(), State(-1)
+        self._table_path = table
+        self._state_path = state
+        self._table = Table()
+        self._state = State(-1)
         self._sinks: dict[str, Sink] = {}
 
     def look(self) -> None:
-        """Go by the table as it is now, and say what is reached. What cannot be read or written waits."""
+        """Give each run of the table to the sinks of its loggers, and say how far they are.
+
+        A file that cannot be read or written waits.
+        """
         try:
             table = read_table(self._table_path, Table)
         except (OSError, ValueError) as error:
@@ -45,8 +50,20 @@ class _Process:
             return
         if table != self._table:
             self._table = table
-            self._assign()
-        state = State(table.number, self._done(), [f for sink in self._sinks.values() for f in sink.faults])
+            runs: dict[str, list[Followed]] = {}
+            for run in table.runs:
+                for choice in _choices_of(run):
+                    if choice.id not in self._sinks:
+                        self._sinks[choice.id] = Sink(choice, Path(table.files).expanduser())
+                    runs.setdefault(choice.id, []).append(run)
+            for name, sink in self._sinks.items():
+                sink.follow(runs.get(name, []))
+        done = [
+            run.run
+            for run in table.runs
+            if run.is_over and all(self._sinks[choice.id].is_done(run) for choice in _choices_of(run))
+        ]
+        state = State(table.number, done, [f for sink in self._sinks.values() for f in sink.faults])
         if state != self._state:
             try:
                 write(self._state_path, state)
@@ -61,27 +78,9 @@ class _Process:
         for sink in self._sinks.values():
             sink.join(_STOP_SECONDS)
 
-    def _assign(self) -> None:
-        """Give each run to the sinks of its loggers."""
-        runs: dict[str, list[Followed]] = {}
-        for run in self._table.runs:
-            for choice in _chosen(run):
-                if choice.id not in self._sinks:
-                    self._sinks[choice.id] = Sink(choice, Path(self._table.files).expanduser())
-                runs.setdefault(choice.id, []).append(run)
-        for name, sink in self._sinks.items():
-            sink.want(runs.get(name, []))
 
-    def _done(self) -> list[str]:
-        return [
-            run.run
-            for run in self._table.runs
-            if run.is_over and all(self._sinks[choice.id].is_done(run) for choice in _chosen(run))
-        ]
-
-
-def _chosen(run: Followed) -> list[Choice]:
-    """List the loggers of a run; the preflight refused what is none."""
+def _choices_of(run: Followed) -> list[Choice]:
+    """List the loggers of a run; the preflight has refused wrong ones."""
     try:
         return choices(run.loggers)
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""`loggers` of a spec or of config.yaml: names, or mappings of one name and its settings."""
+"""Reads `loggers` of a spec or of config.yaml: names, or mappings of one name and its settings."""
 
 import importlib
 import importlib.metadata
@@ -31,14 +31,14 @@ class Choice(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """Name its cursor: other settings are another place, where all is written."""
+        """The name of its cursor: other settings mean another place, to which everything is written."""
         return f"{self.name}-{zlib.crc32(msgspec.json.encode(self.settings, order='sorted')):08x}"
 
 
-def choices(given: list[Any]) -> list[Choice]:
-    """Read `loggers`. Raises SpecError for an entry that is neither."""
-    found = []
-    for number, entry in enumerate(given):
+def choices(loggers: list[Any]) -> list[Choice]:
+    """Read `loggers`. Raises SpecError for an entry that is neither a name nor a mapping."""
+    read = []
+    for number, entry in enumerate(loggers):
         if isinstance(entry, str):
             entry = {entry: {}}
         if not (isinstance(entry, dict) and len(entry) == 1):
@@ -48,18 +48,19 @@ def choices(given: list[Any]) -> list[Choice]:
                 hint="For example `loggers: [tensorboard, {mlflow: {uri: …}}]`.",
             )
         ((name, settings),) = entry.items()
-        found.append(Choice(name, settings or {}))
-    return found
+        read.append(Choice(name, settings or {}))
+    return read
 
 
-def refuse_unfit(given: list[Any]) -> None:
+def refuse_unfit(loggers: list[Any]) -> None:
     """Raise SpecError, by key, for a logger that is unknown, not installed, or has wrong settings or keys."""
-    for number, choice in enumerate(choices(given)):
+    for number, choice in enumerate(choices(loggers)):
         try:
             kind = _type_of(choice.name)
             settings = _settings(kind, choice)
             for field in msgspec.structs.fields(settings):
-                path, is_key = getattr(settings, field.name), field.name.endswith("key_file")
+                path = getattr(settings, field.name)
+                is_key = field.name.endswith("key_file")
                 if path is not None and (is_key or field.name == "dir"):
                     whole(path)
                 if path is not None and is_key:
@@ -70,18 +71,18 @@ def refuse_unfit(given: list[Any]) -> None:
 
 
 def make(choice: Choice, run: LoggedRun) -> Logger:
-    """Raises SpecError."""
+    """Make the logger of a run. Raises SpecError."""
     kind = _type_of(choice.name)
     return kind(run, _settings(kind, choice))
 
 
 def place_of(name: str) -> str:
-    """Name the setting that says where a logger writes; "" where none does. Raises SpecError."""
+    """Return the setting that says where a logger writes; "" where none does. Raises SpecError."""
     return _type_of(name).place
 
 
 def names() -> list[str]:
-    """List the loggers that there are."""
+    """List the names of all loggers."""
     return sorted({*_BUILTIN, *(point.name for point in importlib.metadata.entry_points(group=GROUP))})
 
 
@@ -91,32 +92,28 @@ def _type_of(name: str) -> type[Logger]:
         module, _, attribute = place.partition(":")
         kind = getattr(importlib.import_module(module), attribute)
     else:
-        kind = _plugged_in(name)
+        points = [*importlib.metadata.entry_points(group=GROUP, name=name)]
+        if not points:
+            near = get_close_matches(name, names()) or names()
+            raise SpecError("there is no such logger", hint=f"There is {', '.join(near)}.")
+        try:
+            kind = points[0].load()
+        except Exception as error:  # the code of another package
+            raise SpecError(
+                f"its package cannot be imported: {type(error).__name__}: {error}", hint="Install it again."
+            ) from error
+        if not (isinstance(kind, type) and issubclass(kind, Logger)):
+            problem = f"{points[0].value} is no lorad.loggers.logger.Logger"
+            raise SpecError(problem, hint="Derive it from that.")
     if missing := [module for module in kind.modules if importlib.util.find_spec(module) is None]:
         what = f'"lorad[{kind.extra}]"' if kind.extra else " ".join(missing)
         raise SpecError(f"{', '.join(missing)} is not installed", hint=f"`pip install {what}`.")
     return kind  # type: ignore[no-any-return]
 
 
-def _plugged_in(name: str) -> Any:
-    found = [*importlib.metadata.entry_points(group=GROUP, name=name)]
-    if not found:
-        near = get_close_matches(name, names()) or names()
-        raise SpecError("there is no such logger", hint=f"There is {', '.join(near)}.")
-    try:
-        kind = found[0].load()
-    except Exception as error:  # the code of another package
-        raise SpecError(
-            f"its package cannot be imported: {type(error).__name__}: {error}", hint="Install it again."
-        ) from error
-    if not (isinstance(kind, type) and issubclass(kind, Logger)):
-        raise SpecError(f"{found[0].value} is no lorad.loggers.logger.Logger", hint="Derive it from that.")
-    return kind
-
-
 def _settings(kind: type[Logger], choice: Choice) -> Settings:
     try:
         return msgspec.convert(choice.settings, kind.settings_type)
     except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(kind.settings_type)) or "none"
-        raise SpecError(str(error), hint=f"Its settings are {known}.") from None
+        keys = ", ".join(field.name for field in msgspec.structs.fields(kind.settings_type)) or "none"
+        raise SpecError(str(error), hint=f"Its settings are {keys}.") from None

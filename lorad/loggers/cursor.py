@@ -1,7 +1,7 @@
-"""How far a logger has written a journal: a small file beside the journal, for each run and logger.
+"""Keeps how far a logger has written a journal, in a small file beside the journal for each run and logger.
 
-The logger is flushed first, then the cursor moves, and only to where a step or a segment begins: so what is
-said of one step is put again as a whole, whatever dies in between.
+The logger is flushed first, then the cursor moves, and only to where a step or a segment begins: so all
+figures of a step are put again, whatever dies in between.
 """
 
 import fcntl
@@ -20,12 +20,13 @@ _BYTES = 4096
 class Cursor(Struct, frozen=True):
     """Where the next life begins.
 
-    offset: of the journal, in bytes.
-    segment: the number of the segment that begins or continues there.
-    step: the last step before it; -1 is none.
-    segment_offset: where the segment begins in the journal.
-    segment_after: the step that the segment continues.
-    done: the offset up to which all is written and closed; 0 while it is not.
+    Attributes:
+        offset: The place in the journal, in bytes.
+        segment: The number of the segment that begins or continues there.
+        step: The last step before it; -1 is none.
+        segment_offset: Where the segment begins in the journal.
+        segment_after: The step that the segment continues.
+        done: The offset up to which everything is written and closed; 0 before that.
     """
 
     offset: int = 0
@@ -44,7 +45,7 @@ class CursorFile:
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """Raises Conflict while another process writes with it, OSError."""
+        """Hold the cursor. Raises Conflict while another process writes with it, and OSError."""
         if self._lock is not None:
             return
         is_new = not self.path.parent.exists()
@@ -63,14 +64,14 @@ class CursorFile:
         self._lock = lock
 
     def load(self) -> Cursor:
-        """Read it; the beginning where there is none, or none that can be read: all is written again."""
+        """Read the cursor; return the beginning where it cannot be read, so that all is written again."""
         try:
             return msgspec.json.decode(read_file(self.path, _BYTES), type=Cursor)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             return Cursor()
 
     def save(self, cursor: Cursor) -> None:
-        """Raises OSError."""
+        """Put the cursor on disk. Raises OSError."""
         write_whole(self.path, msgspec.json.encode(cursor))
 
     def release(self) -> None:

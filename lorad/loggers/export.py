@@ -1,4 +1,4 @@
-"""Writing a whole journal to a logger, also of a run that ended long ago; repeating it changes nothing."""
+"""Writes a whole journal to a logger, also when its run ended long ago; repeating it changes nothing."""
 
 import os
 import tempfile
@@ -15,7 +15,13 @@ from lorad.loggers.sink import logged_run
 
 
 def chosen(name: str, place: str | None, settings: dict[str, Any]) -> Choice:
-    """Choose a logger. place: its directory or address. Raises SpecError, as the preflight does."""
+    """Choose a logger.
+
+    Args:
+        place: Its directory or address.
+
+    Raises SpecError, as the preflight does.
+    """
     if place is not None:
         if not (key := place_of(name)):
             raise SpecError(f"{name} takes no place", hint="Give its settings with --set KEY=VALUE.")
@@ -26,7 +32,7 @@ def chosen(name: str, place: str | None, settings: dict[str, Any]) -> Choice:
 
 
 def write_all(directory: RunDir, choice: Choice, files: Path) -> None:
-    """Write all that survives of a run, from the beginning.
+    """Write what survives of a run, from the beginning.
 
     Raises NotFound where nothing was journaled, Conflict while a process follows the run for the same place,
     and what the logger raises.

@@ -1,6 +1,6 @@
-"""Following one journal for one logger: what survives of it is written, exactly, whoever dies when.
+"""Follows one journal for one logger, and writes exactly what survives of it, whoever dies when.
 
-A `rewind` that takes steps back ends a segment: what follows continues the lineage from an earlier step.
+A `rewind` that takes steps back ends a segment: the next one continues the lineage from an earlier step.
 """
 
 import contextlib
@@ -23,24 +23,36 @@ _OF_EVAL = ("score", "nll", "accuracy")  # facts of an evaluation that have a cu
 
 
 class Follower:
-    """Brings one logger up to date with one journal, again and again."""
+    """Brings one logger up to date with one journal, again and again.
+
+    Args:
+        flush_every: Points after which the cursor moves while there is more to read.
+    """
 
     def __init__(
         self, journal: Path, make: Callable[[], Logger], file: CursorFile, *, flush_every: int = 256
     ) -> None:
-        """flush_every: points after which the cursor moves while there is more to read."""
-        self._journal, self._make, self._file, self._flush_every = journal, make, file, flush_every
+        self._journal = journal
+        self._make = make
+        self._file = file
+        self._flush_every = flush_every
         self._logger: Logger | None = None
-        self._cursor, self._place, self._reached, self._unflushed = Cursor(), Place(), -1, 0
+        self._cursor = Cursor()
+        self._place = Place()
+        self._reached = -1  # step
+        self._unflushed = 0  # points
 
     def catch_up(self, *, is_over: bool = False) -> None:
-        """Write all that is new. is_over: no attempt works on the run, so that its logger may be closed.
+        """Write what is new.
+
+        Args:
+            is_over: No attempt works on the run, so that its logger may be closed.
 
         Raises what the logger raises, OSError, Conflict: call `drop` then, and this again later.
         """
         records = read_on(self._journal, self._place) if self._logger is not None else None
         if records is None:
-            self.drop()  # what was read last is gone, or nothing is open
+            self.drop()  # the record that was read last is gone, or nothing is open
             self._file.hold()
             self._cursor = self._file.load()
             if self._cursor.done and next(read(self._journal, self._cursor.done), None) is None:
@@ -58,14 +70,21 @@ class Follower:
             self._place = Place(self._place.offset, offset, record.seq, record.crc)
             if self._unflushed >= self._flush_every:
                 self._save()
-        if ended is not None:
-            self._finish(ended)
+        if ended is not None:  # the cursor says that all is written so far, and where to begin if more comes
+            self._opened.flush()
+            self._opened.close(ended)
+            self._logger = None
+            self._unflushed = 0
+            self._cursor = replace(self._cursor, done=self._place.offset)
+            self._file.save(self._cursor)
+            self._file.release()
         elif self._unflushed:
             self._save()
 
     def drop(self) -> None:
         """Give the logger up as it is; the next life begins at the cursor."""
-        logger, self._logger = self._logger, None
+        logger = self._logger
+        self._logger = None
         if logger is not None:
             with contextlib.suppress(Exception):
                 logger.close()
@@ -73,19 +92,34 @@ class Follower:
 
     def _begin(self) -> None:
         """Open the logger where its cursor stands."""
-        logger, at = self._make(), self._cursor
-        if not _begins_record(self._journal, at.offset):  # somebody cut the journal
-            at = Cursor()
+        logger = self._make()
+        at = self._cursor
+        if at.offset > 0:
+            with self._journal.open("rb") as file:
+                file.seek(at.offset - 1)
+                if file.read(1) != b"\n":  # no record ended there: somebody cut the journal
+                    at = Cursor()
         if logger.whole_segments:
             at = Cursor(at.segment_offset, at.segment, at.segment_after, at.segment_offset, at.segment_after)
         self._cursor = replace(at, done=0)
-        self._place, self._reached, self._unflushed = Place(offset=at.offset), at.step, 0
+        self._place = Place(offset=at.offset)
+        self._reached = at.step
+        self._unflushed = 0
         self._logger = logger
         logger.begin(Segment(at.segment, at.segment_after), at.step)
 
     def _take(self, record: Record, offset: int) -> None:
+        """Put the figures of a record; a rewind to a step before the last one begins another segment."""
         if record.kind == "rewind" and record.data["to"] < self._reached:
-            self._end_segment(record.data["to"], offset)
+            to = record.data["to"]
+            self._opened.flush()
+            self._opened.close("superseded")
+            self._logger = self._make()
+            self._cursor = Cursor(offset, self._cursor.segment + 1, to, offset, to)
+            self._reached = to
+            self._unflushed = 0
+            self._opened.begin(Segment(self._cursor.segment, to), to)
+            self._save()
         elif record.kind in ("step", "eval"):
             if record.kind == "step":
                 self._cursor = replace(self._cursor, offset=self._place.offset, step=record.step - 1)
@@ -104,29 +138,11 @@ class Follower:
             lines = [line for line in islice(file, count) if line.endswith(b"\n")]
         return {f"samples/{n}": as_markdown(json.loads(line)) for n, line in enumerate(lines, 1)}
 
-    def _end_segment(self, to: int, offset: int) -> None:
-        self._opened.flush()
-        self._opened.close("superseded")
-        self._logger = self._make()
-        self._cursor = Cursor(offset, self._cursor.segment + 1, to, offset, to)
-        self._reached, self._unflushed = to, 0
-        self._opened.begin(Segment(self._cursor.segment, to), to)
-        self._save()
-
     def _save(self) -> None:
         """Flush first, then move the cursor."""
         self._opened.flush()
         self._file.save(self._cursor)
         self._unflushed = 0
-
-    def _finish(self, reason: str) -> None:
-        """Close the logger; the cursor says that all is written so far, and where to begin if more comes."""
-        self._opened.flush()
-        self._opened.close(reason)
-        self._logger, self._unflushed = None, 0
-        self._cursor = replace(self._cursor, done=self._place.offset)
-        self._file.save(self._cursor)
-        self._file.release()
 
     @property
     def _opened(self) -> Logger:
@@ -134,21 +150,15 @@ class Follower:
         return self._logger
 
 
-def _begins_record(journal: Path, offset: int) -> bool:
-    """Check whether a record ended just before `offset`, or the journal begins there."""
-    if offset == 0:
-        return True
-    with journal.open("rb") as file:
-        file.seek(offset - 1)
-        return file.read(1) == b"\n"
-
-
 def values(record: Record) -> dict[str, float]:
-    """Name the figures of a record of kind `step` or `eval`."""
+    """Return the figures of a record of kind `step` or `eval`, by name.
+
+    A metric of a step that was not finite, which is null in the journal, is NaN.
+    """
     if record.kind == "step":
-        return {f"train/{name}": _number(value) for name, value in record.data["metrics"].items()} | {
-            "lorad/version": float(record.data["version"])
-        }
+        metrics = record.data["metrics"].items()
+        named = {f"train/{name}": math.nan if value is None else float(value) for name, value in metrics}
+        return named | {"lorad/version": float(record.data["version"])}
     figures = {key: record.data.get(key) for key in _OF_EVAL}
     for name, scored in record.data.get("sets", {}).items():
         figures[name] = {"score": scored["score"], **scored["passed"]}
@@ -156,14 +166,9 @@ def values(record: Record) -> dict[str, float]:
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, float]]:
-    """List the numbers in a mapping, however deep; what is absent or no number is left out."""
+    """List the numbers in a mapping, however deep; other values are left out."""
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(f"{name}/{key}", inner)]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
     return [(name, float(value))]
-
-
-def _number(value: float | None) -> float:
-    """A metric that was not finite is null in the journal."""
-    return math.nan if value is None else float(value)

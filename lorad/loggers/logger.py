@@ -1,6 +1,6 @@
-"""What a logger is: the interface of TensorBoard, MLflow and W&B, and of those that other packages bring.
+"""The interface of loggers: TensorBoard, MLflow, W&B, and loggers that other packages bring.
 
-A package brings one by an entry point of the group `lorad.loggers`, whose name is the logger's:
+A package brings a logger by an entry point of the group `lorad.loggers`, whose name is the logger's:
 
     [project.entry-points."lorad.loggers"]
     mine = "my_package:MyLogger"
@@ -23,10 +23,11 @@ from msgspec import Struct
 class LoggedRun(Struct, frozen=True):
     """The run whose figures are written.
 
-    born: Unix time of the journal's first record. Name and `born` together identify a run: the name of a
-        removed one may be used again.
-    directory: where loggers put files whose place nobody chose.
-    spec: the resolved spec.
+    Attributes:
+        born: Unix time of the journal's first record. Name and `born` together identify a run: the name of a
+            removed run may be used again.
+        directory: Where loggers put files whose place nobody chose.
+        spec: The resolved spec.
     """
 
     name: str
@@ -38,8 +39,9 @@ class LoggedRun(Struct, frozen=True):
 class Segment(Struct, frozen=True):
     """A part of the journal within which steps only grow. A resume from an earlier step begins another one.
 
-    number: 0 for the first.
-    after: the step that the run was taken back to when it began; -1 is before everything.
+    Attributes:
+        number: 0 for the first.
+        after: The step that the run was taken back to when the segment began; -1 is before everything.
     """
 
     number: int
@@ -49,10 +51,11 @@ class Segment(Struct, frozen=True):
 class Point(Struct, frozen=True):
     """The figures of one record.
 
-    step: the number of optimizer steps done.
-    at: Unix time of the record.
-    values: figures by name, `train/reward` or `eval/score`. One that was not finite is NaN.
-    texts: samples by name, `samples/1`, as Markdown; as many as the logger takes.
+    Attributes:
+        step: The number of optimizer steps done.
+        at: Unix time of the record.
+        values: Figures by name, `train/reward` or `eval/score`. A figure that was not finite is NaN.
+        texts: Samples by name, `samples/1`, as Markdown; as many as the logger takes.
     """
 
     step: int
@@ -72,11 +75,13 @@ class Logger(ABC):
     Any exception but SpecError counts as a fault outside (network, disk): the logger is closed, and after a
     while a new one begins at the cursor. No run notices.
 
-    settings_type: the struct of its settings.
-    modules: what has to be importable.
-    extra: the extra of lorad that installs these.
-    place: the setting that says where, for `lorad log-metrics RUN PLACE`.
-    whole_segments: a life begins with the first step of a segment, not with the last step that was written.
+    Attributes:
+        settings_type: The struct of its settings.
+        modules: The modules that have to be importable.
+        extra: The extra of lorad that installs these.
+        place: The setting that says where, for `lorad log-metrics RUN PLACE`.
+        whole_segments: A life begins with the first step of a segment, not with the last step that was
+            written.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -86,31 +91,35 @@ class Logger(ABC):
     whole_segments: ClassVar[bool] = False
 
     def __init__(self, run: LoggedRun, settings: Any) -> None:
-        """Nothing is opened yet. settings: a `settings_type`."""
-        self.run, self.settings = run, settings
+        """Open nothing yet. The settings are a `settings_type`."""
+        self.run = run
+        self.settings = settings
 
     @property
     def samples(self) -> int:
-        """Return how many samples of each step it takes as text."""
+        """How many samples of each step it takes as text."""
         return 0
 
     @abstractmethod
     def begin(self, segment: Segment, after: int) -> None:
-        """Open a segment, for the first time or again. What was written of steps later than `after` is void:
-        it is put again, or was taken back."""
+        """Open a segment, for the first time or again.
+
+        Figures of steps later than `after` are void: they are put again, or were taken back.
+        """
 
     @abstractmethod
     def put(self, point: Point) -> None:
-        """Take the figures of a record. Steps never fall within a segment; one may have several points."""
+        """Take the figures of a record. Steps never fall within a segment; a step may have several points."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Have all that was put survive the end of this process: the cursor moves after it."""
+        """Have all points that were put survive the end of this process: the cursor moves after it."""
 
     @abstractmethod
     def close(self, reason: str = "") -> None:
-        """Let go; also when `begin` failed.
+        """Let go, also when `begin` failed.
 
-        reason: how the run ended (`completed`, `failed`), `superseded` when a later segment replaces this
-            one, "" when only this life is over. Unless it is "", nothing was put since `flush`.
+        Args:
+            reason: How the run ended (`completed`, `failed`), `superseded` when a later segment replaces this
+                one, "" when only this life is over. Unless it is "", nothing was put since `flush`.
         """

@@ -1,4 +1,4 @@
-"""A line of the samples files as Markdown, in which nothing that a model wrote is markup."""
+"""Writes a line of the samples files as Markdown, in which nothing that a model wrote is markup."""
 
 from typing import Any
 
@@ -9,9 +9,11 @@ _LONGEST = 4000  # characters of one part
 
 def as_markdown(line: dict[str, Any]) -> str:
     """Return prompt and completion, or the turns of an episode, with the reward."""
-    said = [f"reward {number(line.get('reward')) or '-'}", line.get("end") or line.get("finish")]
-    said += [f"answer `{answer}`" if (answer := _plain(line.get("answer"))) else "", line.get("error")]
-    parts = [", ".join(str(part) for part in said if part), "prompt", _literal(line.get("prompt"))]
+    # a short text without line breaks and backticks
+    answer = " ".join(str(line.get("answer") or "").replace("`", "'").split())[:200]
+    facts = [f"reward {number(line.get('reward')) or '-'}", line.get("end") or line.get("finish")]
+    facts += [f"answer `{answer}`" if answer else "", line.get("error")]
+    parts = [", ".join(str(fact) for fact in facts if fact), "prompt", _literal(line.get("prompt"))]
     if turns := line.get("turns"):
         for place, turn in enumerate(turns, 1):
             parts += [f"turn {place}, reward {number(turn.get('reward')) or '-'}", _literal(turn.get("text"))]
@@ -19,11 +21,6 @@ def as_markdown(line: dict[str, Any]) -> str:
     else:
         parts += ["completion", _literal(line.get("completion"))]
     return "\n\n".join(parts)
-
-
-def _plain(text: Any) -> str:
-    """Return a short text without line breaks and backticks."""
-    return " ".join(str(text or "").replace("`", "'").split())[:200]
 
 
 def _literal(text: Any) -> str:

@@ -1,6 +1,6 @@
-"""One place that figures are written to, and its thread: a server that hangs holds up no other.
+"""Writes figures to one place, in a thread of its own: a server that hangs holds up no other.
 
-A fault is kept, and tried again later and later; no run notices.
+What failed is tried again later and later; no run notices.
 """
 
 import json
@@ -28,14 +28,16 @@ from lorad.protocol.journal import read
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0  # seconds before a logger that failed is tried again
+_FIRST_PAUSE = 1.0  # seconds before a logger that failed is tried again
+_LONGEST_PAUSE = 300.0
 
 
-class _JournalSeen(Struct):
-    """What is known of one run's journal.
+class _Progress(Struct):
+    """How far one run's journal is written.
 
-    size: of the journal when all of it was written; -1 before.
-    pause: seconds until the next try after a fault; 0 without one.
+    Attributes:
+        size: The journal's bytes when all of it was written; -1 before.
+        pause: Seconds until the next try after a fault; 0 without one.
     """
 
     follower: Follower | None = None
@@ -50,16 +52,17 @@ class Sink:
     """Brings all runs of one choice up to date, in one thread."""
 
     def __init__(self, choice: Choice, files: Path) -> None:
-        self._choice, self._files = choice, files
-        self._wanted: dict[str, Followed] = {}
-        self._seen: dict[str, _JournalSeen] = {}
+        self._choice = choice
+        self._files = files
+        self._runs: dict[str, Followed] = {}
+        self._progress: dict[str, _Progress] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name=choice.id, daemon=True)
         self._thread.start()
 
-    def want(self, runs: Iterable[Followed]) -> None:
+    def follow(self, runs: Iterable[Followed]) -> None:
         """Follow these runs from now on, and no others."""
-        self._wanted = {run.run: run for run in runs}
+        self._runs = {run.run: run for run in runs}
 
     def stop(self) -> None:
         self._stop.set()
@@ -69,83 +72,91 @@ class Sink:
 
     @property
     def faults(self) -> list[Fault]:
-        wanted = self._wanted
-        return [seen.fault for name, seen in list(self._seen.items()) if seen.fault and name in wanted]
+        runs = self._runs
+        progress = list(self._progress.items())
+        return [each.fault for name, each in progress if each.fault and name in runs]
 
     def is_done(self, run: Followed) -> bool:
         """Check whether a run that is over is written as a whole."""
-        seen = self._seen.get(run.run)
-        return seen is not None and seen.fault is None and seen.is_over and seen.size == _size(run)
+        progress = self._progress.get(run.run)
+        if progress is None or progress.fault is not None:
+            return False
+        return progress.is_over and progress.size == _size(run)
 
     def _work(self) -> None:
         while True:
-            stopping, wanted = self._stop.is_set(), self._wanted
-            for run in wanted.values():
+            stopping = self._stop.is_set()
+            runs = self._runs
+            for run in runs.values():
                 HEART.work(f"{self._choice.name} of {run.run}")
-                self._bring_up_to_date(run, self._seen.setdefault(run.run, _JournalSeen()))
+                self._bring_up_to_date(run, self._progress.setdefault(run.run, _Progress()))
             HEART.work("")
-            for name in list(self._seen):
-                if stopping or name not in wanted:
-                    self._drop(self._seen[name])
-                    self._seen.pop(name)
+            for name in list(self._progress):
+                if stopping or name not in runs:
+                    self._drop(self._progress[name])
+                    self._progress.pop(name)
             if stopping:
                 return
             self._stop.wait(_POLL_SECONDS)
 
-    def _bring_up_to_date(self, run: Followed, seen: _JournalSeen) -> None:
+    def _bring_up_to_date(self, run: Followed, progress: _Progress) -> None:
+        """Write what is new, unless the journal has no record yet, or a fault was too short ago."""
         size = _size(run)
-        if time.monotonic() < seen.not_before or (size, run.is_over) == (seen.size, seen.is_over):
+        is_same = (size, run.is_over) == (progress.size, progress.is_over)
+        if time.monotonic() < progress.not_before or is_same:
             return
         try:
-            seen.follower = seen.follower or self._follower(run)
-            if seen.follower is not None:
-                seen.follower.catch_up(is_over=run.is_over)
+            if progress.follower is None:
+                directory = RunDir(Path(run.directory))
+                logged = logged_run(directory, self._files)
+                if logged is not None:
+                    file = CursorFile(directory.loggers / f"{self._choice.id}.json")
+                    make_logger = partial(make, self._choice, logged)
+                    progress.follower = Follower(directory.journal, make_logger, file)
+            if progress.follower is not None:
+                progress.follower.catch_up(is_over=run.is_over)
         except Exception as error:  # of a library, a network, a disk
-            seen.pause = min(2 * seen.pause or _FIRST_PAUSE, _LONGEST_PAUSE)
-            seen.not_before = time.monotonic() + seen.pause
+            progress.pause = min(2 * progress.pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+            progress.not_before = time.monotonic() + progress.pause
             hint = error.hint if isinstance(error, LoradError) else ""
             says = _in_words(error)[:LONGEST]  # MLflow quotes the whole answer of its server
-            before, seen.fault = seen.fault, Fault(run.run, self._choice.name, says, hint)
-            if before != seen.fault:
-                log.error("%s of %s: %s", self._choice.name, run.run, seen.fault.says)
-            self._drop(seen)
+            fault = Fault(run.run, self._choice.name, says, hint)
+            if progress.fault != fault:
+                progress.fault = fault
+                log.error("%s of %s: %s", self._choice.name, run.run, fault.says)
+            self._drop(progress)
         else:
-            if seen.fault is not None:
+            if progress.fault is not None:
                 log.info("%s of %s: written again", self._choice.name, run.run)
-            seen.size, seen.is_over, seen.pause, seen.fault = size, run.is_over, 0.0, None
+            progress.size = size
+            progress.is_over = run.is_over
+            progress.pause = 0.0
+            progress.fault = None
 
-    def _drop(self, seen: _JournalSeen) -> None:
-        if seen.follower is not None:
-            seen.follower.drop()
-            seen.follower = None
-
-    def _follower(self, run: Followed) -> Follower | None:
-        """Make the follower of a run; None while its journal has no record."""
-        directory = RunDir(Path(run.directory))
-        logged = logged_run(directory, self._files)
-        if logged is None:
-            return None
-        file = CursorFile(directory.loggers / f"{self._choice.id}.json")
-        return Follower(directory.journal, partial(make, self._choice, logged), file)
+    def _drop(self, progress: _Progress) -> None:
+        if progress.follower is not None:
+            progress.follower.drop()
+            progress.follower = None
 
 
 def logged_run(directory: RunDir, files: Path) -> LoggedRun | None:
-    """Describe a run by its own files, under the name that it began with, whatever it is named since; None
-    while its journal has no record.
+    """Describe a run by its own files, under the name that it began with, whatever its name is now.
+
+    The spec is the one of the newest attempt that has one here, {} where none can be read. Returns None while
+    the journal has no record.
     """
     first = next(read(directory.journal), None)
-    return None if first is None else LoggedRun(first[0].run, first[0].at, files, _spec_of(directory))
-
-
-def _spec_of(directory: RunDir) -> dict[str, Any]:
-    """Read the spec of the newest attempt that has one here; {} where none can be read."""
-    for attempt in sorted(directory.root.glob("attempts/*"), reverse=True):
-        for path in (attempt / "work" / "spec.json", attempt / "spec.json"):
-            try:
-                return dict(json.loads(path.read_bytes()))
-            except (OSError, ValueError, TypeError):
-                continue
-    return {}
+    if first is None:
+        return None
+    spec: dict[str, Any] = {}
+    attempts = sorted(directory.root.glob("attempts/*"), reverse=True)
+    for path in (path for each in attempts for path in (each / "work" / "spec.json", each / "spec.json")):
+        try:
+            spec = dict(json.loads(path.read_bytes()))
+            break
+        except (OSError, ValueError, TypeError):
+            continue
+    return LoggedRun(first[0].run, first[0].at, files, spec)
 
 
 def _size(run: Followed) -> int:

@@ -1,5 +1,6 @@
-"""What daemon and logger process say to each other, see `lorad/box/tables.py`: whose journals are to be
-followed, what is done, and what fails.
+"""What daemon and logger process say to each other: whose journals to follow, what is done, and what fails.
+
+See `lorad/box/tables.py`.
 """
 
 from pathlib import Path
@@ -14,9 +15,10 @@ from lorad.box.tables import LONGEST
 class Followed(Struct, frozen=True):
     """A run with loggers.
 
-    directory: of the run.
-    loggers: `loggers` of its spec.
-    is_over: no attempt works on it now.
+    Attributes:
+        directory: Its directory.
+        loggers: `loggers` of its spec.
+        is_over: No attempt works on it now.
     """
 
     run: str
@@ -26,10 +28,11 @@ class Followed(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """Whose journals are to be followed.
+    """The runs whose journals are to be followed.
 
-    number: another one whenever the rest changes.
-    files: directory of the files of loggers without one of their own.
+    Attributes:
+        number: Another number whenever the rest changes.
+        files: The directory for files of loggers that have no directory of their own.
     """
 
     number: int = 0
@@ -38,10 +41,11 @@ class Table(Struct, frozen=True):
 
 
 class Fault(Struct, frozen=True):
-    """What a logger cannot do now, and tries again.
+    """Something that a logger cannot do now, and tries again.
 
-    logger: its name.
-    says: what is wrong, as a sentence.
+    Attributes:
+        logger: Its name.
+        says: What is wrong, as a sentence.
     """
 
     run: str
@@ -53,8 +57,9 @@ class Fault(Struct, frozen=True):
 class State(Struct, frozen=True):
     """What the process has reached.
 
-    number: that of the table that it goes by.
-    done: runs that are over and written as a whole.
+    Attributes:
+        number: The number of the table that it goes by.
+        done: Runs that are over and written as a whole.
     """
 
     number: int = 0
@@ -63,7 +68,7 @@ class State(Struct, frozen=True):
 
 
 def read_state(path: Path) -> State:
-    """Read it; an empty one when there is none that can be read. The file may be another user's."""
+    """Read a state, which may be another user's file; an empty one where it cannot be read."""
     state = tables.read_state(path, State)
     short = [Fault(f.run, f.logger, f.says[:LONGEST], f.hint[:LONGEST]) for f in state.faults]
     return State(state.number, state.done, short)

@@ -1,7 +1,7 @@
-"""`python -m lorad.notify DIRECTORY [STATE_DIRECTORY]`: delivers what `DIRECTORY/table.json` lists, until
-SIGTERM.
+"""Deliver what `DIRECTORY/table.json` lists: `python -m lorad.notify DIRECTORY [STATE_DIRECTORY]`.
 
-It says in `state.json`, in the directory named second or in the same one, what became of it.
+It runs until SIGTERM, and says in `state.json`, in the directory named second or in the same one, what became
+of the deliveries.
 """
 
 import asyncio
@@ -26,20 +26,21 @@ _LOOK_SECONDS = 0.5
 
 
 async def serve(table_path: Path, state_path: Path) -> None:
-    """Deliver until SIGTERM or SIGINT. What cannot be read or written waits."""
+    """Deliver until SIGTERM or SIGINT. A file that cannot be read or written waits."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     written = read_state(state_path)
-    courier, table, known = Courier(written), Table(), False
+    courier = Courier(written)
+    table: Table | None = None
     while not stopped.is_set():
         try:
-            found = read_table(table_path, Table)
+            newest = read_table(table_path, Table)
         except (OSError, ValueError) as error:
             log.error("%s: %s", table_path, error)
         else:
-            if not known or found != table:
-                table, known = found, True
+            if newest != table:
+                table = newest
                 courier.want(table.deliveries)
         written = _write(state_path, courier.state, written)
         waits = [asyncio.create_task(stopped.wait()), asyncio.create_task(courier.changed(_LOOK_SECONDS))]
@@ -52,7 +53,7 @@ async def serve(table_path: Path, state_path: Path) -> None:
 
 
 def _write(path: Path, state: State, written: State) -> State:
-    """Write the state unless it is written; returns what is on disk."""
+    """Write the state unless it is written, and return what is on disk."""
     if state == written:
         return written
     try:

@@ -1,4 +1,4 @@
-"""Give a notification to a command, which is started without a shell and ends with all that it started."""
+"""Gives a notification to a command, which is started without a shell and ends with all that it started."""
 
 import asyncio
 import os
@@ -23,10 +23,13 @@ _LONGEST = 4000  # characters of a variable
 
 
 async def run_command(argv: Sequence[str], message: Message, cwd: str, timeout: float) -> None:
-    """Run a command with the message on its standard input. timeout: seconds.
+    """Run a command with the message on its standard input.
 
-    Raises Undelivered unless it ends with code 0 in time. When this returns or is cancelled, nothing that it
-    started is left.
+    Args:
+        timeout: Seconds until it is killed.
+
+    Raises Undelivered unless it ends with code 0 in time. When this returns or is cancelled, nothing that the
+    command started is left.
     """
     where = cwd if os.access(cwd, os.X_OK) else "/"
     env = environment(message)
@@ -46,8 +49,8 @@ async def run_command(argv: Sequence[str], message: Message, cwd: str, timeout: 
 
 
 def environment(message: Message) -> dict[str, str]:
-    """Make the environment of a command: this process's own, and what the message says."""
-    said = {
+    """Make the environment of a command: this process's own, and the fields of the message."""
+    fields = {
         "NOTIFY_ID": message.id,
         "EVENT": message.event,
         "RUN": message.run,
@@ -58,5 +61,5 @@ def environment(message: Message) -> dict[str, str]:
         "STEPS": str(message.steps),
         "ALARM": message.alarm.kind if message.alarm else "",
     }
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
-    return kept | {f"LORAD_{name}": value.replace("\0", "")[:_LONGEST] for name, value in said.items()}
+    own = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    return own | {f"LORAD_{name}": value.replace("\0", "")[:_LONGEST] for name, value in fields.items()}

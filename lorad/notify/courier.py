@@ -1,4 +1,4 @@
-"""Delivering what a table lists: each delivery is tried again after growing waits, for a bounded time."""
+"""Delivers what a table lists: each delivery is tried again after growing waits, for a bounded time."""
 
 import asyncio
 import logging
@@ -13,17 +13,18 @@ from lorad.notify.undelivered import Undelivered
 log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 6 * 3600.0  # after it happened
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 600.0  # seconds
+_FIRST_PAUSE = 1.0  # seconds
+_LONGEST_PAUSE = 600.0  # seconds
 _AT_ONCE = 8  # tries
 
 
 class Courier:
-    """Delivers, and remembers what became of it. All of it happens in one event loop."""
+    """Delivers within one event loop, and remembers what became of each delivery."""
 
-    def __init__(self, before: State) -> None:
-        """before: what an earlier life reached."""
-        self._done = set(before.done)
-        self._given_up = {one.key: one for one in before.given_up}
+    def __init__(self, earlier: State) -> None:
+        """Begin with what an earlier life reached."""
+        self._done = set(earlier.done)
+        self._given_up = {failed.key: failed for failed in earlier.given_up}
         self._faults: dict[str, Failed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._limit = asyncio.Semaphore(_AT_ONCE)
@@ -31,19 +32,19 @@ class Courier:
 
     def want(self, deliveries: Iterable[Delivery]) -> None:
         """Deliver these from now on, and forget all others."""
-        wanted = {one.key: one for one in deliveries}
-        for key in set(self._tasks) - set(wanted):
+        by_key = {delivery.key: delivery for delivery in deliveries}
+        for key in set(self._tasks) - set(by_key):
             self._tasks.pop(key).cancel()
-        self._done &= set(wanted)
-        self._given_up = {key: one for key, one in self._given_up.items() if key in wanted}
-        self._faults = {key: one for key, one in self._faults.items() if key in wanted}
-        for key, one in wanted.items():
+        self._done &= set(by_key)
+        self._given_up = {key: failed for key, failed in self._given_up.items() if key in by_key}
+        self._faults = {key: failed for key, failed in self._faults.items() if key in by_key}
+        for key, delivery in by_key.items():
             if key not in self._tasks and key not in self._done and key not in self._given_up:
-                self._tasks[key] = asyncio.create_task(self._bring(one))
+                self._tasks[key] = asyncio.create_task(self._bring(delivery))
 
     @property
     def state(self) -> State:
-        """Return what is reached now."""
+        """What is reached now."""
         return State(sorted(self._done), [*self._given_up.values()], [*self._faults.values()])
 
     async def changed(self, seconds: float) -> None:
@@ -56,38 +57,41 @@ class Courier:
         self._changed.clear()
 
     async def stop(self) -> None:
-        """End what is under way; commands are killed, and what is not done is for the next life."""
+        """End what is under way; commands are killed, and the next life delivers the rest."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _bring(self, one: Delivery) -> None:
+    async def _bring(self, delivery: Delivery) -> None:
+        """Try to deliver until that succeeds, or for GIVE_UP_SECONDS."""
+        key = delivery.key
+        message = delivery.message
         pause = 0.0
         while True:
             try:
                 async with self._limit:
-                    await deliver(one)
+                    await deliver(delivery)
             except Undelivered as error:
-                failed = Failed(one.key, str(error))
+                failed = Failed(key, str(error))
                 pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
                 wait = max(error.wait, pause * random.uniform(0.75, 1.0))
             except Exception as error:
-                log.exception("%s of %s", one.message.event, one.message.run)
-                failed = Failed(one.key, f"{type(error).__name__} in lorad: see the log")
+                log.exception("%s of %s", message.event, message.run)
+                failed = Failed(key, f"{type(error).__name__} in lorad: see the log")
                 pause = wait = _LONGEST_PAUSE
             else:
-                log.info("%s of %s: delivered to %s", one.message.event, one.message.run, one.to.title)
-                self._done.add(one.key)
-                self._faults.pop(one.key, None)
+                log.info("%s of %s: delivered to %s", message.event, message.run, delivery.to.title)
+                self._done.add(key)
+                self._faults.pop(key, None)
                 self._changed.set()
                 return
-            log.error("%s of %s: %s: %s", one.message.event, one.message.run, one.to.title, failed.says)
-            if time.time() + wait > one.message.at + GIVE_UP_SECONDS:
-                self._faults.pop(one.key, None)
-                self._given_up[one.key] = failed
+            log.error("%s of %s: %s: %s", message.event, message.run, delivery.to.title, failed.says)
+            if time.time() + wait > message.at + GIVE_UP_SECONDS:
+                self._faults.pop(key, None)
+                self._given_up[key] = failed
                 self._changed.set()
                 return
-            self._faults[one.key] = failed
+            self._faults[key] = failed
             self._changed.set()
             await asyncio.sleep(wait)

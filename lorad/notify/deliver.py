@@ -1,4 +1,4 @@
-"""One try to deliver a message, and the check of a receiver before a run starts.
+"""Tries once to deliver a message, and checks receivers before a run starts.
 
 What delivers is imported when something is: aiohttp and asyncio were two fifths of the start of a preflight.
 """
@@ -19,7 +19,7 @@ _MOST = 16  # receivers of a run
 
 
 async def deliver(delivery: Delivery) -> None:
-    """Deliver it once. Raises Undelivered."""
+    """Try once to deliver. Raises Undelivered."""
     to = delivery.to
     if to.command is None:
         from lorad.notify.webhook import post
@@ -38,9 +38,10 @@ async def deliver(delivery: Delivery) -> None:
 
 
 def refuse_unfit(receivers: Sequence[Notify], cwd: Path) -> None:
-    """Raise SpecError, by key, for a program that is not there, or a file that others may read.
+    """Raise SpecError, by key, for a missing program, or a file that others may read.
 
-    cwd: where relative paths of programs begin.
+    Args:
+        cwd: Where relative paths of programs begin.
     """
     if len(receivers) > _MOST:
         raise SpecError(f"it names more than {_MOST} receivers", key="notify", hint="Name fewer.")
@@ -61,10 +62,10 @@ def refuse_unfit(receivers: Sequence[Notify], cwd: Path) -> None:
 
 
 def _program_of(name: str, cwd: Path) -> str:
-    """Find a program: by its path, from `cwd` where that is relative, or by its name. Raises SpecError."""
+    """Find a program by its path, from `cwd` where that is relative, or by its name. Raises SpecError."""
     if "/" not in name:
-        if found := shutil.which(name):
-            return found
+        if program := shutil.which(name):
+            return program
         raise SpecError(f"there is no program {name}", hint="Give its absolute path.")
     path = cwd / expanded(name)
     if not path.is_file():

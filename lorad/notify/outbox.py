@@ -1,4 +1,4 @@
-"""What is to be delivered, for the daemon: what to say of a run, to whom, and how often."""
+"""Keeps for the daemon what is to be delivered: what to say of a run, to whom, and how often."""
 
 import math
 import socket
@@ -16,9 +16,10 @@ from lorad.notify.table import AlarmSaid, Delivery, Message
 from lorad.spec.notify import Notify
 
 _FAILURES = ("failed", "lost", "attestation_failed")
-OLDEST = 86400.0  # seconds after which nobody is told any more of what happened
-MOST = 20  # messages of one run in an hour: of its ends and failures, and as many of starts and alarms
-_HOUR, _WEEK = 3600.0, 604800.0
+OLDEST = 86400.0  # seconds after which an event is too old for a message
+MOST = 20  # messages of one run in an hour about its ends and failures, and as many about starts and alarms
+_HOUR = 3600.0
+_WEEK = 604800.0
 _BYTES = 64 << 20
 _DETAIL = 1000  # characters
 _ENDS = ("end", "failure")
@@ -40,11 +41,12 @@ class _Owned(Struct, frozen=True):
 
 
 class Outbox(Struct, frozen=True):
-    """All that is not delivered yet; one file, so that what was looked at and what came of it change at once.
+    """All deliveries that are not done yet, in one file with the last event that was looked at.
 
-    cursor: the last event that was looked at.
-    alarms: when an alarm of a run (`run/kind/receiver`) was last sent, in Unix seconds.
-    sent: when messages of a run (`run/ends`, `run/others`) were made in the last hour.
+    Attributes:
+        cursor: The last event that was looked at.
+        alarms: When an alarm of a run (`run/kind/receiver`) was last sent, in Unix seconds.
+        sent: When messages of a run (`run/ends`, `run/others`) were made in the last hour.
     """
 
     cursor: int = 0
@@ -54,7 +56,7 @@ class Outbox(Struct, frozen=True):
 
 
 def load(path: Path) -> Outbox:
-    """Read it; an empty one when there is none. Raises OSError, and ValueError for a damaged one."""
+    """Read an outbox; it is empty where there is no file. Raises OSError, and ValueError for a damaged one."""
     try:
         return msgspec.json.decode(read_file(path, _BYTES), type=Outbox)
     except FileNotFoundError:
@@ -62,12 +64,12 @@ def load(path: Path) -> Outbox:
 
 
 def save(path: Path, outbox: Outbox) -> None:
-    """Put it in place, on disk. Raises OSError."""
+    """Put an outbox on disk. Raises OSError."""
     write_whole(path, msgspec.json.encode(outbox))
 
 
 def said_of_move(data: dict[str, Any]) -> str:
-    """Return the event that a move of a run is: `start`, `end` or `failure`; "" for none of these."""
+    """Return which event a move of a run is: `start`, `end` or `failure`; "" for none of these."""
     if data.get("move") == "confirm":
         return "start"
     if data.get("move") != "end" or data.get("reason") == "imported":
@@ -76,57 +78,56 @@ def said_of_move(data: dict[str, Any]) -> str:
 
 
 def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmSaid | None = None) -> Message:
-    """Make a message. facts: fields of `Message`, as far as they are known; `run` is."""
-    known = {key: value for key, value in facts.items() if value is not None}
+    """Make a message.
+
+    Args:
+        facts: `run` and perhaps other fields of `Message`, where None is unknown.
+    """
+    fields = {key: value for key, value in facts.items() if value is not None}
     for key in ("reward", "loss", "eval"):
-        if not math.isfinite(known.get(key, 0.0)):
-            known.pop(key)
-    known["detail"] = " ".join(str(known.get("detail", "")).split())[:_DETAIL]
+        if not math.isfinite(fields.get(key, 0.0)):
+            fields.pop(key)
+    fields["detail"] = " ".join(str(fields.get("detail", "")).split())[:_DETAIL]
     what = alarm.kind if alarm else event
-    made = Message(
+    message = Message(
         id=f"{facts['run']}-{what}-{int(at * 1000)}",
         event=event,
         at=at,
         text="",
         host=socket.gethostname(),
         alarm=alarm,
-        **known,
+        **fields,
     )
-    return replace(made, text=_text(made))
+    return replace(message, text=_text(message))
 
 
-def _text(said: Message) -> str:
-    if said.alarm:
-        return f"{said.run}: {said.alarm.says}"
-    if said.event == "test":
-        return f"A trial of the notifications of {said.run}" if said.run else "A trial of notifications"
-    if said.event == "start":
-        return f"{said.run} started" + (f" again (attempt {said.attempt})" if said.attempt > 1 else "")
-    how = _HOW.get(said.reason or "", "ended")
-    where = f"at step {said.step} of {said.steps}" if said.steps else f"at step {said.step}"
-    named = (("reward", said.reward), ("loss", said.loss), ("eval", said.eval))
-    figures = [f"{name} {value:.4g}" for name, value in named if value is not None]
-    told = f": {said.detail}" if said.detail and said.event == "failure" else ""
-    return f"{said.run} {how} {where}" + "".join(f", {one}" for one in figures) + told
-
-
-def _wants(to: Notify, message: Message) -> bool:
-    """Check whether a receiver is to hear of this: `end` includes failures, `alarm` only what is broken."""
+def _text(message: Message) -> str:
+    """Say a message in one line."""
+    run = message.run
     if message.alarm:
-        return ("alarm" if message.alarm.level == "bad" else "look") in to.events
-    return message.event in to.events or (message.event == "failure" and "end" in to.events)
+        return f"{run}: {message.alarm.says}"
+    if message.event == "test":
+        return f"A trial of the notifications of {run}" if run else "A trial of notifications"
+    if message.event == "start":
+        return f"{run} started" + (f" again (attempt {message.attempt})" if message.attempt > 1 else "")
+    how = _HOW.get(message.reason or "", "ended")
+    where = f"at step {message.step} of {message.steps}" if message.steps else f"at step {message.step}"
+    named = (("reward", message.reward), ("loss", message.loss), ("eval", message.eval))
+    figures = "".join(f", {name} {value:.4g}" for name, value in named if value is not None)
+    detail = f": {message.detail}" if message.detail and message.event == "failure" else ""
+    return f"{run} {how} {where}{figures}{detail}"
 
 
 def posted(
     outbox: Outbox, uid: int, receivers: Sequence[Notify], messages: Iterable[Message], cwd: str
 ) -> tuple[Outbox, list[Message]]:
-    """Add messages for those who are to hear of them, as often as they may.
+    """Add messages for the receivers that are to hear of them, as often as they may.
 
-    Returns what is left out because there was too much in an hour as well: the first of it.
+    Returns also the first message that is left out because a run had too many in an hour.
     """
     left_out = []
     for message in messages:
-        due = [n for n, to in enumerate(receivers) if _wants(to, message) and _is_due(outbox, to, n, message)]
+        due = [n for n, to in enumerate(receivers) if _is_due(outbox, to, n, message)]
         if not due:
             continue
         key = f"{message.run}/{'ends' if message.event in _ENDS else 'others'}"
@@ -146,18 +147,26 @@ def posted(
 
 
 def without(outbox: Outbox, keys: set[str], now: float) -> Outbox:
-    """Drop deliveries, and what is too old to matter."""
+    """Drop deliveries, and notes that are too old to matter."""
     return Outbox(
         outbox.cursor,
-        [one for one in outbox.pending if one.delivery.key not in keys],
+        [owned for owned in outbox.pending if owned.delivery.key not in keys],
         {key: at for key, at in outbox.alarms.items() if at > now - _WEEK},
         {key: at for key, at in outbox.sent.items() if at[-1] > now - _HOUR},
     )
 
 
 def _is_due(outbox: Outbox, to: Notify, number: int, message: Message) -> bool:
+    """Return whether a receiver is to hear of a message now.
+
+    The event `end` includes failures, `alarm` only alarms of what is broken.
+    """
     if message.alarm is None:
-        return f"{number}.{message.id}" not in {one.delivery.key for one in outbox.pending}
+        is_chosen = message.event in to.events or (message.event == "failure" and "end" in to.events)
+        key = f"{number}.{message.id}"
+        return is_chosen and all(owned.delivery.key != key for owned in outbox.pending)
+    if ("alarm" if message.alarm.level == "bad" else "look") not in to.events:
+        return False
     last = outbox.alarms.get(_alarm_key(message, number))
     return last is None or not 0 <= message.at - last < to.every
 
@@ -167,7 +176,7 @@ def _alarm_key(message: Message, number: int) -> str:
 
 
 def trial(run: str, number: int, to: Notify, cwd: str, facts: dict[str, Any] | None = None) -> Delivery:
-    """Make a trial for one receiver. run: its name; "" for none."""
+    """Make a trial for one receiver, of a run or, where that is "", of none."""
     now = time.time()
     message = message_of("test", now, {"run": run, **(facts or {})})
     return Delivery(f"{number}.{message.id}", to, message, cwd)

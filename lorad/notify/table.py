@@ -1,5 +1,6 @@
-"""What daemon and notifying process say to each other, see `lorad/box/tables.py`: what is to be delivered,
-what is done, and what fails.
+"""What daemon and notifying process say to each other: what to deliver, what is done, and what fails.
+
+See `lorad/box/tables.py`.
 """
 
 from pathlib import Path
@@ -22,12 +23,14 @@ class AlarmSaid(Struct, frozen=True):
 class Message(Struct, frozen=True, kw_only=True):
     """A notification, as a receiver gets it.
 
-    id: the same in every try and for every receiver; a receiver that saw it may drop it.
-    event: `start`, `end`, `failure`, `alarm` or `test`.
-    at: Unix seconds at which it happened.
-    text: all of it in one line.
-    reward: mean of the last step. loss: of the last step, of a run that samples nothing.
-    eval: the last evaluation's score.
+    Attributes:
+        id: The same in every try and for every receiver; a receiver that saw it may drop it.
+        event: `start`, `end`, `failure`, `alarm` or `test`.
+        at: When it happened, in Unix seconds.
+        text: The whole message in one line.
+        reward: The last step's mean.
+        loss: The last step's loss, where the run samples nothing.
+        eval: The last evaluation's score.
     """
 
     id: str
@@ -53,8 +56,9 @@ class Message(Struct, frozen=True, kw_only=True):
 class Delivery(Struct, frozen=True):
     """A message for one receiver.
 
-    key: no other delivery has it.
-    cwd: the directory in which a command runs.
+    Attributes:
+        key: No other delivery has it.
+        cwd: The directory in which a command runs.
     """
 
     key: str
@@ -64,13 +68,13 @@ class Delivery(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """What one process is to deliver."""
+    """The deliveries of one process."""
 
     deliveries: list[Delivery] = []
 
 
 class Failed(Struct, frozen=True):
-    """A delivery that did not succeed: says is a sentence."""
+    """A delivery that did not succeed, with the reason as a sentence."""
 
     key: str
     says: str
@@ -79,9 +83,10 @@ class Failed(Struct, frozen=True):
 class State(Struct, frozen=True):
     """What the process has reached.
 
-    done: keys of what was delivered.
-    given_up: what is not tried again.
-    faults: what failed and is tried again.
+    Attributes:
+        done: The keys of what was delivered.
+        given_up: Deliveries that are not tried again.
+        faults: Deliveries that failed and are tried again.
     """
 
     done: list[str] = []
@@ -90,9 +95,8 @@ class State(Struct, frozen=True):
 
 
 def read_state(path: Path) -> State:
-    """Read it; an empty one when there is none that can be read. The file may be another user's."""
+    """Read a state, which may be another user's file; an empty one where it cannot be read."""
     state = tables.read_state(path, State)
-    given_up, faults = (
-        [Failed(f.key, f.says[:LONGEST]) for f in all_] for all_ in (state.given_up, state.faults)
-    )
+    given_up = [Failed(failed.key, failed.says[:LONGEST]) for failed in state.given_up]
+    faults = [Failed(failed.key, failed.says[:LONGEST]) for failed in state.faults]
     return State(state.done, given_up, faults)

@@ -4,7 +4,8 @@
 class Undelivered(Exception):
     """A receiver did not take a notification; the message is a sentence without a secret.
 
-    wait: seconds in which the receiver wants no other try.
+    Args:
+        wait: Seconds in which the receiver wants no other try.
     """
 
     def __init__(self, says: str, wait: float = 0.0) -> None:

@@ -1,5 +1,6 @@
-"""A notification for a web address: as JSON, or as the text that Slack, Discord and ntfy take."""
+"""Posts a notification to a web address: as JSON, or as the text that Slack, Discord and ntfy take."""
 
+import contextlib
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,9 @@ from lorad.notify.table import Message
 from lorad.notify.undelivered import Undelivered
 from lorad.spec.notify import Notify, is_address
 
-_DISCORD, _SLACK, _NTFY = 1900, 3000, 3900  # characters that they take at most
+_DISCORD = 1900  # characters that it takes at most
+_SLACK = 3000
+_NTFY = 3900
 _LONGEST_WAIT = 900.0  # seconds of Retry-After that are obeyed
 _URGENT = ("failure", "alarm")
 
@@ -20,9 +23,13 @@ _URGENT = ("failure", "alarm")
 async def post(to: Notify, message: Message) -> None:
     """Post a message. Redirections are not followed: they would take the token elsewhere.
 
-    Raises Undelivered unless the answer is 2xx; its words hold neither address nor token.
+    Raises Undelivered unless the answer is 2xx; its words hold neither address nor token. Its pause is the
+    one that the receiver asks for by Retry-After, in seconds.
     """
-    url, headers = _address(to), {"User-Agent": f"lorad/{__version__}", "Idempotency-Key": message.id}
+    url = _read(to.url_file) if to.url_file is not None else to.url or ""
+    if not is_address(url):
+        raise Undelivered(f"{to.url_file} holds no http:// or https:// address")
+    headers = {"User-Agent": f"lorad/{__version__}", "Idempotency-Key": message.id}
     if to.token_file is not None:
         headers["Authorization"] = f"Bearer {_read(to.token_file)}"
     more, body = _shaped(to.form, message)
@@ -35,7 +42,10 @@ async def post(to: Notify, message: Message) -> None:
             if 300 <= answer.status < 400:
                 raise Undelivered(f"it answered {answer.status}: redirections are not followed")
             if not 200 <= answer.status < 300:
-                raise Undelivered(f"it answered {answer.status}", _wanted_pause(answer))
+                pause = 0.0
+                with contextlib.suppress(ValueError):  # a date is not obeyed
+                    pause = min(_LONGEST_WAIT, max(0.0, float(answer.headers.get("Retry-After", "0"))))
+                raise Undelivered(f"it answered {answer.status}", pause)
     except TimeoutError:
         raise Undelivered(f"it did not answer within {to.timeout:g} s") from None
     except aiohttp.ClientConnectorError as error:
@@ -67,23 +77,8 @@ def _shaped(form: str, message: Message) -> tuple[dict[str, str], bytes]:
     return {"Content-Type": "application/json"}, msgspec.json.encode(body)
 
 
-def _address(to: Notify) -> str:
-    url = _read(to.url_file) if to.url_file is not None else to.url or ""
-    if not is_address(url):
-        raise Undelivered(f"{to.url_file} holds no http:// or https:// address")
-    return url
-
-
 def _read(path: str) -> str:
     try:
         return read_key(path)
     except SpecError as error:
         raise Undelivered(error.message) from None
-
-
-def _wanted_pause(answer: aiohttp.ClientResponse) -> float:
-    """Seconds that the receiver asks for by Retry-After; 0 where it asks for none, or by a date."""
-    try:
-        return min(_LONGEST_WAIT, max(0.0, float(answer.headers.get("Retry-After", "0"))))
-    except ValueError:
-        return 0.0

@@ -236,7 +236,7 @@ def test_fault_is_short_whatever_servers_say(run: RunDir, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sink, "make", answers)
     one = sink.Sink(Choice("tensorboard", {}), run.root)
-    one.want([Followed("r", str(run.root), [], is_over=False)])
+    one.follow([Followed("r", str(run.root), [], is_over=False)])
     deadline = time.monotonic() + 30.0
     while not (faults := one.faults) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run for each segment, so that what a rewind took back stays apart.
+"""Writes to MLflow: one MLflow run for each segment, so that steps that a rewind took back stay apart.
 
 The same metric, value, time and step twice is one row: a batch may be sent again.
 """
@@ -13,7 +13,8 @@ from lorad.box.private import read_key
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
 
 _BATCH = 1000  # metrics that the server takes at once
-_PARAMS, _PARAM_TEXT = 100, 500
+_PARAMS = 100  # parameters of a run, at most
+_PARAM_TEXT = 500  # characters of a parameter, at most
 _TOKEN, _USER, _PASSWORD = (f"MLFLOW_TRACKING_{what}" for what in ("TOKEN", "USERNAME", "PASSWORD"))
 _environment = threading.RLock()  # MLflow reads its key from there
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "lost": "FAILED", "attestation_failed": "FAILED"}
@@ -57,33 +58,39 @@ class MLflow(Logger):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # the follower tries again itself
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # seconds: a hang is told soon
-        from mlflow.entities import RunTag
+        from mlflow.entities import Param, RunTag
         from mlflow.tracking import MlflowClient
 
         with self._as_user():
             self._client = client = MlflowClient(self.settings.uri)
-            experiment = self._experiment()
+            existing = client.get_experiment_by_name(self.settings.experiment)
+            if existing is not None:
+                experiment = str(existing.experiment_id)
+            else:
+                experiment = str(client.create_experiment(self.settings.experiment))
             name = f"{self.run.name}.{segment.number}" if segment.number else self.run.name
             mine = f"tags.`lorad.run` = '{self.run.name}' and tags.`lorad.born` = '{self.run.born!r}'"
-            there = {run.data.tags["lorad.segment"]: run for run in client.search_runs([experiment], mine)}
-            found = there.get(str(segment.number))
-            if found is None:
+            runs = {run.data.tags["lorad.segment"]: run for run in client.search_runs([experiment], mine)}
+            run = runs.get(str(segment.number))
+            if run is None:
                 tags = {
                     "lorad.run": self.run.name,
                     "lorad.born": repr(self.run.born),
                     "lorad.segment": str(segment.number),
                     "lorad.from_step": str(segment.after),
                 }
-                found = client.create_run(experiment, run_name=name, tags=tags)
-                client.log_batch(found.info.run_id, params=self._params())
-            self._id = found.info.run_id
+                run = client.create_run(experiment, run_name=name, tags=tags)
+                # the spec as MLflow's parameters, as many and as long as it takes
+                params = [Param(key, str(value)[:_PARAM_TEXT]) for key, value in _flat("", self.run.spec)]
+                client.log_batch(run.info.run_id, params=params[:_PARAMS])
+            self._id = run.info.run_id
             client.update_run(self._id, status="RUNNING")
-            for number, run in there.items():
-                earlier = int(number) < segment.number
-                marked = int(run.data.tags.get("lorad.superseded_after", 1 << 62))
-                if earlier and marked > segment.after:
+            for number, other in runs.items():
+                is_earlier = int(number) < segment.number
+                marked = int(other.data.tags.get("lorad.superseded_after", 1 << 62))
+                if is_earlier and marked > segment.after:
                     tag = RunTag("lorad.superseded_after", str(segment.after))
-                    client.log_batch(run.info.run_id, tags=[tag])
+                    client.log_batch(other.info.run_id, tags=[tag])
 
     def put(self, point: Point) -> None:
         from mlflow.entities import Metric
@@ -104,19 +111,6 @@ class MLflow(Logger):
             with self._as_user():
                 self._client.set_terminated(self._id, status=_STATUS.get(reason, "KILLED"))
 
-    def _experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self.settings.experiment)
-        if found is not None:
-            return str(found.experiment_id)
-        return str(self._client.create_experiment(self.settings.experiment))
-
-    def _params(self) -> list[Any]:
-        """The spec as MLflow's parameters, as many and as long as it takes."""
-        from mlflow.entities import Param
-
-        flat = _flat("", self.run.spec)
-        return [Param(key, str(value)[:_PARAM_TEXT]) for key, value in flat][:_PARAMS]
-
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:
         """Have MLflow find the key while this thread asks the server."""
@@ -124,18 +118,19 @@ class MLflow(Logger):
             yield
             return
         with _environment:
-            user, key = self.settings.user, read_key(self.settings.key_file)
-            given = {_TOKEN: key} if user is None else {_USER: user, _PASSWORD: key}
-            os.environ |= given
+            user = self.settings.user
+            key = read_key(self.settings.key_file)
+            variables = {_TOKEN: key} if user is None else {_USER: user, _PASSWORD: key}
+            os.environ |= variables
             try:
                 yield
             finally:
-                for name in given:
+                for name in variables:
                     os.environ.pop(name, None)
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
-    """List dotted keys of the spec with their values; what is null is left out."""
+    """List dotted keys of the spec with their values; null values are left out."""
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
     return [] if value is None else [(name, value)]

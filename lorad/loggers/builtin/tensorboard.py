@@ -1,9 +1,10 @@
-"""TensorBoard: a directory for each run, in which every life and segment has an event file of its own.
+"""Writes for TensorBoard: a directory for each run, in which every life and segment has its own event file.
 
-A file begins with `SessionLog.START` at the first step to come: readers drop what earlier files say from
-there on. Events are written by the thread that asks, without a queue.
+A file begins with `SessionLog.START` at the first step to come: readers then drop this step and later ones of
+earlier files. The thread that asks writes events, without a queue.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -87,7 +88,7 @@ class TensorBoard(Logger):
             self._file.close()
 
     def _directory(self) -> Path:
-        """Make the run's directory. One of an earlier run of the same name is left alone."""
+        """Make the run's directory. The directory of an earlier run of the same name is left alone."""
         root = (
             Path(self.settings.dir).expanduser() if self.settings.dir else self.run.directory / "tensorboard"
         )
@@ -98,8 +99,9 @@ class TensorBoard(Logger):
             mark = directory / _MARK
             if not mark.exists():
                 write_whole(mark, json.dumps(whose).encode())
-            if _read(mark) == whose:
-                return directory
+            with contextlib.suppress(ValueError):
+                if json.loads(mark.read_bytes()) == whose:
+                    return directory
         raise SpecError(
             f"{root} holds 1000 directories of runs named {self.run.name}", hint="Remove old ones."
         )
@@ -116,10 +118,3 @@ def _text(name: str, text: str) -> Any:
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
     return Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)
-
-
-def _read(mark: Path) -> Any:
-    try:
-        return json.loads(mark.read_bytes())
-    except ValueError:
-        return None

@@ -1,8 +1,8 @@
-"""Weights & Biases: one W&B run for each segment, all of a run in one group; our step is theirs.
+"""Writes to Weights & Biases: one W&B run for each segment, all of a run in one group; our step is theirs.
 
 Their client keeps the newest steps in its memory, and takes no step twice. So a life begins a segment anew:
-an offline run is written into a directory of its own, which replaces that of the earlier life; online, the
-steps that are there already are dropped by their server.
+an offline run gets a new directory, which replaces the earlier life's; online, their server drops the steps
+that it has already.
 """
 
 import shutil
@@ -59,28 +59,28 @@ class Wandb(Logger):
     def begin(self, segment: Segment, after: int) -> None:
         import wandb
 
-        given = self.settings
-        root = Path(given.dir).expanduser() if given.dir else self.run.directory
+        settings = self.settings
+        root = Path(settings.dir).expanduser() if settings.dir else self.run.directory
         root.mkdir(parents=True, exist_ok=True)
         name = f"{self.run.name}-r{segment.number}" if segment.number else self.run.name
         unique = f"{name}-{zlib.crc32(repr(self.run.born).encode()):08x}"
-        if given.mode == "offline":
+        if settings.mode == "offline":
             for earlier in root.glob(f"wandb/offline-run-*-{unique}"):
                 shutil.rmtree(earlier)
         more: dict[str, Any] = {}
-        if given.key_file is not None:
-            more["api_key"] = read_key(given.key_file)
-        if given.url is not None:
-            more["base_url"] = given.url
+        if settings.key_file is not None:
+            more["api_key"] = read_key(settings.key_file)
+        if settings.url is not None:
+            more["base_url"] = settings.url
         self._run = wandb.init(
-            project=given.project,
-            entity=given.entity,
+            project=settings.project,
+            entity=settings.entity,
             id=unique,
             name=name,
             group=self.run.name,
             dir=str(root),
-            mode=given.mode,
-            resume="allow" if given.mode == "online" else None,
+            mode=settings.mode,
+            resume="allow" if settings.mode == "online" else None,
             reinit="create_new",
             config={**self.run.spec, "lorad": {"segment": segment.number, "from_step": segment.after}},
             settings=wandb.Settings(
@@ -101,10 +101,10 @@ class Wandb(Logger):
         self._steps.add(point.step)
 
     def flush(self) -> None:
-        """Do nothing: what is in their memory is put again by the next life."""
+        """Do nothing: the next life puts again what is in their memory."""
 
     def close(self, reason: str = "") -> None:
-        """Raises TimeoutError when the file of an offline run does not become whole."""
+        """Let go. Raises TimeoutError when the file of an offline run does not become whole."""
         if self._run is None:
             return
         directory = Path(self._run.settings.sync_dir)

@@ -1,4 +1,4 @@
-"""Reading W&B's file of an offline run, to see that all of it is on disk: `finish()` returns before it is.
+"""Reads W&B's file of an offline run, to see that all of it is on disk: `finish()` returns before it is.
 
 The file is a log of LevelDB's kind, behind a header of 7 bytes: blocks of 32 KiB, records cut into fragments.
 """
@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_HEADER, _BLOCK, _FRAGMENT = 7, 32768, struct.Struct("<IHB")
-_FULL, _FIRST, _LAST = 1, 2, 4
+_HEADER = 7  # bytes
+_BLOCK = 32768  # bytes
+_FRAGMENT = struct.Struct("<IHB")
+_FULL = 1
+_FIRST = 2
+_LAST = 4
 
 
 def records(path: Path) -> Iterator[Any]:
     """Yield the whole records of a file. A torn tail ends it."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, parts = path.read_bytes(), _HEADER, b""
+    data = path.read_bytes()
+    place = _HEADER
+    parts = b""
     while place + _FRAGMENT.size <= len(data):
         left = _BLOCK - place % _BLOCK
         if left < _FRAGMENT.size:
