@@ -14,10 +14,6 @@ with quick_imports():
     from lorad.http.service import Service, run_service
 
 
-def main() -> int:
-    return run_service("the gateway", "lorad.gateway", _gateway_of)
-
-
 def _gateway_of(home: Home, role: str) -> Service:
     """Make the gateway of a role.
 
@@ -35,4 +31,4 @@ def _gateway_of(home: Home, role: str) -> Service:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("the gateway", "lorad.gateway", _gateway_of))

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 VERSION = "x-lorad-version"
-_HEALTH = "/health"
+HEALTH = "/health"
 EVENT_STREAM = "text/event-stream"
 
 
@@ -29,7 +29,7 @@ def guard(access: Access, limits: Limits) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            if request.method == "GET" and request.path == _HEALTH:
+            if request.method == "GET" and request.path == HEALTH:
                 return await handler(request)
             owner = access.owner(request)
             with limits.place(owner) if request.method == "POST" else contextlib.nullcontext():
@@ -52,13 +52,9 @@ def guard(access: Access, limits: Limits) -> Middleware:
     return guarded
 
 
-def add_health(app: web.Application) -> None:
+async def health(_: web.Request) -> web.Response:
     """Tell whoever watches that the process is up; this says nothing about pools and versions."""
-
-    async def health(_: web.Request) -> web.Response:
-        return answer({})
-
-    app.router.add_get(_HEALTH, health)
+    return answer({})
 
 
 def _failed(error: ApiError) -> web.Response:

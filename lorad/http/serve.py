@@ -73,7 +73,8 @@ async def serve(
         stack.push_async_callback(runner.cleanup)
         door = Doorkeeper(runner.server, bounds)
 
-        def enter(listener: socket.socket, place: str) -> None:
+        def enter(listener: socket.socket, path: Path | None = None) -> None:
+            place = path or "http://{}:{}".format(*listener.getsockname())
             stack.push_async_callback(Entrance(door, listener).close)
             log.info("%s answers on %s", name, place)
 
@@ -88,24 +89,19 @@ async def serve(
                         log.error("%s cannot be had on port %d: %s", name, port, error.strerror)
                     is_logged = True
                 await asyncio.sleep(_PORT_SECONDS)
-            enter(listener, _url(listener))
+            enter(listener)
 
         for listener in listeners:
             if isinstance(listener, SocketFile):
                 bound = listen(listener.path, listener.mode, advice=listener.advice)
                 stack.callback(remove, listener.path)
-                enter(bound, str(listener.path))
+                enter(bound, listener.path)
             elif isinstance(listener, socket.socket):
-                enter(listener, _url(listener))
+                enter(listener)
             elif listener is not None:
                 stack.callback(asyncio.create_task(enter_by_port(listener)).cancel)
         await asyncio.sleep(0)  # for the first try of each port
         yield
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()
-    return f"http://{host}:{port}"
 
 
 def peer_uid(request: web.Request) -> int | None:

@@ -56,7 +56,7 @@ class Outbox(Struct, frozen=True):
 
 
 def load(path: Path) -> Outbox:
-    """Read an outbox; it is empty where there is no file. Raises OSError, and ValueError for a damaged one."""
+    """Read an outbox, empty where there is no file. Raises OSError, and ValueError for a damaged one."""
     try:
         return msgspec.json.decode(read_file(path, _BYTES), type=Outbox)
     except FileNotFoundError:

@@ -18,10 +18,6 @@ with quick_imports():
 _PROTOBUF = "Install it: pip install 'lorad[tinker]'."
 
 
-def main() -> int:
-    return run_service("the Tinker door", "lorad.tinker", _door_of)
-
-
 def _door_of(home: Home, role: str) -> Service:
     """Make the door of a role. The front loads nothing of a model.
 
@@ -41,4 +37,4 @@ def _door_of(home: Home, role: str) -> Service:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("the Tinker door", "lorad.tinker", _door_of))

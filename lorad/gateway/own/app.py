@@ -16,7 +16,7 @@ from lorad.box.paths import Home
 from lorad.errors import LoradError, PoolLost
 from lorad.gateway.access import Access
 from lorad.gateway.errors import from_lorad, refused
-from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, answer, arrived, event, guard
+from lorad.gateway.guard import EVENT_STREAM, HEALTH, VERSION, answer, arrived, event, guard, health
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
 from lorad.gateway.models import add_models
 from lorad.gateway.own.bases import Base, Bases, Peers
@@ -110,7 +110,7 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
 
 def _make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
-    add_health(app)
+    app.router.add_get(HEALTH, health)
     add_models(app, gateway.resolver.table, gateway.access)
     app.router.add_post("/v1/completions", partial(_generate, gateway, _COMPLETION))
     app.router.add_post("/v1/chat/completions", partial(_generate, gateway, _CHAT))

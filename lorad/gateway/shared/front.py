@@ -17,7 +17,7 @@ from lorad.box.paths import Home
 from lorad.errors import PoolLost
 from lorad.gateway.access import Access
 from lorad.gateway.errors import ApiError, from_lorad
-from lorad.gateway.guard import EVENT_STREAM, VERSION, add_health, arrived, event, guard
+from lorad.gateway.guard import EVENT_STREAM, HEALTH, VERSION, arrived, event, guard, health
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
 from lorad.gateway.params import ModelName, unfit
@@ -48,7 +48,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[None]
         contextlib.aclosing(Owners("gateway", home.gateway_socket_of)) as owners,
     ):
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(access, limits)])
-        add_health(app)
+        app.router.add_get(HEALTH, health)
         add_models(app, routes.table, access)
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
             app.router.add_post(path, partial(_forward, routes, owners, access))

@@ -115,7 +115,7 @@ class Door:
         if directory is None:
             names = ", ".join(self.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
             raise HttpError(400, f"base_model {base!r} is not served here. There are: {names}")
-        facts = await self.pools.base(directory)
+        facts = await self.pools.bases.get(str(directory))
         return Limits(facts.vocab, min(facts.max_positions, self.settings.context))
 
     async def look_around(self) -> None:

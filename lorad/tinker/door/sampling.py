@@ -9,16 +9,15 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
 
 from lorad.errors import Conflict, DaemonUnreachable, EngineGone, LoradError, NotFound, PoolLost
 from lorad.gateway.errors import ApiError
-from lorad.gateway.own.bases import Base, Bases, Peer, Peers
+from lorad.gateway.own.bases import Bases, Peer, Peers
 from lorad.gateway.own.resolve import Resolver
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
 from lorad.protocol.calls import Generate, Rank
@@ -103,9 +102,6 @@ class Pools:
         self.peers = Peers()
         self._runs = runs
         self._served_bases: dict[str, asyncio.Task[Served]] = {}  # by their directories
-
-    async def base(self, directory: Path) -> Base:
-        return await self.bases.get(str(directory))
 
     async def answer(self, name: str, wish: Wish, waits: Callable[[str], None]) -> bytes:
         """Sample from `run@number`, or from the base in a directory.
@@ -243,12 +239,6 @@ class _Ended:
         self.dropped = cursor
         return self.requests
 
-    def forget(self, remembered: Collection[str]) -> None:
-        """Drop the oldest requests, up to the first remembered one: some clients ask for each by itself."""
-        first = next((n for n, (id, _) in enumerate(self.requests) if id in remembered), len(self.requests))
-        del self.requests[:first]
-        self.dropped += first
-
 
 class Samples:
     """Has all requests for samples, by their ids."""
@@ -336,7 +326,11 @@ class Samples:
             if request.done.is_set() and now - request.ended > _KEPT:
                 self._drop(id)
         for ended in self._ended.values():
-            ended.forget(self._requests.keys())
+            # some clients ask for each request by itself: drop the oldest, up to the first that is remembered
+            numbered = enumerate(ended.requests)
+            first = next((n for n, (id, _) in numbered if id in self._requests), len(ended.requests))
+            del ended.requests[:first]
+            ended.dropped += first
 
     def _drop(self, id: str) -> None:
         request = self._requests.pop(id)

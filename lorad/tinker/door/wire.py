@@ -85,9 +85,8 @@ def read_pass(head: _Head, limits: Limits) -> Pass:
     total = 0
     for place, datum in enumerate(message.data):
         try:
-            ids = _tokens(datum, limits)
-            inputs = {key: tensor(value, ids.size) for key, value in datum.loss_fn_inputs.items()}
-            targets.append(_targets(inputs, ids, limits))
+            ids, datum_targets, inputs = _read_datum(datum, limits)
+            targets.append(datum_targets)
             for key, values in check(name, config, inputs, ids.size).items():
                 arrays.setdefault(key, []).append(values)
         except (BadRequest, ValueError) as error:
@@ -107,7 +106,8 @@ def read_pass(head: _Head, limits: Limits) -> Pass:
     )
 
 
-def _tokens(datum: Any, limits: Limits) -> np.ndarray:
+def _read_datum(datum: Any, limits: Limits) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Return the tokens of a datum, its targets, and its inputs by name. Raises BadRequest."""
     parts = []
     for chunk in datum.model_input:
         if (kind := chunk.WhichOneof("chunk")) != "encoded_text":
@@ -115,7 +115,16 @@ def _tokens(datum: Any, limits: Limits) -> np.ndarray:
         parts.append(_numbers(chunk.encoded_text.tokens, np.dtype(np.int32), "model_input"))
     ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     check_tokens(ids, limits, "model_input")
-    return ids
+    inputs = {key: tensor(value, ids.size) for key, value in datum.loss_fn_inputs.items()}
+    targets = inputs.get("target_tokens")
+    if targets is None:
+        raise BadRequest("loss_fn_inputs has no target_tokens")
+    if targets.shape != ids.shape:
+        raise BadRequest(f"target_tokens has {targets.size} numbers; model_input has {ids.size} tokens")
+    if targets.dtype.kind != "i":
+        raise BadRequest("target_tokens must be integers")
+    check_tokens(targets, limits, "target_tokens")
+    return ids, targets.astype(np.int32), inputs
 
 
 def check_tokens(ids: np.ndarray, limits: Limits, name: str) -> None:
@@ -126,18 +135,6 @@ def check_tokens(ids: np.ndarray, limits: Limits, name: str) -> None:
         raise BadRequest(f"{name} has {ids.size} tokens; the base takes {limits.positions}")
     if wrong := ids[(ids < 0) | (ids >= limits.vocab)][:1].tolist():
         raise BadRequest(f"{name} has the token {wrong[0]}; the base has the tokens 0 to {limits.vocab - 1}")
-
-
-def _targets(inputs: dict[str, np.ndarray], ids: np.ndarray, limits: Limits) -> np.ndarray:
-    targets = inputs.get("target_tokens")
-    if targets is None:
-        raise BadRequest("loss_fn_inputs has no target_tokens")
-    if targets.shape != ids.shape:
-        raise BadRequest(f"target_tokens has {targets.size} numbers; model_input has {ids.size} tokens")
-    if targets.dtype.kind != "i":
-        raise BadRequest("target_tokens must be integers")
-    check_tokens(targets, limits, "target_tokens")
-    return targets.astype(np.int32)
 
 
 def tensor(message: Any, most: int) -> np.ndarray:

@@ -43,9 +43,5 @@ def attempt(
         return end_by(error, journal, run_dir), state.step
 
 
-def main() -> int:
-    return run_attempt(Path(sys.argv[1]), attempt)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_attempt(Path(sys.argv[1]), attempt))

@@ -136,7 +136,8 @@ async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler,
     stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
     ids = tuple(token for token in stop if isinstance(token, int))
     if params.stop is None:
-        ids = tuple(sorted((await door.pools.base(door.bases[sampler.base])).eos_ids))
+        base = await door.pools.bases.get(str(door.bases[sampler.base]))
+        ids = tuple(sorted(base.eos_ids))
     return Sampling(
         min(params.max_tokens or room, room),
         temperature=params.temperature,

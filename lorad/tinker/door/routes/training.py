@@ -55,7 +55,18 @@ async def load_weights(door: Door, request: Asked) -> web.Response:
     """Make a model of a checkpoint; or, for clients before 0.25, load it into a model that was not used."""
     body = bodies.read(request.data, bodies.LoadWeights)
     if body.session_id is None or body.model_seq_id is None:
-        return await _load_into(door, request, body)
+        if body.model_id is None or body.seq_id is None:
+            raise HttpError(422, "load_weights takes session_id and model_seq_id, or model_id and seq_id")
+        model = door.models.find(request.owner, body.model_id)
+        arguments: Arguments
+        try:
+            _, directory = await _source(door, request.owner, body)
+            if body.seq_id != 1:
+                raise HttpError(400, "weights are loaded into a new model only, before anything else")
+            arguments = Load(body.path, directory, body.optimizer)
+        except HttpError as error:
+            arguments = Refused(error.detail)
+        return await _submit(door, model, body.seq_id, _digest(request.data), arguments)
     session = door.session(request.owner, body.session_id)
     if body.weights_access_token:
         raise HttpError(400, "weights_access_token is not supported: publish the checkpoint instead")
@@ -98,21 +109,6 @@ async def unload_model(door: Door, request: Asked) -> web.Response:
     model = door.models.find(request.owner, body.model_id)
     lane = await door.models.lane(model)
     return await _submit(door, model, lane.last + 1, "unload", Unload())
-
-
-async def _load_into(door: Door, request: Asked, body: bodies.LoadWeights) -> web.Response:
-    if body.model_id is None or body.seq_id is None:
-        raise HttpError(422, "load_weights takes session_id and model_seq_id, or model_id and seq_id")
-    model = door.models.find(request.owner, body.model_id)
-    arguments: Arguments
-    try:
-        _, directory = await _source(door, request.owner, body)
-        if body.seq_id != 1:
-            raise HttpError(400, "weights are loaded into a new model only, before anything else")
-        arguments = Load(body.path, directory, body.optimizer)
-    except HttpError as error:
-        arguments = Refused(error.detail)
-    return await _submit(door, model, body.seq_id, _digest(request.data), arguments)
 
 
 async def _source(door: Door, owner: str, body: bodies.LoadWeights) -> tuple[Checkpoint, str]:
