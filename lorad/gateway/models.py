@@ -9,7 +9,6 @@ from lorad.gateway.access import Access
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.guard import VERSION, answer
 from lorad.gateway.table import Table
-from lorad.protocol.served import Served
 
 
 class _Model(Struct, frozen=True):
@@ -41,16 +40,14 @@ async def _show(table: Table, access: Access, request: web.Request) -> web.Respo
     names = table.names()
     sees = access.viewer(request)
     versions = {name: served for name, served in names.versions.items() if sees(served.owner_uid)}
-    aliases = {alias: name for alias, name in names.aliases.items() if name in versions}
-    model = request.match_info.get("model")
-    if model is None:
-        aliased = [(alias, versions[name]) for alias, name in aliases.items()]
-        return answer(_Models([_model_of(*named) for named in [*aliased, *versions.items()]]))
-    served = versions.get(aliases.get(model, model))
-    if served is None:
-        raise no_such_model(model)
-    return answer(_model_of(model, served), headers={VERSION: served.name})
-
-
-def _model_of(name: str, served: Served) -> _Model:
-    return _Model(name, int(served.created_at), served.name, served.model_path)
+    named = {alias: versions[name] for alias, name in names.aliases.items() if name in versions} | versions
+    models = {
+        name: _Model(name, int(served.created_at), served.name, served.model_path)
+        for name, served in named.items()
+    }
+    name = request.match_info.get("model")
+    if name is None:
+        return answer(_Models([*models.values()]))
+    if name not in models:
+        raise no_such_model(name)
+    return answer(models[name], headers={VERSION: models[name].root})

@@ -41,11 +41,7 @@ NEUTRAL_CHAT = {
 }
 UNSUPPORTED = "unsupported_parameter"
 _MOST_STOPS = 16
-
-
 NEUTRAL_TOKENIZE: Mapping[str, tuple[Any, ...]] = {"continue_final_message": (False,)}
-
-
 ModelName = Annotated[str, msgspec.Meta(max_length=PATH_CHARACTERS)]  # as long as the daemon takes
 
 

@@ -37,10 +37,13 @@ class SocketFile:
     advice: str = ADVICE
 
 
+Listener = SocketFile | socket.socket | int | None
+
+
 @contextlib.asynccontextmanager
 async def serve(
     app: web.Application,
-    listeners: Sequence[SocketFile | socket.socket | int | None],
+    listeners: Sequence[Listener],
     bounds: Bounds,
     *,
     name: str,

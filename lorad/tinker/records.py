@@ -167,7 +167,6 @@ class Saved(Struct, frozen=True, tag="saved"):
     Attributes:
         directory: Its directory, relative to the run's.
         bytes: The size of its files.
-        expires: When it expires, in Unix seconds; None is never.
     """
 
     name: str
@@ -184,9 +183,6 @@ class Published(Struct, frozen=True, tag="published"):
         version: The number of the run's version.
         name: As in `SaveSampler`.
         sampler: As in `SaveSampler`.
-        directory: Its directory, relative to the run's.
-        bytes: The size of its files.
-        expires: When it expires, in Unix seconds; None is never.
     """
 
     version: int

@@ -394,14 +394,14 @@ async def test_copies_made_at_once_count_apart(world: World, monkeypatch: pytest
     model = await world.alice.model(session)
     saved = await world.alice.send("save_weights_for_sampler", model, 1, sampling_session_seq_id=0)
     asked = {"sampling_session_id": (await world.alice.result(saved))["sampling_session_id"]}
-    version_of, both, waits = world.door._version_of, asyncio.Barrier(2), iter((0.0, 0.2))
+    results, both, waits = world.door.models.results, asyncio.Barrier(2), iter((0.0, 0.2))
 
-    async def together(model: str, sampler: str) -> int | None:
+    async def together(model: Any) -> Any:
         await both.wait()
         await asyncio.sleep(next(waits))
-        return await version_of(model, sampler)
+        return await results(model)
 
-    monkeypatch.setattr(world.door, "_version_of", together)
+    monkeypatch.setattr(world.door.models, "results", together)
     joined = await asyncio.gather(*(world.alice.ask("join_sampling_session", asked) for _ in range(2)))
     assert sorted(answer["client_counter"] for answer in joined) == [1, 2]
 

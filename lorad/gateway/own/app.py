@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from lorad.bounds import Bounds
 from lorad.box.config import GatewaySettings
 from lorad.box.keys import gateway_key
 from lorad.box.paths import Home
@@ -39,7 +41,7 @@ from lorad.gateway.params import (
     read_plain,
 )
 from lorad.gateway.traffic import Counted, Traffic, reporting
-from lorad.http.serve import SocketFile, send, serve
+from lorad.http.serve import Listener, SocketFile, send, serve
 from lorad.protocol import served, traffic
 
 log = logging.getLogger(__name__)
@@ -66,10 +68,6 @@ class Gateway:
     def version_named_by_front(self, request: web.Request) -> str | None:
         return request.headers.get(VERSION) if self.has_front else None
 
-    async def close(self) -> None:
-        await self.peers.close()
-        self.resolver.close()
-
 
 @contextlib.asynccontextmanager
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
@@ -77,16 +75,9 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
     port = open_port(home) if settings.port == "auto" else settings.port
     access = Access(settings.tokens, key=gateway_key(home) if port else None)
     gateway = Gateway(Resolver(home, home.gateway / served.FILE), access)
-    reported = reporting(gateway.traffic, home.gateway / traffic.FILE)
     listeners = [SocketFile(home.gateway_socket), port]
-    try:
-        async with (
-            reported,
-            serve(_make_app(gateway), listeners, CONNECTIONS, name="the gateway", ends_with_client=True),
-        ):
-            yield gateway
-    finally:
-        await gateway.close()
+    async with _serving(gateway, home.gateway / traffic.FILE, listeners, CONNECTIONS):
+        yield gateway
 
 
 @contextlib.asynccontextmanager
@@ -95,20 +86,16 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
     gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
     socket = home.gateway_socket_of(uid)
-    reported = reporting(gateway.traffic, socket.with_name(traffic.FILE))
-    try:
-        app = _make_app(gateway)
-        async with (
-            watched(),
-            reported,
-            serve(app, [SocketFile(socket)], BEHIND_FRONT, name="the gateway", ends_with_client=True),
-        ):
-            yield gateway
-    finally:
-        await gateway.close()
+    report = socket.with_name(traffic.FILE)
+    async with watched(), _serving(gateway, report, [SocketFile(socket)], BEHIND_FRONT):
+        yield gateway
 
 
-def _make_app(gateway: Gateway) -> web.Application:
+@contextlib.asynccontextmanager
+async def _serving(
+    gateway: Gateway, report: Path, listeners: Sequence[Listener], bounds: Bounds
+) -> AsyncIterator[None]:
+    """Serve a gateway within the block, count its requests in the file `report`, and close it."""
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
     app.router.add_get(HEALTH, health)
     add_models(app, gateway.resolver.table, gateway.access)
@@ -116,7 +103,15 @@ def _make_app(gateway: Gateway) -> web.Application:
     app.router.add_post("/v1/chat/completions", partial(_generate, gateway, _CHAT))
     app.router.add_post("/tokenize", partial(_tokenize, gateway))
     app.router.add_post("/detokenize", partial(_detokenize, gateway))
-    return app
+    try:
+        async with (
+            reporting(gateway.traffic, report),
+            serve(app, listeners, bounds, name="the gateway", ends_with_client=True),
+        ):
+            yield
+    finally:
+        await gateway.peers.close()
+        gateway.resolver.close()
 
 
 class _Kind(NamedTuple):

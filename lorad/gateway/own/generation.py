@@ -94,7 +94,7 @@ class Generation:
         return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
     def prompt_of(self, index: int) -> list[int]:
-        """Return the tokens of the prompt of a completion."""
+        """Return the prompt of a completion, as tokens."""
         tokens: list[int] = self.prompts[index // self.per_prompt].tokens.tolist()
         return tokens
 
@@ -183,11 +183,6 @@ class Generator:
             _Completion(index, base, Detokenizer(decode), StopCutter(wish.stops))
             for index in range(len(seeded) * wish.n)
         ]
-        if not most:
-            ready = await ranking.completed([Piece(part.index, "", [], "length") for part in completions])
-            return Generation(
-                served, base, ranking, seeded, completions, None, _nothing(), counted, wish.n, ready
-            )
         sampling = Sampling(
             max_new_tokens=most,
             temperature=wish.temperature,
@@ -201,13 +196,12 @@ class Generator:
         )
         alias = wish.model if wish.model != served.name else ""
         items = peer.connection.stream("serve", Generate(served.name, seeded, sampling, alias))
-        first = await _following(items)
-        return Generation(served, base, ranking, seeded, completions, first, items, counted, wish.n)
-
-
-async def _nothing() -> AsyncGenerator[Any, None]:
-    return
-    yield
+        first = ready = None
+        if most:
+            first = await _following(items)
+        else:  # the pool is not asked
+            ready = await ranking.completed([Piece(part.index, "", [], "length") for part in completions])
+        return Generation(served, base, ranking, seeded, completions, first, items, counted, wish.n, ready)
 
 
 async def _following(items: AsyncGenerator[Any, None]) -> Any:

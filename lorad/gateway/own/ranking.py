@@ -96,10 +96,6 @@ class Ranking:
             filled.append(Piece(piece.index, piece.text, tokens, piece.finish))
         return filled
 
-    def prompt_tokens_in(self, piece: Piece) -> int:
-        """Return how many tokens of a piece are an echo of the prompt."""
-        return self._prompt(piece.index).size if self._wish.echoes else 0
-
     def _prompt(self, index: int) -> np.ndarray:
         return self._prompts[index // self._wish.n].tokens
 

@@ -37,7 +37,7 @@ class Shape(ABC):
         }
 
     def whole(self, pieces: Sequence[Piece]) -> _Json:
-        choices = [self._choice(piece) for piece in pieces]
+        choices = [self.whole_choice(piece) for piece in pieces]
         return {
             **self._about,
             "object": self.whole_object,
@@ -49,7 +49,7 @@ class Shape(ABC):
         """Return the chunks of a piece in a stream: two if the end needs its own, none if there is nothing to
         send.
         """
-        choices = self._choices(piece)
+        choices = self.stream_choices(piece)
         self._begun.add(piece.index)
         usage = {"usage": None} if self._wish.wants_usage else {}
         return [
@@ -64,23 +64,27 @@ class Shape(ABC):
 
     def _ids(self, piece: Piece) -> _Json:
         """Return the sampled tokens of a piece, without an echoed prompt, if they were asked for."""
-        sampled = piece.tokens[self._generation.ranking.prompt_tokens_in(piece) :]
-        return {"token_ids": [token.id for token in sampled]} if self._wish.return_token_ids else {}
+        if not self._wish.return_token_ids:
+            return {}
+        echoed = len(self._generation.prompt_of(piece.index)) if self._wish.echoes else 0
+        return {"token_ids": [token.id for token in piece.tokens[echoed:]]}
 
     @abstractmethod
-    def _choice(self, piece: Piece) -> _Json:
+    def whole_choice(self, piece: Piece) -> _Json:
         """Return a choice of a whole answer."""
 
-    @abstractmethod
-    def _choices(self, piece: Piece) -> list[_Json]:
-        """Return the choices of a piece in a stream."""
+    def stream_choices(self, piece: Piece) -> list[_Json]:
+        """Return the choices of a piece in a stream; none if there is nothing to send."""
+        says_something = piece.text or piece.finish is not None
+        asks_for_tokens = self._wish.wants_logprobs or self._wish.return_token_ids
+        return [self.whole_choice(piece)] if says_something or asks_for_tokens else []
 
 
 class CompletionShape(Shape):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def _choice(self, piece: Piece) -> _Json:
+    def whole_choice(self, piece: Piece) -> _Json:
         logprobs = None
         if self._wish.wants_logprobs:
             tops: list[dict[str, float] | None] | None = None
@@ -105,11 +109,6 @@ class CompletionShape(Shape):
             about["prompt_token_ids"] = self._generation.prompt_of(piece.index)
         return about | self._ids(piece)
 
-    def _choices(self, piece: Piece) -> list[_Json]:
-        says_something = piece.text or piece.finish is not None
-        asks_for_tokens = self._wish.wants_logprobs or self._wish.return_token_ids
-        return [self._choice(piece)] if says_something or asks_for_tokens else []
-
 
 class ChatShape(Shape):
     prefix = "chatcmpl"
@@ -132,7 +131,7 @@ class ChatShape(Shape):
             chunks[0]["prompt_token_ids"] = self._generation.prompt_of(0)
         return chunks
 
-    def _choice(self, piece: Piece) -> _Json:
+    def whole_choice(self, piece: Piece) -> _Json:
         text, calls, finish = self._said(piece)
         message: _Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
@@ -141,7 +140,7 @@ class ChatShape(Shape):
         about = {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
         return about | self._ids(piece)
 
-    def _choices(self, piece: Piece) -> list[_Json]:
+    def stream_choices(self, piece: Piece) -> list[_Json]:
         """Return the role first, the reason for the end last."""
         text, calls, finish = self._said(piece)
         logprobs = None

@@ -97,17 +97,14 @@ class Door:
             return sampler
         session, _, _ = id.partition(":")
         for model in self.state.of_session(session):
-            version = await self._version_of(model.id, id) if model.owner == owner else None
-            if version is not None:
-                if id not in self.state.samplers:  # two may have asked at a time
-                    self.state.note(Sampler(id, session, owner, model.base, f"{model.run}@{version}"))
-                return self.state.samplers[id]
+            results = (await self.models.results(model)).saved if model.owner == owner else []
+            for outcome in (result.outcome for result in results):
+                if isinstance(outcome, Published) and outcome.sampler == id:
+                    if id not in self.state.samplers:  # two may have asked at a time
+                        version = f"{model.run}@{outcome.version}"
+                        self.state.note(Sampler(id, session, owner, model.base, version))
+                    return self.state.samplers[id]
         raise unknown("sampler", id)
-
-    async def _version_of(self, model: str, sampler: str) -> int | None:
-        lane = await self.models.results(self.state.models[model])
-        versions = (result.outcome for result in lane.saved)
-        return next((v.version for v in versions if isinstance(v, Published) and v.sampler == sampler), None)
 
     async def limits(self, base: str) -> Limits:
         """Return what a base takes. Raises HttpError 400 for a base that is not served here."""
