@@ -146,9 +146,9 @@ async def _generate(gateway: Gateway, kind: _Kind, request: web.Request) -> web.
         headers = {VERSION: generation.served.name}
         async with contextlib.aclosing(generation.items):
             if not wish.stream:
-                body_of_answer = shape.whole(await gathered(generation))
+                whole = shape.whole(await gathered(generation))
                 counted.is_whole = True
-                return answer(body_of_answer, headers=headers)
+                return answer(whole, headers=headers)
             response = web.StreamResponse(headers=_EVENTS | headers)
             await response.prepare(request)
             # the client has left; closing `items` ends it in the pool
