@@ -181,8 +181,6 @@ class Published(Struct, frozen=True, tag="published"):
 
     Attributes:
         version: The number of the run's version.
-        name: As in `SaveSampler`.
-        sampler: As in `SaveSampler`.
     """
 
     version: int

@@ -233,7 +233,7 @@ async def test_a_checkpoint_of_no_base_is_refused(world: World) -> None:
     session = await world.alice.session()
     model = await world.alice.model(session)
     saved = await world.alice.result(await world.alice.send("save_weights", model, 1, path="one"))
-    world.door.bases.clear()  # as config.yaml names it no more
+    world.door.models.bases.clear()  # as config.yaml names it no more
     body = {"session_id": session, "model_seq_id": 1, "path": saved["path"], "optimizer": True}
     assert "is not served here" in (await world.alice.ask("load_weights", body, status=400))["detail"]
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lorad.errors import EngineGone, NotFound, PoolLost
@@ -83,7 +83,7 @@ class Generation:
     first: Any
     items: AsyncGenerator[Any, None]
     counted: Counted
-    per_prompt: int = field(default=1)
+    per_prompt: int = 1
     ready: list[Piece] | None = None
 
     @property

@@ -118,7 +118,7 @@ def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Applicat
         app.router.add_route(method, f"/api/v1/{path}", partial(call, route))
     for path, why in _REFUSED.items():
         app.router.add_route("*", f"/api/v1/{path}", partial(_refuse, why))
-    add_hub(app, door.bases)
+    add_hub(app, door.models.bases)
     return app
 
 

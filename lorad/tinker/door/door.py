@@ -72,10 +72,6 @@ class Door:
     hold: float = _HOLD
     idempotent: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    @property
-    def bases(self) -> dict[str, Path]:
-        return self.models.bases
-
     def session(self, owner: str, id: str) -> Session:
         """Return a session of an owner's. Raises HttpError 404, also for another owner's."""
         session = self.state.sessions.get(id)
@@ -108,9 +104,9 @@ class Door:
 
     async def limits(self, base: str) -> Limits:
         """Return what a base takes. Raises HttpError 400 for a base that is not served here."""
-        directory = self.bases.get(base)
+        directory = self.models.bases.get(base)
         if directory is None:
-            names = ", ".join(self.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
+            names = ", ".join(self.models.bases) or "none; `tinker: bases` of lorad's config.yaml names them"
             raise HttpError(400, f"base_model {base!r} is not served here. There are: {names}")
         facts = await self.pools.bases.get(str(directory))
         return Limits(facts.vocab, min(facts.max_positions, self.settings.context))

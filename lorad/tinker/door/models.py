@@ -66,7 +66,7 @@ class Models:
             lane.touched = time.monotonic()
             if opening is None and not lane.is_asleep:
                 return lane
-        if not self.runs.directory(model.run).parent.is_dir():
+        if not self.runs.home.run(model.run).root.is_dir():
             raise unknown("model", f"{model.id} any more, as its run {model.run} was removed; it was")
         if opening is None:
             opening = self._opening[model.id] = asyncio.create_task(self._open(model))
@@ -84,7 +84,7 @@ class Models:
     async def _open(self, model: Model) -> LaneClient:
         await self._keep_awake(_MOST_AWAKE - 1)
         if (lane := self._lanes.get(model.id)) is None:
-            lane = self._lanes[model.id] = await LaneClient.open(self.runs.directory(model.run))
+            lane = self._lanes[model.id] = await LaneClient.open(self.runs.home.run(model.run).tinker)
         else:
             await lane.wake()
         return lane

@@ -42,10 +42,6 @@ class Runs:
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="daemon")
         self._seen: dict[str, tuple[float, Run | None]] = {}
 
-    def directory(self, run: str) -> Path:
-        """Return the directory with the logs of a run's model."""
-        return self.home.run(run).tinker
-
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do work in a thread. Raises LoradError."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*arguments))

@@ -85,7 +85,7 @@ async def asample(door: Door, request: Asked) -> web.Response:
             wish = await _wish(door, body, sampler, id, limits)
         except (BadRequest, ValueError) as error:
             raise HttpError(400, str(error)) from None
-        name = sampler.version or str(door.bases[sampler.base])
+        name = sampler.version or str(door.models.bases[sampler.base])
         if door.samples.find(id) is None:  # the same request may have come twice at a time
             door.samples.start(id, digest, sampler.owner, name, wish)
     elif earlier.digest != digest:
@@ -136,7 +136,7 @@ async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler,
     stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
     ids = tuple(token for token in stop if isinstance(token, int))
     if params.stop is None:
-        base = await door.pools.bases.get(str(door.bases[sampler.base]))
+        base = await door.pools.bases.get(str(door.models.bases[sampler.base]))
         ids = tuple(sorted(base.eos_ids))
     return Sampling(
         min(params.max_tokens or room, room),

@@ -50,7 +50,7 @@ async def capabilities(door: Door, request: Asked) -> web.Response:
             "trainable": True,
             "sampleable": True,
         }
-        for name in door.bases
+        for name in door.models.bases
     ]
     return answer({"supported_models": models})
 

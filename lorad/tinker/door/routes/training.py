@@ -163,7 +163,7 @@ def _model(
     owner = door.state.sessions[session].owner
     run = metadata.get("name", "")
     taken = {model.run for model in door.state.models.values()}
-    if not re.fullmatch(NAME, run) or run in taken or door.models.runs.directory(run).parent.exists():
+    if not re.fullmatch(NAME, run) or run in taken or door.models.runs.home.run(run).root.exists():
         run = f"tinker-{session}-{number}"
     return Model(f"{session}:train:{number}", session, owner, run, base, lora, time.time(), metadata)
 
