@@ -32,7 +32,7 @@ _FIRST_PAUSE = 1.0  # seconds before a logger that failed is tried again
 _LONGEST_PAUSE = 300.0
 
 
-class _Progress(Struct):
+class _RunProgress(Struct):
     """How far one run's journal is written.
 
     Attributes:
@@ -55,7 +55,7 @@ class Sink:
         self._choice = choice
         self._files = files
         self._runs: dict[str, Followed] = {}
-        self._progress: dict[str, _Progress] = {}
+        self._progress: dict[str, _RunProgress] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name=choice.id, daemon=True)
         self._thread.start()
@@ -89,7 +89,7 @@ class Sink:
             runs = self._runs
             for run in runs.values():
                 HEART.work(f"{self._choice.name} of {run.run}")
-                self._bring_up_to_date(run, self._progress.setdefault(run.run, _Progress()))
+                self._bring_up_to_date(run, self._progress.setdefault(run.run, _RunProgress()))
             HEART.work("")
             for name in list(self._progress):
                 if stopping or name not in runs:
@@ -99,7 +99,7 @@ class Sink:
                 return
             self._stop.wait(_POLL_SECONDS)
 
-    def _bring_up_to_date(self, run: Followed, progress: _Progress) -> None:
+    def _bring_up_to_date(self, run: Followed, progress: _RunProgress) -> None:
         """Write what is new, unless the journal has no record yet, or a fault was too short ago."""
         size = _size(run)
         is_same = (size, run.is_over) == (progress.size, progress.is_over)
@@ -133,7 +133,7 @@ class Sink:
             progress.pause = 0.0
             progress.fault = None
 
-    def _drop(self, progress: _Progress) -> None:
+    def _drop(self, progress: _RunProgress) -> None:
         if progress.follower is not None:
             progress.follower.drop()
             progress.follower = None

@@ -114,7 +114,7 @@ async def _serving(
         gateway.resolver.close()
 
 
-class _Kind(NamedTuple):
+class _RequestKind(NamedTuple):
     """A kind of request for text: how it is read, what its prompts are, and how its answer looks."""
 
     wish: type[Wish]
@@ -123,11 +123,11 @@ class _Kind(NamedTuple):
     shape: Callable[[Any, Generation], Shape]
 
 
-_COMPLETION = _Kind(CompletionWish, NEUTRAL_COMPLETION, of_completion, CompletionShape)
-_CHAT = _Kind(ChatWish, NEUTRAL_CHAT, of_chat, ChatShape)
+_COMPLETION = _RequestKind(CompletionWish, NEUTRAL_COMPLETION, of_completion, CompletionShape)
+_CHAT = _RequestKind(ChatWish, NEUTRAL_CHAT, of_chat, ChatShape)
 
 
-async def _generate(gateway: Gateway, kind: _Kind, request: web.Request) -> web.StreamResponse:
+async def _generate(gateway: Gateway, kind: _RequestKind, request: web.Request) -> web.StreamResponse:
     """Answer with text, whole or as a stream.
 
     A name that is in the table is counted whatever comes of the request, others when they are found.
