@@ -23,9 +23,9 @@ _LOG = 'INSERT INTO alias_moves (alias, run, version, at, "by") VALUES (?, ?, ?,
 
 
 def check_name(alias: str) -> None:
-    """Raises SpecError for what is no name, and for `base`.
+    """Raise SpecError where `alias` is no name, or is `base`.
 
-    A run's name is fine: the alias goes before the run.
+    It may be the name of a run: requests for that name then get what the alias serves.
     """
     if not re.fullmatch(NAME, alias) or alias.lower() == _BASE:
         hint = f"`{_BASE}` means the model without an adapter." if alias.lower() == _BASE else NAME_HINT
@@ -38,11 +38,13 @@ def aliases(store: Rows) -> list[Alias]:
 
 
 def find(store: Rows, alias: str, reader_uid: int | None = None) -> Alias | None:
-    """Find an alias; with a reader, one that is theirs or serves a version of a run of theirs."""
-    if reader_uid is None:
-        return next(iter(_select(store, "WHERE a.alias = ?", (alias,))), None)
-    which = "WHERE a.alias = ? AND ? IN (a.owner_uid, (SELECT owner_uid FROM runs WHERE name = a.run))"
-    return next(iter(_select(store, which, (alias, reader_uid))), None)
+    """Find an alias; where a reader is named, only one that they own or that serves one of their runs."""
+    which = "WHERE a.alias = ?"
+    values: tuple[Any, ...] = (alias,)
+    if reader_uid is not None:
+        which += " AND ? IN (a.owner_uid, (SELECT owner_uid FROM runs WHERE name = a.run))"
+        values = (alias, reader_uid)
+    return next(iter(_select(store, which, values)), None)
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Alias]:
@@ -51,7 +53,7 @@ def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Ali
 
 
 def get(store: Rows, alias: str) -> Alias:
-    """Raises NotFound."""
+    """Read an alias. Raises NotFound."""
     row = find(store, alias)
     if row is None:
         raise missing(alias)
@@ -59,17 +61,19 @@ def get(store: Rows, alias: str) -> Alias:
 
 
 def missing(alias: str) -> NotFound:
+    """Make the error that an alias does not exist."""
     hint = f"`lorad aliases` shows all; `lorad swap {alias} RUN@N` makes it."
     return NotFound(f"no alias {alias}", hint=hint)
 
 
 def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int) -> Alias:
-    """Let `alias` serve a version that exists: row, move and event, all or none.
+    """Let `alias` serve a version that exists. Row, move and event are written together.
 
-    uid: the user who owns the alias if this makes it.
+    uid: the user who owns the alias if it is new.
     """
     with store.write() as connection:
-        before, now = find(store, alias), time.time()
+        before = find(store, alias)
+        now = time.time()
         connection.execute(
             "INSERT INTO aliases (alias, run, version, updated_at, owner_uid) VALUES (?, ?, ?, ?, ?) ON "
             "CONFLICT DO UPDATE SET run = excluded.run, version = excluded.version, updated_at = "
@@ -77,19 +81,20 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int)
             (alias, run, version, now, uid),
         )
         connection.execute(_LOG, (alias, run, version, now, by))
-        told = {"alias": alias, "version": version, "previous": before and f"{before.run}@{before.version}"}
-        events.add(connection, run, "alias", told | {"by": by})
+        previous = before and f"{before.run}@{before.version}"
+        about = {"alias": alias, "version": version, "previous": previous, "by": by}
+        events.add(connection, run, "alias", about)
         return get(store, alias)
 
 
 def remove(store: Store, alias: str, *, by: str) -> Alias:
-    """Remove an alias. Returns what it served. Raises NotFound."""
+    """Remove an alias, and return what it served. Raises NotFound."""
     with store.write() as connection:
         before = get(store, alias)
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
         connection.execute(_LOG, (alias, *_REMOVED, time.time(), by))
-        told = {"alias": alias, "version": None, "previous": f"{before.run}@{before.version}", "by": by}
-        events.add(connection, before.run, "alias", told)
+        about = {"alias": alias, "version": None, "previous": f"{before.run}@{before.version}", "by": by}
+        events.add(connection, before.run, "alias", about)
         return before
 
 
@@ -112,9 +117,9 @@ def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
 
 
 def before(store: Rows, alias: str) -> tuple[str, int]:
-    """Find the other version that the alias served last: doing it twice leads back, as `git checkout -`.
+    """Find the other version that the alias served last, so that two rollbacks lead back as `git checkout -` does.
 
-    Raises NotFound when there is none since the alias was made.
+    Raises NotFound when the alias has served no other since it was made.
     """
     now = get(store, alias)
     for row in moves(store, alias):

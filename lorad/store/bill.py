@@ -1,12 +1,12 @@
 """Who used how much: what pools report, and the tokens of steps.
 
-Use is kept by the hour: a time means the hour that it is in. Rows of a pool replace their own, so that what
-is read twice counts once.
+Use is kept by the hour, so that a time stands for the hour that it is in. What a pool reports twice replaces
+its own row and counts once.
 """
 
 import math
 import sqlite3
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -60,9 +60,10 @@ class BillRow(BillLine, frozen=True, kw_only=True):
 
 
 def take_in(store: Store, report: Uses, owner: Person, *, strange: bool = False) -> None:
-    """Keep what a pool reported. owner: of the pool, and of what no run is known for.
+    """Keep what a pool reported.
 
-    strange: the report is that user's own, and is believed about runs of that user alone.
+    owner: the owner of the pool, who also gets the use of unknown runs.
+    strange: the owner may have written the report; it is believed only about their own runs.
     """
     with store.write() as connection:
         _begin(connection, report, owner)
@@ -71,15 +72,16 @@ def take_in(store: Store, report: Uses, owner: Person, *, strange: bool = False)
 
 
 def is_closed(store: Rows, life: str) -> bool:
-    """Check whether all is taken in that a life of a pool had to report."""
+    """Check whether everything that a life of a pool reported was taken in."""
     return store.row("SELECT 1 FROM lives WHERE life = ? AND ended_at IS NOT NULL", (life,)) is not None
 
 
 def close(store: Store, life: str, ended_at: float | None) -> None:
-    """Note the end of a life; what its pool had no time to report was nobody's.
+    """Note the end of a life of a pool. Time that it did not report was nobody's.
 
-    ended_at: Unix time; None: unknown, when it last reported something. Raises ValueError for a life that is
-    not known.
+    ended_at: Unix time; None where it is unknown, which means the time up to which it reported.
+
+    Raises ValueError for an unknown life.
     """
     with store.write() as connection:
         row = store.row("SELECT * FROM lives WHERE life = ?", (life,))
@@ -92,10 +94,9 @@ def close(store: Store, life: str, ended_at: float | None) -> None:
 
 
 def keep_silence(store: Store, silent: Uses, owner: Person, until: float) -> None:
-    """Note what a life of a pool should have reported until then, and did not, as time that nobody used; as
-    `close` does of what it had no time for.
+    """Count the time that a life of a pool should have reported until then, and did not, as nobody's.
 
-    silent: a report of it without uses, of what is known without asking the pool.
+    silent: a report without uses, made of what is known without asking the pool.
     """
     with store.write() as connection:
         _begin(connection, silent, owner)
@@ -117,7 +118,7 @@ def _reported(store: Rows, life: str) -> float:
 
 
 def _put_rest(store: Store, connection: sqlite3.Connection, life: str, until: float) -> None:
-    """Put what of the time of a life was not reported in the place of what stood there."""
+    """Count the time of a life that was not reported, in place of an earlier count."""
     row = store.row("SELECT * FROM lives WHERE life = ?", (life,))
     assert row is not None
     left = (until - row["started_at"]) * row["devices"] - _reported(store, life)
@@ -127,7 +128,7 @@ def _put_rest(store: Store, connection: sqlite3.Connection, life: str, until: fl
 
 
 def keep_removed(store: Rows, connection: sqlite3.Connection, run: str) -> None:
-    """Before a run is removed: keep its tokens, and what was thrown away of its use."""
+    """Keep the tokens of a run that is about to be removed, and how much of its use was thrown away."""
     connection.execute(f"UPDATE uses AS u SET wasted = {_THROWN_AWAY} WHERE run = ? AND gone = 0", (run,))
     connection.execute("UPDATE uses SET gone = 1 WHERE run = ?", (run,))
     sql = (
@@ -151,16 +152,18 @@ def bill(
 ) -> list[BillRow]:
     """Add up the use of the hours from `since` to before `until` (Unix times), the greatest first.
 
-    user, owner_uid: of this user's runs alone, without what is nobody's.
+    user, owner_uid: count only the runs of this user.
     """
     first = 0 if since is None else int(since) // HOUR * HOUR
     last = 2**53 if until is None else until
     where = ["x.hour >= ?", "x.hour < ?"]
     values: list[Any] = [first, last]
     if user is not None:
-        where, values = [*where, "x.owner = ?"], [*values, user]
+        where.append("x.owner = ?")
+        values.append(user)
     if owner_uid is not None:
-        where, values = [*where, "x.owner_uid = ?"], [*values, owner_uid]
+        where.append("x.owner_uid = ?")
+        values.append(owner_uid)
     if user is not None or owner_uid is not None:
         where.append("x.run <> ''")
     key, owner = _KEYS[by]
@@ -178,14 +181,14 @@ def bill(
 
 
 def _sum(counts: str) -> str:
-    """Add up counts, exactly up to 2 ** 53, as far as whole numbers go: SQLite's own sum fails beyond."""
+    """Write a sum of counts that never overflows, as SQLite's own does. It is exact up to 2 ** 53."""
     return f"CAST(min(total({counts}), 9e18) AS INTEGER)"
 
 
 def decayed(hours: Hours, half_life: float, now: float) -> float:
-    """Add up the device-seconds of hours, each the less the longer it is past.
+    """Add up the device-seconds of hours, where older ones count less.
 
-    half_life: seconds after which it counts half. What is older than HALF_LIVES of them does not count.
+    half_life: seconds after which an hour counts half. After HALF_LIVES of them it does not count at all.
     now: Unix time.
     """
     oldest = int(now - HALF_LIVES * half_life) // HOUR * HOUR
@@ -196,17 +199,17 @@ def decayed(hours: Hours, half_life: float, now: float) -> float:
 def hours_of_users(store: Rows, since: float, *, strange: bool = False) -> dict[int, Hours]:
     """Find the hours in which each user's runs held devices, from the hour of `since` on, by uid.
 
-    strange: pools are their users' own, and not believed about what nobody used: all that they held counts.
+    strange: users may have written the reports of their pools; so idle time counts as theirs, too.
     """
     whose = "" if strange else "AND run <> '' "
     sql = (
         f"SELECT owner_uid, hour, total(held) FROM uses WHERE hour >= ? {whose}"
         "GROUP BY owner_uid, hour ORDER BY owner_uid, hour"
     )
-    found: dict[int, Hours] = {}
-    for uid, hour, held in store.tuples(sql, (int(since) // HOUR * HOUR,)):
-        found.setdefault(uid, []).append((hour, held))
-    return found
+    hours: dict[int, Hours] = {}
+    for uid, hour, seconds in store.tuples(sql, (int(since) // HOUR * HOUR,)):
+        hours.setdefault(uid, []).append((hour, seconds))
+    return hours
 
 
 def owners_of_uses(store: Rows) -> dict[int, str]:
@@ -218,30 +221,16 @@ def owners_of_uses(store: Rows) -> dict[int, str]:
 def _put(
     store: Rows, connection: sqlite3.Connection, life: str, use: Use, owner: Person, *, strange: bool = False
 ) -> None:
+    """Keep one use for the owner of its run, also of a removed one, or else for the owner of the pool."""
     run = name_of_attempt(store, use.run, use.attempt) if use.run else ""
-    found = _of_run(store, run) if run else None
-    if found is not None and strange and found.uid != owner.uid:
+    existing = "SELECT owner, owner_uid, coalesce(sweep, ''), 0 AS gone FROM runs WHERE name = ?"
+    removed = "SELECT owner, owner_uid, sweep, 1 AS gone FROM uses WHERE run = ? ORDER BY hour DESC LIMIT 1"
+    rows = (store.tuples(existing, (run,)) or store.tuples(removed, (run,))) if run else []
+    name, uid, sweep, gone = rows[0] if rows else (owner.name, owner.uid, "", int(run != ""))
+    if rows and strange and uid != owner.uid:
         return
-    found = found or _Known(owner.name, owner.uid, "", int(run != ""))
     values = [run if column == "run" else getattr(use, column) for column in _COLUMNS]
-    connection.execute(_PUT, (life, use.entry, found.owner, found.uid, found.sweep, found.gone, *values))
-
-
-class _Known(NamedTuple):
-    """Whose a run is. gone: 1 where it was removed, or never was one."""
-
-    owner: str
-    uid: int
-    sweep: str
-    gone: int
-
-
-def _of_run(store: Rows, run: str) -> _Known | None:
-    """Find what is known of a run, also of one that was removed."""
-    there = "SELECT owner, owner_uid, coalesce(sweep, ''), 0 FROM runs WHERE name = ?"
-    before = "SELECT owner, owner_uid, sweep, 1 FROM uses WHERE run = ? ORDER BY hour DESC LIMIT 1"
-    found = store.tuples(there, (run,)) or store.tuples(before, (run,))
-    return _Known(*found[0]) if found else None
+    connection.execute(_PUT, (life, use.entry, name, uid, sweep, gone, *values))
 
 
 _USES = f"""

@@ -22,7 +22,7 @@ class Report(Struct, frozen=True):
     """The result of a check.
 
     problems: damage to the database.
-    warnings: what is no damage, but could be better.
+    warnings: what could be better, though nothing is damaged.
     """
 
     problems: list[str]
@@ -30,7 +30,7 @@ class Report(Struct, frozen=True):
 
 
 def check(path: Path) -> Report:
-    """Reads the whole database and changes nothing; fine while a daemon writes to it."""
+    """Read the whole database and change nothing. A daemon may write to it meanwhile."""
     warning = version_warning(sqlite3.sqlite_version_info)
     problems = _problems(path) if path.exists() else []
     return Report(problems, [warning] if warning else [])
@@ -52,7 +52,7 @@ def _problems(path: Path) -> list[str]:
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         ) as connection:
-            found = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
+            damage = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
             broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
             refuse_other_schema(path, Database(connection))
             if "runs" not in Database(connection).table_names():
@@ -61,7 +61,7 @@ def _problems(path: Path) -> list[str]:
         return [f"{path}: {error}"]
     except LoradError as error:
         return [error.message]
-    return [f"{path}: {problem}" for problem in found] + [
+    return [f"{path}: {problem}" for problem in damage] + [
         f"{path}: {count} rows of {table} refer to rows of {parent} that are not there"
         for (table, parent), count in broken.items()
     ]

@@ -18,19 +18,20 @@ def checkpoints(store: Rows, run: str) -> list[Checkpoint]:
 
 
 def ever_made(store: Rows, run: str) -> set[tuple[int, int]]:
-    """Step and attempt of every checkpoint that a run ever made."""
+    """List step and attempt of every checkpoint that a run ever made."""
     rows = store.rows("SELECT step, attempt FROM checkpoints WHERE run = ?", (run,))
     return {(row["step"], row["attempt"]) for row in rows}
 
 
 def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
-    """Run, step and attempt of every checkpoint of any run."""
+    """List run, step and attempt of every checkpoint of any run."""
     return {(row["run"], row["step"], row["attempt"]) for row in store.rows("SELECT * FROM checkpoints")}
 
 
 def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
-    """List the checkpoints of all runs that should have their files; lineage: without those that a rewind
-    passed.
+    """List the checkpoints of all runs that should have their files.
+
+    lineage: leave out those that a rewind passed.
     """
     which = "AND c.lineage = 1" if lineage else ""
     sql = f"""
@@ -41,7 +42,7 @@ def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
 
 
 def mark_deleted(store: Store, run: str, step: int, attempt: int) -> None:
-    """Say so before its directory goes, so that nobody resumes from half of it."""
+    """Mark a checkpoint as deleted before its directory goes, so that nobody resumes from half of it."""
     with store.write() as connection:
         connection.execute(
             "UPDATE checkpoints SET deleted_at = ? WHERE run = ? AND step = ? AND attempt = ?",

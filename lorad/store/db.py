@@ -36,34 +36,39 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class Rows:
-    """Questions to a database, by one connection. Everything raises IntegrityError when the file is damaged,
-    and LoradError when it cannot be used now."""
+    """Reads from a database by one connection.
+
+    Everything raises IntegrityError when the file is damaged, and LoradError when it cannot be used now.
+    """
 
     path: Path
     _connection: sqlite3.Connection
 
     def rows(self, sql: str, parameters: _Parameters = ()) -> list[Row]:
+        """Read the rows of the answer as dicts."""
         with self._in_words():
             cursor = self._connection.execute(sql, parameters)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, values, strict=True)) for values in cursor]
 
     def tuples(self, sql: str, parameters: _Parameters = ()) -> list[tuple[Any, ...]]:
-        """Read the rows as the values of their columns, in order: for answers of many rows."""
+        """Read the rows as tuples, which is quicker where there are many."""
         with self._in_words():
             return self._connection.execute(sql, parameters).fetchall()
 
     def page(self, sql: str, parameters: Sequence[Any], *, size: str, limit: int) -> list[Row]:
-        """Read the newest rows, by their `id`, of a statement: at most `limit` of them, and no more than fit
-        into an answer. They come oldest first. size: an expression of SQL, the bytes of a row.
+        """Read the rows of a statement with the largest `id`, oldest first: at most `limit`, and no more than
+        fit into an answer.
+
+        size: an expression of SQL for the bytes of a row.
         """
         sized = f"SELECT *, sum({size}) OVER (ORDER BY id DESC) AS bytes_so_far"
         newest = f"FROM (SELECT * FROM ({sql}) ORDER BY id DESC LIMIT ?)"
-        found = self.rows(
+        rows = self.rows(
             f"SELECT * FROM ({sized} {newest}) WHERE bytes_so_far <= ? ORDER BY id",
             (*parameters, limit, ANSWER_PAGE_BYTES),
         )
-        return [{key: value for key, value in row.items() if key != "bytes_so_far"} for row in found]
+        return [{key: value for key, value in row.items() if key != "bytes_so_far"} for row in rows]
 
     def row(self, sql: str, parameters: _Parameters = ()) -> Row | None:
         """Read the first row of the answer; None when there is none."""
@@ -98,7 +103,7 @@ class Rows:
 
 
 class Reader(Rows):
-    """Reads only, what was committed; other threads have their own.
+    """A connection that only reads what was committed. Each thread has its own.
 
     Raises LoradError where there is no database.
     """
@@ -112,7 +117,7 @@ class Reader(Rows):
             )
 
     def close(self) -> None:
-        """Close the connection; one that cannot be closed ends with the process."""
+        """Close the connection. If that fails, it ends with the process."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
@@ -128,12 +133,11 @@ class Reader(Rows):
 
 
 class Store(Rows):
-    """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that
-    made it.
+    """The database of a home, at the schema of this lorad. Only the thread that made it may use it.
 
     Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy
     kept as `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, was
-    written before the first release or is of another program, and LoradError when it can not be used now
+    written before the first release or is of another program, and LoradError when it cannot be used now
     (disk full, read-only, locked by somebody else); then nothing was changed.
     """
 
@@ -145,7 +149,8 @@ class Store(Rows):
             _create(path)
             self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             self._waits = _BUSY_SECONDS
-            self._file, self._directory = path.stat(), path.parent.stat()
+            self._file = path.stat()
+            self._directory = path.parent.stat()
             try:
                 with self._in_words():
                     self._prepare()
@@ -174,50 +179,42 @@ class Store(Rows):
         Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it
         raises.
 
-        durable: it is on disk when the block ends. Without it a power cut can undo the transaction as a
-            whole: for what is then taken in again from journals of runs. What the daemon's own journal has is
-            on disk in any case.
+        durable: the transaction is on disk when the block ends. Otherwise a power cut may undo it as a whole,
+            which is fine for what is then taken in again from journals of runs. What goes into the daemon's
+            own journal is on disk in any case.
         """
-        with self._in_words(), self._at_ease(not durable), self._transaction(durable):
-            yield self._connection
-
-    @contextlib.contextmanager
-    def _at_ease(self, is_wanted: bool) -> Iterator[None]:
-        """Let commits within the block reach the disk later, in their order."""
-        if not is_wanted or self._connection.in_transaction:
-            yield
-            return
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        try:
-            yield
-        finally:
-            self._connection.execute("PRAGMA synchronous = FULL")
-
-    @contextlib.contextmanager
-    def _transaction(self, durable: bool) -> Iterator[None]:
-        begin, commit = "BEGIN IMMEDIATE", "COMMIT"
-        undo: tuple[str, ...] = ("ROLLBACK",)
-        if self._connection.in_transaction:
-            begin, commit, undo = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
-        recorder = None if self._connection.in_transaction else self._recorder
+        connection = self._connection
+        is_part = connection.in_transaction
+        is_eased = not durable and not is_part
+        begin = "SAVEPOINT part" if is_part else "BEGIN IMMEDIATE"
+        commit = "RELEASE part" if is_part else "COMMIT"
+        undo = ("ROLLBACK TO part", "RELEASE part") if is_part else ("ROLLBACK",)
+        recorder = None if is_part else self._recorder
         is_written = False
-        self._begin(begin)
-        try:
-            yield
-            if recorder:
-                is_written = recorder.write_ahead()
-            self._connection.execute(commit)
-        except BaseException:
-            for statement in undo if self._connection.in_transaction else ():
-                self._connection.execute(statement)
-            if recorder and is_written:
-                recorder.undo()
-            raise
-        if is_written and not durable:
-            fsync(self.path.with_name(self.path.name + "-wal"))
+        with self._in_words():
+            if is_eased:  # commits reach the disk later, in their order
+                connection.execute("PRAGMA synchronous = NORMAL")
+            try:
+                self._begin(begin)
+                try:
+                    yield connection
+                    if recorder:
+                        is_written = recorder.write_ahead()
+                    connection.execute(commit)
+                except BaseException:
+                    for statement in undo if connection.in_transaction else ():
+                        connection.execute(statement)
+                    if recorder and is_written:
+                        recorder.undo()
+                    raise
+                if is_written and not durable:
+                    fsync(self.path.with_name(self.path.name + "-wal"))
+            finally:
+                if is_eased:
+                    connection.execute("PRAGMA synchronous = FULL")
 
     def _begin(self, statement: str) -> None:
-        """Whoever holds the lock of the database for long is waited for once, not by every write."""
+        """Begin a transaction. While another connection keeps the database locked, only one write waits long."""
         try:
             self._connection.execute(statement)
         except sqlite3.OperationalError:
@@ -232,9 +229,7 @@ class Store(Rows):
 
     @property
     def is_in_place(self) -> bool:
-        """Check whether the file that was opened still has its name; False as well where that cannot be
-        looked up.
-        """
+        """Whether the file that was opened still has its name; False, too, where that cannot be looked up."""
         try:
             return names(self.path, self._file)
         except OSError:
@@ -242,16 +237,14 @@ class Store(Rows):
 
     @property
     def is_moved(self) -> bool:
-        """Check whether its whole directory has another name now, or none; False where that cannot be looked
-        up.
-        """
+        """Whether the directory was renamed or removed; False where that cannot be looked up."""
         try:
             return not names(self.path.parent, self._directory)
         except OSError:  # a file server that does not answer for a moment
             return False
 
     def empty_wal(self) -> None:
-        """Move what is in the WAL to the database, unless a reader uses it."""
+        """Move what the WAL has into the database, unless a reader uses it."""
         self._connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -259,13 +252,13 @@ class Store(Rows):
 
     @property
     def recorded(self) -> int:
-        """Count the transactions that went to a journal before they were committed."""
+        """How many transactions went to a journal before they were committed."""
         return number_of(self._connection)
 
     def record(self, journal: Journal, *, all: bool) -> None:
-        """Write to `journal`, before each commit, what no journal of a run contains.
+        """From now on write to `journal`, before each commit, what no journal of a run contains.
 
-        all: write the whole database at once.
+        all: also write the whole database to it now.
         """
         self._recorder = Recorder(self._connection, journal)
         if all:
@@ -273,19 +266,18 @@ class Store(Rows):
                 self._recorder.write_all()
 
     def _prepare(self) -> None:
+        """Check the file that was opened, and bring it to the schema of this lorad."""
         crashed = self.path.with_name(self.path.name + "-wal").exists()
         refuse_other_schema(self.path, Database(self._connection))
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
         if crashed or self.path.stat().st_size <= ALWAYS_CHECKED_BYTES:
-            (found,) = self.rows("PRAGMA quick_check(1)")
-            if found["quick_check"] != "ok":
-                raise self._damaged(found["quick_check"])
-        self._migrate()
-
-    def _migrate(self) -> None:
+            (row,) = self.rows("PRAGMA quick_check(1)")
+            if row["quick_check"] != "ok":
+                raise self._damaged(row["quick_check"])
         db = Database(self._connection)
-        applied, pending = MIGRATIONS.applied(db), MIGRATIONS.pending(db)
+        applied = MIGRATIONS.applied(db)
+        pending = MIGRATIONS.pending(db)
         if applied and pending:
             self._copy_to(self.path.with_name(f"{self.path.name}.before-{pending[0].name}"))
         if pending:
@@ -310,7 +302,7 @@ def _create(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a file lock; waits for it."""
+    """Wait for a file lock, and hold it for the block."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -323,11 +315,12 @@ def refuse_other_schema(path: Path, db: Database) -> None:
     """Raise Conflict for the database of a newer lorad, and IntegrityError for one from before its first
     release and for that of another program.
     """
-    applied, known = MIGRATIONS.applied(db), [migration.name for migration in MIGRATIONS._migrations]
-    if unknown := [migration.name for migration in applied if migration.name not in known]:
+    applied = MIGRATIONS.applied(db)
+    own = [migration.name for migration in MIGRATIONS._migrations]
+    if unknown := [migration.name for migration in applied if migration.name not in own]:
         raise Conflict(
             f"the database {path} was written by a newer lorad: "
-            f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
+            f"its schema is {unknown[-1]}, this lorad knows {own[-1]}",
             hint="`pip install -U lorad` updates lorad; or set LORAD_HOME to another directory.",
         )
     tables = db.table_names()

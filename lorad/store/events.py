@@ -21,7 +21,7 @@ _HOPS = 100  # names of a run that are followed
 def append(
     store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None
 ) -> int:
-    """Add an event, in the transaction that is open if one is: its id, larger than every earlier one."""
+    """Add an event, in the open transaction if there is one. Returns its id, larger than every earlier one."""
     with store.write() as connection:
         return add(connection, run, kind, data, at=at)
 
@@ -34,14 +34,14 @@ def add(
     *,
     at: float | None = None,
 ) -> int:
-    """Add an event to the transaction that is open on `connection`: its id, as `append` returns it."""
+    """Add an event to the transaction that is open on `connection`. Returns its id, as `append` does."""
     values = (time.time() if at is None else at, run, kind, msgspec.json.encode(data).decode())
     cursor = connection.execute("INSERT INTO events (at, run, kind, data) VALUES (?, ?, ?, ?)", values)
     return int(cursor.lastrowid or 0)
 
 
 def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[Event]:
-    """Events with a larger id, in order. Of `run`: not those of a removed namesake."""
+    """List events with a larger id, in order. With `run`, those of a removed namesake are left out."""
     if run is None:
         rows = store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (id, limit))
     else:
@@ -57,16 +57,18 @@ def moves_after(store: Rows, id: int, limit: int = 1000) -> list[Event]:
 
 
 def newest(store: Rows, limit: int, run: str | None = None) -> list[Event]:
-    """List the last events, oldest of them first, as `after` has them: as many as fit into an answer."""
-    where, values = "", tuple[Any, ...]()
+    """List the last events, the oldest of them first, as many as fit into an answer. See `after`."""
+    where = ""
+    values: tuple[Any, ...] = ()
     if run is not None:
-        where, values = "WHERE run = ? AND id >= ?", (run, first_id(store, run))
+        where = "WHERE run = ? AND id >= ?"
+        values = (run, first_id(store, run))
     rows = store.page(f"SELECT * FROM events {where}", values, size="length(data)", limit=limit)
     return [event_row(row) for row in rows]
 
 
 def of_kind(store: Rows, run: str, kind: str, *, limit: int = -1) -> list[dict[str, Any]]:
-    """List the data of a run's events of one kind, the newest first; limit: at most so many."""
+    """List the data of a run's events of one kind, the newest first, at most `limit` of them."""
     sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND id >= ? ORDER BY id DESC LIMIT ?"
     rows = store.rows(sql, (run, kind, first_id(store, run), limit))
     return [msgspec.json.decode(row["data"]) for row in rows]
@@ -80,7 +82,7 @@ def has_kind(store: Rows, run: str, kind: str) -> bool:
 def first_id(store: Rows, run: str) -> int:
     """Find the id of a run's first event; 0 where there is no such run.
 
-    Smaller ones are of a removed namesake.
+    Events of that name with a smaller id belong to a removed namesake.
     """
     row = store.row("SELECT first_event FROM runs WHERE name = ?", (run,))
     return 0 if row is None else int(row["first_event"])
@@ -94,7 +96,7 @@ def last_id(store: Rows) -> int:
 
 # -- names that runs had before: see lorad/store/rename.py -------------------------------------------------
 def names(store: Rows, run: str) -> frozenset[str]:
-    """List the names that a run has or had: what it wrote under an earlier one is its own."""
+    """List the names that a run has or had. What was written under an earlier one is its own, too."""
     sql = (
         "SELECT json_extract(data, '$.from') AS name FROM events WHERE run = ? AND kind = 'renamed' "
         "AND json_type(data, '$.from') IS NOT NULL AND id >= ?"
@@ -103,7 +105,7 @@ def names(store: Rows, run: str) -> frozenset[str]:
 
 
 def last_end(store: Rows, name: str) -> str | None:
-    """Tell how the last run of this name lost it: `removed` or `renamed`; None where none did."""
+    """Tell how the last run of this name lost it, as `removed` or `renamed`; None where none did."""
     sql = (
         "SELECT kind FROM events WHERE run = ? AND (kind = 'removed' OR kind = 'renamed' "
         "AND json_type(data, '$.to') IS NOT NULL) ORDER BY id DESC LIMIT 1"
@@ -125,7 +127,7 @@ def present_name(store: Rows, name: str) -> str | None:
 
 
 def name_of_attempt(store: Rows, name: str, attempt: int) -> str:
-    """Find the present name of the run of which an attempt began under this one."""
+    """Find the present name of the run whose attempt began under this name."""
     first = name
     for _ in range(_HOPS):
         if store.row("SELECT 1 FROM attempts WHERE run = ? AND attempt = ?", (name, attempt)):

@@ -1,7 +1,7 @@
 """The rows that each kind of journal record makes, see `lorad.protocol.journal`.
 
-What no driver of lorad writes is refused: the journal may belong to another user than the daemon. What is too
-much is cut.
+A journal may belong to another user than the daemon: records that no driver of lorad writes are refused, and
+long ones are cut.
 """
 
 import math
@@ -36,7 +36,9 @@ _OPTIONAL = {
 }  # an older lorad lacks them
 _WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha", *_OPTIONAL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
-_MOST_STEPS, _MOST_ATTEMPTS, _MOST = 10**12, 10**6, 2**53
+_MOST_STEPS = 10**12
+_MOST_ATTEMPTS = 10**6
+_MOST = 2**53
 _LATEST = 4.0e9  # Unix seconds
 _AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
 _COLUMNS = {
@@ -71,21 +73,11 @@ _LEFT_OUT = (
 )
 
 
-def _refuse_strange(run: str, record: Record) -> None:
-    """Paths lie in the run's own directories, one step below; numbers are such as files and rows are named
-    by.
+def _mistake(record: Record) -> str:
+    """Say what no driver of lorad would write in a record; "" when nothing is wrong.
 
-    Raises IntegrityError, which names the record.
+    Paths lie directly in a directory of the run, and numbers are small enough for names of files and rows.
     """
-    if wrong := strange(record):
-        raise IntegrityError(
-            f"record {record.seq} of the journal of run {run}: {wrong}",
-            hint="No driver of lorad writes that: somebody else did. Nothing of it was taken in.",
-        )
-
-
-def strange(record: Record) -> str:
-    """Say what is wrong with a record; "" when nothing is."""
     places = (
         ("step", record.step, _MOST_STEPS),
         ("attempt", record.attempt, _MOST_ATTEMPTS),
@@ -99,25 +91,18 @@ def strange(record: Record) -> str:
     if record.kind in _PATHS:
         key, directory = _PATHS[record.kind]
         is_nothing = record.kind in ("eval", "step") and record.data.get(key) == ""  # nothing was sampled
-        if key in record.data and not is_nothing and not _is_below(record.data[key], directory):
-            return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
+        if key in record.data and not is_nothing:
+            path = record.data[key]
+            parent, _, name = path.partition("/") if isinstance(path, str) else ("", "", "")
+            if parent != directory or not _NAME.fullmatch(name):
+                return f"{key} {str(path)[:200]!r} is not in {directory}/"
     if wrong := next((key for key in _WORDS if isinstance(record.data.get(key), dict | list)), ""):
         return f"{wrong} is {str(record.data[wrong])[:80]!r}"
-    return next(
-        (f"{key} is {str(record.data[key])[:80]!r}" for key in _NUMBERS if not _fits(record.data.get(key))),
-        "",
-    )
-
-
-def _is_below(path: Any, directory: str) -> bool:
-    if not isinstance(path, str):
-        return False
-    parent, _, name = path.partition("/")
-    return parent == directory and _NAME.fullmatch(name) is not None
-
-
-def _fits(number: Any) -> bool:
-    return number is None or (isinstance(number, int) and -1 <= number <= _MOST)
+    for key in _NUMBERS:
+        value = record.data.get(key)
+        if value is not None and not (isinstance(value, int) and -1 <= value <= _MOST):
+            return f"{key} is {str(value)[:80]!r}"
+    return ""
 
 
 def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
@@ -125,7 +110,11 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
 
     Raises IntegrityError for what no driver of lorad writes.
     """
-    _refuse_strange(run, record)
+    if wrong := _mistake(record):
+        raise IntegrityError(
+            f"record {record.seq} of the journal of run {run}: {wrong}",
+            hint="No driver of lorad writes that: somebody else did. Nothing of it was taken in.",
+        )
     if record.kind in _COLUMNS:
         _put_fact(connection, run, record)
     elif record.kind == "rewind":
@@ -164,7 +153,7 @@ def doubt(connection: sqlite3.Connection, run: str) -> None:
 def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
     """Drop the rows that still bear the mark.
 
-    Versions stay, as facts that do not count: an alias may name them.
+    Versions stay, though they do not count, because an alias may name them.
     """
     for table in _TABLES:
         if table != "versions":
@@ -172,8 +161,8 @@ def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
 
 
 def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
-    """Step, reward, version, evaluations, rates, signals and recent rewards of a run, from the facts that
-    count.
+    """Write step, reward, version, evaluations, rates, signals and recent rewards into the row of a run, from
+    the facts that count.
     """
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
     last = store.row(f"SELECT step, at, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
@@ -185,6 +174,11 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
     )
     sql = "SELECT version, attested FROM versions WHERE run = ? AND lineage = 1 ORDER BY version DESC LIMIT 1"
     current = store.row(sql, (run,))
+    sql = (
+        "SELECT round(json_extract(metrics, '$.reward'), 6) AS reward FROM steps WHERE run = ? AND lineage "
+        "= 1 ORDER BY step DESC LIMIT ?"
+    )
+    recent = [row["reward"] for row in store.rows(sql, (run, RECENT))][::-1]  # the newest last
     metrics = msgspec.json.decode(last["metrics"]) if last else {}
     connection.execute(
         "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, "
@@ -201,49 +195,40 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
             last_eval and last_eval["token_accuracy"],
             current and current["version"],
             _signals(store, run, last, metrics, current),
-            _recent(store, run),
+            msgspec.json.encode(recent).decode(),
             run,
         ),
     )
 
 
 def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
-    """Collect what may need attention: in the last step's metrics, and whether the current version was
-    attested.
+    """Collect what may need attention: figures of the last step, and whether the current version was attested.
+
+    Returns JSON text of `lorad.records.runs.Signals`.
     """
-    found: Row = {key: metrics[key] for key in _SIGNALS if metrics.get(key) is not None}
+    signals: Row = {key: metrics[key] for key in _SIGNALS if metrics.get(key) is not None}
     if not metrics.get("updates"):  # a critic that warms up may be as bad as it likes
-        found.pop("explained_variance", None)
+        signals.pop("explained_variance", None)
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
-        found["not_finite"] = unsound[:_MOST_NAMES]
+        signals["not_finite"] = unsound[:_MOST_NAMES]
     sql = (
         "SELECT json_extract(spec, '$.data.prompts_per_step') AS groups, json_extract(signals, '$.begun') "
         "AS begun FROM runs WHERE name = ?"
     )
     (row,) = store.rows(sql, (run,))
     if (flat := metrics.get("zero_variance_groups")) is not None and row["groups"]:
-        found["zero_variance"] = flat / row["groups"]
+        signals["zero_variance"] = flat / row["groups"]
     if "response_length" not in metrics and (loss := metrics.get("loss")) is not None:
-        found["loss"] = loss
+        signals["loss"] = loss
     if (shift := metrics.get("chosen_shift")) is not None:
-        found["chosen_fall"] = -shift
+        signals["chosen_fall"] = -shift
     if last:
-        found["at"] = last["at"]
+        signals["at"] = last["at"]
     if current:
-        found["attested"] = current["attested"]
+        signals["attested"] = current["attested"]
     if row["begun"] is not None:
-        found["begun"] = row["begun"]
-    return msgspec.json.encode(found).decode()
-
-
-def _recent(store: Rows, run: str) -> str:
-    """Mean rewards of the last steps, newest last."""
-    sql = (
-        "SELECT round(json_extract(metrics, '$.reward'), 6) AS reward FROM steps WHERE run = ? AND lineage "
-        "= 1 ORDER BY step DESC LIMIT ?"
-    )
-    rewards = [row["reward"] for row in store.rows(sql, (run, RECENT))]
-    return msgspec.json.encode(rewards[::-1]).decode()
+        signals["begun"] = row["begun"]
+    return msgspec.json.encode(signals).decode()
 
 
 def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
@@ -255,7 +240,8 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
         row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
     if table == "evals":
         row["sets"] = msgspec.json.encode(_sets_of(record.data)).decode()
-    names, values = ", ".join(row), ", ".join(f":{column}" for column in row)
+    names = ", ".join(row)
+    values = ", ".join(f":{column}" for column in row)
     sets = ", ".join(f"{column} = excluded.{column}" for column in row)
     connection.execute(
         f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row
@@ -263,48 +249,51 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
 
 
 def _sets_of(data: Row) -> dict[str, SetScore]:
-    """Return the sets of an evaluation, no more than a spec may have; none where somebody else wrote what is
-    no such thing.
+    """Return the sets of an evaluation, no more than a spec may have; none where the record has something else
+    in their place.
     """
     try:
-        found = msgspec.convert(data.get("sets", {}), dict[str, SetScore])
+        sets = msgspec.convert(data.get("sets", {}), dict[str, SetScore])
     except msgspec.ValidationError:
         return {}
-    sound = [name for name, one in found.items() if len(name) <= METRIC_NAME and len(one.passed) <= _SETS]
-    return {name: found[name] for name in sound[:_SETS]}
+    sound = [name for name, score in sets.items() if len(name) <= METRIC_NAME and len(score.passed) <= _SETS]
+    return {name: sets[name] for name in sound[:_SETS]}
 
 
 def bounded(record: Record) -> tuple[Record, str]:
-    """Shorten a record to what is ingested. Also returns what was left out; "" for nothing."""
-    data = {key: _cut(value) for key, value in record.data.items()}
-    told = ""
+    """Shorten a record to what is ingested. Also returns a sentence about what was left out; "" for nothing."""
+    data = {
+        key: value[:TEXT] + "…" if isinstance(value, str) and len(value) > TEXT else value
+        for key, value in record.data.items()
+    }
+    left_out = ""
     if record.kind == "step" and "metrics" in data:
-        data["metrics"], told = _metrics(record)
+        data["metrics"], left_out = _metrics(record)
     if record.kind == "eval" and "sets" in data:
         data["sets"] = msgspec.to_builtins(_sets_of(data))
     if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:
-        data, told = {key: value for key, value in data.items() if key in _KNOWN}, _TOO_MUCH
-    return msgspec.structs.replace(record, data=data), told
-
-
-def _cut(value: Any) -> Any:
-    return value[:TEXT] + "…" if isinstance(value, str) and len(value) > TEXT else value
+        data = {key: value for key, value in data.items() if key in _KNOWN}
+        left_out = _TOO_MUCH
+    return msgspec.structs.replace(record, data=data), left_out
 
 
 def _metrics(record: Record) -> tuple[dict[str, Any], str]:
-    """Null stands for a number that is not finite, as JSON has none."""
+    """Return the metrics of a step that are kept, and a sentence where some are not. None stands for a number
+    that is not finite, which JSON does not have.
+    """
     metrics = record.data.get("metrics")
     if not isinstance(metrics, dict):
         return {}, _LEFT_OUT
-    sound = {name: value for name, value in metrics.items() if len(name) <= METRIC_NAME and _is_number(value)}
+    sound = {}
+    for name, value in metrics.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            is_number = abs(value) < 2**63
+        else:
+            is_number = value is None or (isinstance(value, float) and math.isfinite(value))
+        if is_number and len(name) <= METRIC_NAME:
+            sound[name] = value
     kept = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
     return kept, _LEFT_OUT if len(kept) < len(metrics) else ""
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) < 2**63
-    return value is None or (isinstance(value, float) and math.isfinite(value))
 
 
 def is_told(connection: sqlite3.Connection, run: str, message: str) -> bool:

@@ -6,7 +6,7 @@ from lorad.store.rows import GroupRow
 
 
 def set_limit(store: Store, owner_uid: int, name: str, runs: int | None) -> None:
-    """Let so many runs of a group work at a time; None is no limit."""
+    """Let at most `runs` runs of a group work at a time; None is no limit."""
     with store.write() as connection:
         if runs is None:
             connection.execute("DELETE FROM queue_groups WHERE owner_uid = ? AND name = ?", (owner_uid, name))

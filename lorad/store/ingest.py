@@ -20,15 +20,17 @@ from lorad.store.db import Store
 from lorad.store.events import names
 from lorad.store.facts import bounded, is_told
 
-PORTION, PORTION_BYTES = 200, 1 << 20  # records taken in at once: who asks the daemon meanwhile waits so long
+# What is taken in at once: requests to the daemon wait for so long.
+PORTION = 200  # records
+PORTION_BYTES = 1 << 20
 
-Found = list[tuple[Record, int]]  # records, each with the offset after it
+Portion = list[tuple[Record, int]]  # records, each with the offset after it
 
 
 class Ingested(Place, frozen=True):
     """How far a journal was read.
 
-    told_seq, told_crc: while the journal is read again, the last record that it had before; 0 otherwise.
+    told_seq, told_crc: the last record that had its event when the journal began to be read again; 0 otherwise.
     """
 
     told_seq: int = 0
@@ -36,16 +38,16 @@ class Ingested(Place, frozen=True):
 
     @property
     def told(self) -> tuple[int, int]:
-        """Return number and checksum of the last record that has its event."""
+        """Number and checksum of the last record that has its event."""
         return max((self.seq, self.crc), (self.told_seq, self.told_crc), key=lambda last: last[0])
 
 
 class Taken(Struct, frozen=True):
     """What one call of `ingest_some` ingested.
 
-    new: records never seen before.
-    more: there is more to ingest.
-    is_again: the journal is read again from its start.
+    new: records that were never seen before.
+    more: whether there is more to ingest.
+    is_again: whether the journal is read again from its start.
     offset: bytes of the journal that were read.
     """
 
@@ -56,22 +58,23 @@ class Taken(Struct, frozen=True):
 
 
 def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
-    """Ingest all that is new in the journal of a run.
+    """Ingest everything that is new in the journal of a run, and return the records.
 
-    Raises as `ingest_some`; what was ingested before that stays.
+    Raises what `ingest_some` raises; what was ingested before that stays.
     """
-    new, more = list[Record](), True
-    while more:
+    new: list[Record] = []
+    while True:
         taken = ingest_some(store, run_name, journal)
-        new, more = new + taken.new, taken.more
-    return new
+        new += taken.new
+        if not taken.more:
+            return new
 
 
 def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
-    """Take in a portion of what is new in the journal of a run. A journal that is missing has nothing new.
+    """Take in a portion of what is new in the journal of a run. A missing journal has nothing new.
 
-    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes, or of
-    another run) and OSError; then nothing of the portion was taken in.
+    Raises NotFound for an unknown run, IntegrityError for a whole record that no driver of this lorad writes
+    or that another run wrote, and OSError; then nothing of the portion was taken in.
     """
     runs.get(store, run_name)
     place = _place(store, run_name)
@@ -98,19 +101,21 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
 
 
 def is_of_run(store: Store, run: str, journal: Path) -> bool:
-    """Check whether a journal holds what was ingested last for `run`, if anything was. Raises OSError."""
+    """Check whether a journal has what was ingested last of `run`, if anything was. Raises OSError."""
     place = _place(store, run)
     return not place.seq or (journal.exists() and _unread(journal, place)[0])
 
 
 def refuse_foreign_journal(store: Store, run: str, journal: Path) -> None:
-    """Raise IntegrityError where another run's journal lies in the place of a run's, and OSError. Only the
-    first record is looked at."""
+    """Raise IntegrityError where the journal of another run lies in the place of a run's, and OSError.
+
+    It looks at the first record only.
+    """
     _refuse_foreign(store, run, journal, islice(read(journal), 1))
 
 
 def _refuse_foreign(store: Store, run: str, journal: Path, records: Iterable[tuple[Record, int]]) -> None:
-    """Raise IntegrityError for records of another run. A run's own may have names that it had before."""
+    """Raise IntegrityError for records of another run. The run's own may have its earlier names."""
     others = {record.run for record, _ in records} - {run}
     if others and (foreign := sorted(others - names(store, run))):
         raise IntegrityError(
@@ -125,28 +130,29 @@ def _place(store: Store, run: str) -> Ingested:
     return Ingested(**row) if row else Ingested()
 
 
-def _unread(journal: Path, place: Ingested) -> tuple[bool, Found, bool]:
+def _unread(journal: Path, place: Ingested) -> tuple[bool, Portion, bool]:
     """Read a portion of the records after `place`.
 
     Returns whether the journal still continues from `place` (else the portion is from its start), the
     portion, and whether more records follow.
     """
-    records = read_on(journal, place)
-    return records is not None, *_portion(read(journal) if records is None else records)
-
-
-def _portion(records: Iterable[tuple[Record, int]]) -> tuple[Found, bool]:
-    portion: Found = []
-    for record in records:
+    following = read_on(journal, place)
+    continues = following is not None
+    portion: Portion = []
+    for record in read(journal) if following is None else following:
         portion.append(record)
         if len(portion) == PORTION or portion[-1][1] - portion[0][1] >= PORTION_BYTES:
-            return portion, True
-    return portion, False
+            return continues, portion, True
+    return continues, portion, False
 
 
-def _take_in(connection: sqlite3.Connection, run: str, portion: Found, place: Ingested) -> list[Record]:
-    """Put rows for the records after `place`, each seq once, and events for those that had none yet."""
-    new, after = [], place.seq
+def _take_in(connection: sqlite3.Connection, run: str, portion: Portion, place: Ingested) -> list[Record]:
+    """Put rows for the records after `place`, each seq once, and events for those that had none yet.
+
+    Returns the records that got an event.
+    """
+    new = []
+    after = place.seq
     for record, _ in portion:
         if record.seq <= after:
             continue
@@ -167,8 +173,8 @@ def _take_in(connection: sqlite3.Connection, run: str, portion: Found, place: In
     return new
 
 
-def place_after(portion: Found, before: Ingested, *, more: bool = False) -> Ingested:
-    """Make the place behind a portion."""
+def place_after(portion: Portion, before: Ingested, *, more: bool = False) -> Ingested:
+    """Return the place after a portion that follows `before`."""
     if portion:
         record, offset = portion[-1]
         start = portion[-2][1] if len(portion) > 1 else before.offset
@@ -177,6 +183,7 @@ def place_after(portion: Found, before: Ingested, *, more: bool = False) -> Inge
 
 
 def set_place(connection: sqlite3.Connection, run: str, place: Ingested) -> None:
+    """Write down up to where the journal of a run was read."""
     connection.execute(
         'INSERT OR REPLACE INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) '
         "VALUES (?, ?, ?, ?, ?, ?, ?)",

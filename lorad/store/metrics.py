@@ -1,4 +1,4 @@
-"""Steps and evaluations that count: those of the surviving lineage."""
+"""Steps and evaluations of the surviving lineage, which are the ones that count."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _PAGE_BYTES = 16 << 20  # of metrics in one answer: 10,000 steps of 80 metrics
 
 
 def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Step]:
-    """List the first `limit` steps after `after`, in order: as many as fit into an answer."""
+    """List the first `limit` steps after `after`, in order, as many as fit into an answer."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
         "WHERE run = ? AND lineage = 1 AND step > ? ORDER BY step, attempt LIMIT ?"
@@ -39,19 +39,19 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
 
     It reads no others, so the cost depends on the answer alone, even with a million steps.
     """
-    wanted = (
+    numbers = (
         "WITH RECURSIVE last(step) AS (SELECT max(step) FROM steps WHERE run = :run AND lineage = 1), "
-        "wanted(step) AS (SELECT :first WHERE :first <= (SELECT step FROM last) UNION ALL "
-        "SELECT step + :every FROM wanted WHERE step + :every <= (SELECT step FROM last) LIMIT :limit) "
+        "numbers(step) AS (SELECT :first WHERE :first <= (SELECT step FROM last) UNION ALL "
+        "SELECT step + :every FROM numbers WHERE step + :every <= (SELECT step FROM last) LIMIT :limit) "
     )
     sql = (
-        f"{wanted} SELECT s.step, attempt, at, version, samples, metrics FROM "
-        "(SELECT step FROM wanted UNION SELECT step FROM last WHERE step > :after) w CROSS JOIN steps s "
+        f"{numbers} SELECT s.step, attempt, at, version, samples, metrics FROM "
+        "(SELECT step FROM numbers UNION SELECT step FROM last WHERE step > :after) w CROSS JOIN steps s "
         "ON s.run = :run AND s.step = w.step AND s.lineage = 1 ORDER BY s.step, attempt"
     )
     first = min((after // every + 1) * every, _LARGEST)
-    found = store.rows(sql, {"run": run, "every": every, "after": after, "first": first, "limit": limit})
-    return _fitting(found)
+    rows = store.rows(sql, {"run": run, "every": every, "after": after, "first": first, "limit": limit})
+    return _fitting(rows)
 
 
 def evals(store: Rows, run: str) -> list[EvalRow]:
@@ -61,7 +61,7 @@ def evals(store: Rows, run: str) -> list[EvalRow]:
 
 
 def figures_at(store: Rows, run: str, step: int) -> dict[str, float | None]:
-    """Read what a step and the evaluation after it came to, by name."""
+    """Read the figures of a step and of the evaluation after it, by name."""
     rows = steps(store, run, after=step - 1, limit=1)
     metrics = {**rows[0].metrics} if rows and rows[0].step == step else {}
     evaluated = newest_eval(store, run, step, step)
@@ -69,9 +69,9 @@ def figures_at(store: Rows, run: str, step: int) -> dict[str, float | None]:
 
 
 class _SamplesFile(Struct, frozen=True):
-    """The samples of a step.
+    """The file with the samples of a step.
 
-    path: below the run's directory.
+    path: relative to the run's directory.
     """
 
     path: str
@@ -79,6 +79,7 @@ class _SamplesFile(Struct, frozen=True):
 
 
 def samples_file(store: Rows, run: str, step: int) -> _SamplesFile | None:
+    """Find the file with the samples of a step; None where the step does not count."""
     sql = (
         "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY "
         "attempt DESC"
@@ -104,14 +105,16 @@ def newest_eval(store: Rows, run: str, first: int, last: int) -> EvalRow | None:
 
 
 def best_evals(store: Rows, run: str, best_by: str | None) -> tuple[str, list[EvalRow]]:
-    """Read the evaluations that count, the best first, and the metric that they are compared by.
+    """Return the metric by which evaluations are compared, and those that count, the best first.
 
-    best_by: `checkpoint.best_by`. Returns "" and nothing where nothing was measured.
+    best_by: `checkpoint.best_by` of the spec.
+
+    Returns "" and no evaluations where nothing was measured.
     """
     rows = evals(store, run)
-    known = [row.figures for row in rows]
-    metric = chosen(best_by, known)
-    return ("", []) if metric is None else (metric, [rows[place] for place in best_first(metric, known)])
+    figures = [row.figures for row in rows]
+    metric = chosen(best_by, figures)
+    return ("", []) if metric is None else (metric, [rows[place] for place in best_first(metric, figures)])
 
 
 def best_eval(store: Rows, run: str) -> float | None:
@@ -135,7 +138,7 @@ def mean_metric(store: Rows, run: str, first: int, last: int, count: int, metric
 class StepTotals(Struct, frozen=True):
     """Sums over all steps that were ever taken in.
 
-    rowid: the newest row that is counted.
+    rowid: the newest row that is part of the sums.
     """
 
     rowid: int = 0
@@ -149,7 +152,7 @@ class StepTotals(Struct, frozen=True):
 
 
 def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
-    """Add the steps that are new since `before`. Rows of a run that was removed meanwhile still count."""
+    """Add the steps that came after `before`. Steps of removed runs that it has still count."""
     newest = store.rows("SELECT coalesce(max(rowid), 0) AS n FROM steps")[0]["n"]
     if newest <= before.rowid:
         return msgspec.structs.replace(before, rowid=newest)
@@ -182,9 +185,9 @@ def waits(store: Rows) -> Iterator[float]:
 
 
 class _Reading(Struct, frozen=True):
-    """How far the journal of an active run is taken in.
+    """How far the journal of an active run was taken in.
 
-    offset: bytes that are taken in.
+    offset: bytes that were taken in.
     newest: Unix time of the run's newest event; None without one.
     """
 
@@ -195,6 +198,7 @@ class _Reading(Struct, frozen=True):
 
 
 def readings(store: Rows) -> list[_Reading]:
+    """Find how far the journal of each active run was taken in."""
     marks = ", ".join("?" for _ in ACTIVE)
     sql = f"""
     SELECT r.name, r.directory, coalesce(o."offset", 0) AS "offset",

@@ -15,8 +15,10 @@ from lorad.store.rows import LeaseRow, PoolRow, ReservationRow
 class NodeRow(Struct, frozen=True, kw_only=True):
     """A node of a cluster, as it was when a pool had it last.
 
-    cluster: `static`, or the address of a Ray cluster. uid: whose processes its agents are.
-    devices: names. bases: directories of base models that were loaded there, the newest last.
+    cluster: `static`, or the address of a Ray cluster.
+    uid: the user as whom its agents run.
+    devices: the names of its devices.
+    bases: directories of base models that were loaded on it, the newest last.
     state: granted, free or lost.
     """
 
@@ -32,7 +34,11 @@ class NodeRow(Struct, frozen=True, kw_only=True):
 
 
 class GrantRow(Struct, frozen=True, kw_only=True):
-    """What one life of a pool was granted. state: asked, granted, refused, lost or over. nodes: names."""
+    """What one life of a pool was granted.
+
+    state: asked, granted, refused, lost or over.
+    nodes: the names of the nodes.
+    """
 
     pool: str
     life: int
@@ -48,13 +54,14 @@ _FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key"
 
 
 def upsert(store: Store, pool: str, **columns: Any) -> PoolRow:
-    """Make a pool (state, model, mode and device are needed) or change columns of FIELDS: its row."""
+    """Make a pool (state, model, mode and device are needed) or change its columns. Returns its row."""
     if unknown := set(columns) - _FIELDS:
         raise ValueError(f"a pool has no {', '.join(sorted(unknown))}")
     with store.write() as connection:
         if not store.row("SELECT 1 FROM pools WHERE pool = ?", (pool,)):
             row = {"pool": pool, "created_at": time.time()} | columns
-            names, values = ", ".join(f'"{key}"' for key in row), ", ".join(f":{key}" for key in row)
+            names = ", ".join(f'"{key}"' for key in row)
+            values = ", ".join(f":{key}" for key in row)
             connection.execute(f"INSERT INTO pools ({names}) VALUES ({values})", row)
         elif columns:
             sets = ", ".join(f'"{column}" = :{column}' for column in columns)
@@ -63,7 +70,7 @@ def upsert(store: Store, pool: str, **columns: Any) -> PoolRow:
 
 
 def get(store: Rows, pool: str) -> PoolRow:
-    """Raises NotFound."""
+    """Read a pool. Raises NotFound."""
     row = store.row("SELECT * FROM pools WHERE pool = ?", (pool,))
     if row is None:
         raise NotFound(f"no pool {pool}", hint="`lorad pools` shows what there is.")
@@ -98,35 +105,38 @@ def end_leases(store: Store, pool: str, node: str) -> None:
 
 
 def leases(store: Rows) -> list[LeaseRow]:
+    """List the leases by device."""
     return [LeaseRow(**row) for row in store.rows("SELECT * FROM leases ORDER BY device, pool")]
 
 
 # -- nodes of a cluster: an index of what pools wrote, see lorad/daemon/pools/grants.py ---------------------
 def put_node(store: Store, row: NodeRow) -> None:
-    """Keep a node in place of what was known of it."""
+    """Write down what is known of a node now."""
     _put(store, "nodes", asdict(row), ("devices", "bases"))
 
 
 def nodes(store: Rows) -> list[NodeRow]:
-    return [
-        NodeRow(**_with_lists(row, "devices", "bases"))
-        for row in store.rows("SELECT * FROM nodes ORDER BY node")
-    ]
+    """List the nodes by name."""
+    rows = store.rows("SELECT * FROM nodes ORDER BY node")
+    return [NodeRow(**_with_lists(row, "devices", "bases")) for row in rows]
 
 
 def put_grant(store: Store, row: GrantRow) -> None:
-    """Keep what a life of a pool was granted, in place of what was known of that."""
+    """Write down what a life of a pool is granted now."""
     _put(store, "grants", asdict(row), ("nodes",))
 
 
 def grants(store: Rows) -> list[GrantRow]:
+    """List the grants by pool and life."""
     rows = store.rows("SELECT * FROM grants ORDER BY pool, life")
     return [GrantRow(**_with_lists(row, "nodes")) for row in rows]
 
 
 def _put(store: Store, table: str, values: dict[str, Any], lists: tuple[str, ...]) -> None:
+    """Insert or replace a row. `lists` names the columns that are lists, which are kept as JSON."""
     row = values | {name: json.encode(values[name]).decode() for name in lists}
-    names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+    names = ", ".join(row)
+    marks = ", ".join(f":{name}" for name in row)
     with store.write() as connection:
         connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", row)
 
@@ -143,9 +153,10 @@ def reservations(store: Rows) -> list[ReservationRow]:
 
 
 def reserve(store: Store, row: ReservationRow, name: str) -> None:
-    """Keep a reservation in place of one of the same device. name: of the device, for the event."""
+    """Keep a reservation, and drop an earlier one of the device. name: what the event calls the device."""
     values = asdict(row)
-    names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
+    names = ", ".join(values)
+    marks = ", ".join(f":{key}" for key in values)
     sets = ", ".join(f"{key} = excluded.{key}" for key in values)
     with store.write() as connection:
         connection.execute(
@@ -157,7 +168,7 @@ def reserve(store: Store, row: ReservationRow, name: str) -> None:
 
 
 def begin_reservation(store: Store, device: str, at: float, until: float | None) -> None:
-    """Write down since when nothing of lorad is on the device, and until when it stays so."""
+    """Write down since when lorad has left a reserved device, and until when it stays away."""
     with store.write() as connection:
         connection.execute(
             "UPDATE reservations SET began_at = ?, until = ? WHERE device = ?", (at, until, device)

@@ -1,4 +1,4 @@
-"""A database built from facts: the rows in the daemon's journal, and the journals of the runs."""
+"""Build a database anew, of the rows in the daemon's journal and of the journals of the runs."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,8 +13,8 @@ from lorad.protocol.journal import read
 from lorad.store import facts
 from lorad.store.db import Row, Store
 from lorad.store.facts import bounded
-from lorad.store.ingest import Found, Ingested, place_after, set_place
-from lorad.store.record import KEYS, TOLD_BY_RUNS, Change, Renamed
+from lorad.store.ingest import Ingested, Portion, place_after, set_place
+from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
 from lorad.store.rename import is_of
 
 _Key = tuple[Any, ...]
@@ -46,27 +46,25 @@ class Tables:
     def apply(self, change: Change) -> None:
         """Apply a change to the rows, as if it were committed."""
         for renamed in change.renamed:
-            self._rename(renamed)
+            for table, rows in self.rows.items():
+                column = "name" if table == "runs" else "run"
+                self.rows[table] = {}
+                for row in rows.values():
+                    is_own = row.get(column) == renamed.old and is_of(renamed, table, row)
+                    self.put(table, row | {column: renamed.new} if is_own else row)
         for table, keys in change.gone.items():
             for key in keys if table in KEYS else ():
                 self.forget(table, tuple(key))
-        for table, rows in change.rows.items():
-            for row in rows if table in KEYS else ():
+        for table, changed in change.rows.items():
+            for row in changed if table in KEYS else ():
                 self.put(table, row)
 
     def put(self, table: str, row: Row) -> None:
-        """Key and some columns of a row."""
+        """Keep columns of a row. `row` has its key and some of its columns."""
         self.rows[table].setdefault(tuple(row[column] for column in KEYS[table]), {}).update(row)
 
-    def _rename(self, renamed: Renamed) -> None:
-        for table, rows in self.rows.items():
-            column = "name" if table == "runs" else "run"
-            self.rows[table] = {}
-            for row in rows.values():
-                own = row.get(column) == renamed.old and is_of(renamed, table, row)
-                self.put(table, row | {column: renamed.new} if own else row)
-
     def forget(self, table: str, key: _Key) -> None:
+        """Drop a row, and with a run what belongs to it."""
         self.rows[table].pop(key, None)
         for other in _OF_A_RUN if table == "runs" else ():
             self.rows[other] = {k: row for k, row in self.rows[other].items() if k[0] != key[0]}
@@ -75,20 +73,21 @@ class Tables:
 def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: int) -> list[str]:
     """Fill an empty database. Returns a sentence for everything that could not be taken over.
 
-    journals: the journals of the runs in `tables` that have one.
-    number: the number of the newest change that the database has.
+    tables: the rows of the daemon's journal.
+    journals: the journals of the runs, by name.
+    number: the number of the newest change in `tables`.
     """
-    told: list[str] = []
+    problems: list[str] = []
     with store.write() as connection:
         connection.execute(f"PRAGMA user_version = {number}")
         connection.execute(_COLLECTED)
         rows = tables.rows
-        _insert(connection, "runs", rows["runs"].values(), told)
-        there = {name for (name,) in connection.execute("SELECT name FROM runs")}
+        _insert(connection, "runs", rows["runs"].values(), problems)
+        existing = {name for (name,) in connection.execute("SELECT name FROM runs")}
         own = _names(rows)
-        for source, run in enumerate((run for run in journals if run in there), 1):
-            told += _take_in(store, connection, run, journals[run], source, own.get(run))
-        _insert(connection, "attempts", rows["attempts"].values(), told)
+        for source, run in enumerate((run for run in journals if run in existing), 1):
+            problems += _take_in(store, connection, run, journals[run], source, own.get(run))
+        _insert(connection, "attempts", rows["attempts"].values(), problems)
         for table in ("versions", "checkpoints"):
             _change(connection, table, rows[table].values())
         counted: Iterable[Row] = (
@@ -106,15 +105,17 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
             "uses",
             "forecasts",
         ):
-            _insert(connection, table, rows[table].values(), told)
-        _collect(connection, (_as_collected(event) for event in rows["events"].values()), 0)
+            _insert(connection, table, rows[table].values(), problems)
+        columns = ("at", "run", "kind", "data")
+        own_events = rows["events"].values()
+        _collect(connection, ((e.get("id"), *(e[key] for key in columns)) for e in own_events), 0)
         _number_events(connection)
         connection.execute("DROP TABLE collected")
-    return told
+    return problems
 
 
 def _names(rows: Mapping[str, Mapping[_Key, Row]]) -> dict[str, set[str]]:
-    """List the names that each run has or had, but for runs that only their directories describe."""
+    """List the names that each run has or had. Runs that only their directories describe are left out."""
     own = {name: {name} for (name,), run in rows["runs"].items() if "first_event" in run}
     for event in rows["events"].values():
         run = event["run"]
@@ -132,27 +133,27 @@ def _take_in(
     own: set[str] | None,
 ) -> Iterator[str]:
     """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order
-    later.
+    later. Yields a sentence for everything that could not be taken over.
 
-    own: the names that its records may have; None: any, which are kept as earlier names of the run.
-
-    Yields a sentence for everything that could not be taken over.
+    own: the names that its records may have; with None they may have any, which become earlier names of the
+        run.
     """
-    known = {run} if own is None else own
-    last: Found = []
-    after, found = 0, list[tuple[Any, ...]]()
+    names = {run} if own is None else own
+    last: Portion = []
+    after = 0
+    events: list[tuple[Any, ...]] = []
     try:
         for record, offset in read(journal):
             if record.seq <= after:
                 continue
             after = record.seq
-            if record.run not in known:
+            if record.run not in names:
                 if own is not None:
                     yield f"{journal} has records of run {record.run}, none of which is taken over"
                     break
-                known.add(record.run)
+                names.add(record.run)
                 data = msgspec.json.encode({"from": record.run, "by": "repair"}).decode()
-                found.append((None, record.at, run, "renamed", data))
+                events.append((None, record.at, run, "renamed", data))
             try:
                 record, _ = bounded(record)
                 facts.put(connection, run, record)
@@ -161,27 +162,30 @@ def _take_in(
                 break
             if record.kind in TOLD_BY_RUNS:
                 data = msgspec.json.encode(facts.event_data(record)).decode()
-                found.append((None, record.at, run, record.kind, data))
+                events.append((None, record.at, run, record.kind, data))
             last = [*last[-1:], (record, offset)]
     except (OSError, IntegrityError) as error:  # the journal cannot be read
         yield f"{journal} cannot be read after record {after}: {error}"
-    _collect(connection, found, source)
+    _collect(connection, events, source)
     facts.summarize(store, connection, run)
     set_place(connection, run, place_after(last, Ingested()))
 
 
-def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
-    """Insert rows; columns that this schema does not have are left out."""
-    known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], problems: list[str]) -> None:
+    """Insert rows, without columns that this schema does not have. Adds a sentence for each refused row to
+    `problems`.
+    """
+    columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     for row in rows:
-        names = [name for name in row if name in known]
-        listed, values = ", ".join(f'"{name}"' for name in names), ", ".join("?" for _ in names)
+        names = [name for name in row if name in columns]
+        listed = ", ".join(f'"{name}"' for name in names)
+        values = ", ".join("?" for _ in names)
         sets = ", ".join(f'"{name}" = excluded."{name}"' for name in names)
         sql = f"INSERT INTO {table} ({listed}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}"
         try:
             connection.execute(sql, [row[name] for name in names])
         except sqlite3.IntegrityError as error:
-            told.append(f"{' '.join(str(row[column]) for column in KEYS[table])} of {table}: {error}")
+            problems.append(f"{' '.join(str(row[column]) for column in KEYS[table])} of {table}: {error}")
 
 
 def _change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
@@ -196,13 +200,10 @@ def _change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> 
             connection.execute(sql, [*values.values(), *(row[name] for name in keys)])
 
 
-def _as_collected(event: Row) -> tuple[Any, ...]:
-    return event.get("id"), event["at"], event["run"], event["kind"], event["data"]
-
-
 def _collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:
-    """Collect events of one source, in its order, though a clock may have gone back meanwhile."""
-    newest, rows = 0.0, list[tuple[Any, ...]]()
+    """Collect events of one source in its order, even if the clock went back meanwhile."""
+    newest = 0.0
+    rows: list[tuple[Any, ...]] = []
     for n, (id, at, run, kind, data) in enumerate(events):
         newest = max(newest, at)
         rows.append((newest, source, n, id, at, run, kind, data))
@@ -210,32 +211,30 @@ def _collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], 
 
 
 def _number_events(connection: sqlite3.Connection) -> None:
-    """Number the events in order of time. A known number is kept; the others get free numbers between, or
-    later ones.
+    """Number the events in order of time. Those that have a number keep it; the others get free numbers
+    between, or later ones.
 
     The next event gets a larger number than any event ever had, so that followers continue where they were.
     """
     # Whatever the clock said, nothing of a run comes before its first event.
     for statement in (_FIRST, _LATER, "DROP TABLE first"):
         connection.execute(statement)
-    known = [
+    numbers = [
         row[0] for row in connection.execute("SELECT id FROM collected WHERE id IS NOT NULL ORDER BY id")
     ]
     (count,) = connection.execute("SELECT count(*) FROM collected").fetchone()
     rows = connection.execute("SELECT id, told, run, kind, data FROM collected ORDER BY at, source, n")
-    numbered = ((id, *row) for id, row in _in_order(rows, known))
+    numbered = ((id, *row) for id, row in _in_order(rows, set(numbers)))
     connection.executemany("INSERT INTO events (id, at, run, kind, data) VALUES (?, ?, ?, ?, ?)", numbered)
     if count:
-        newest = max(known, default=0) + count - len(known)
+        newest = max(numbers, default=0) + count - len(numbers)
         connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (newest,))
 
 
-def _in_order(rows: Iterable[tuple[Any, ...]], known: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield each row with its number.
-
-    known: the numbers that are taken, ascending.
-    """
-    taken, free, waiting = set(known), 1, list[tuple[Any, ...]]()
+def _in_order(rows: Iterable[tuple[Any, ...]], taken: set[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield each row with its number. `taken` has the numbers of the rows that have one."""
+    free = 1
+    waiting: list[tuple[Any, ...]] = []
     for id, *rest in rows:
         row = tuple(rest)
         if id is None:

@@ -1,4 +1,4 @@
-"""The daemon's own facts, row by row: what no journal of a run contains, so that the database can be rebuilt.
+"""The daemon's own facts, row by row, which no journal of a run has, so that the database can be rebuilt.
 
 Triggers of this connection note which rows and columns a transaction touches; they go to the daemon's
 journal, fsynced, before the transaction commits. `PRAGMA user_version` counts such transactions, which shows
@@ -46,15 +46,17 @@ _OWN_EVENT = (
     f"({{0}}kind NOT IN ({', '.join(repr(kind) for kind in TOLD_BY_RUNS)}) "
     "OR json_type({0}data, '$.attempt') IS NULL OR json_type({0}data, '$.step') IS NULL)"
 )
-_NEW, _GONE = "*", "-"  # in place of a column
-_RENAMED = "renamed"  # in place of a table
+# Words that a note has in place of a column or, the last, of a table.
+_NEW = "*"
+_GONE = "-"
+_RENAMED = "renamed"
 
 
 class Renamed(Struct, frozen=True):
     """A run that got another name, with its rows.
 
-    first_event: those of a removed run of the old name have smaller numbers.
-    created_at: the Unix time before which rows are of a removed run of the old name.
+    first_event: the first event of the run; smaller ones belong to a removed run of the old name.
+    created_at: Unix time; rows that are older belong to a removed run of the old name.
     """
 
     old: str
@@ -66,9 +68,9 @@ class Renamed(Struct, frozen=True):
 class Change(Struct, frozen=True):
     """The change of one transaction, or of the whole database.
 
-    renamed: runs that got another name, before anything else of this.
-    rows: by table, key columns and the columns that changed.
-    gone: by table, keys of deleted rows, with everything that belongs to them.
+    renamed: runs that got another name; this comes before the rest of the change.
+    rows: by table, the key columns and changed columns of rows.
+    gone: by table, the keys of deleted rows; everything that belongs to them was deleted, too.
     """
 
     number: int
@@ -85,15 +87,16 @@ class Journal(Protocol):
         ...
 
     def undo(self) -> None:
-        """Take the last change back, as it was not committed after all."""
+        """Take the last change back, because it was not committed after all."""
         ...
 
 
 class Recorder:
-    """Notes what the transactions of one connection change. `journal` hears of it before each commit."""
+    """Notes what the transactions of one connection change, and writes it to a journal before each commit."""
 
     def __init__(self, connection: sqlite3.Connection, journal: Journal) -> None:
-        self._connection, self._journal = connection, journal
+        self._connection = connection
+        self._journal = journal
         self._columns = {table: _columns(connection, table) for table in KEYS}
         for statement in ("PRAGMA temp_store = MEMORY", _NOTES, *self._triggers()):
             connection.execute(statement)
@@ -101,7 +104,7 @@ class Recorder:
     def write_ahead(self) -> bool:
         """Write the changes of the open transaction to the journal, before its commit.
 
-        False when there are none.
+        Returns False when there are none.
         """
         change = self._change()
         if change is None:
@@ -115,12 +118,11 @@ class Recorder:
         return True
 
     def undo(self) -> None:
+        """Take the last change back, because it was not committed after all."""
         self._journal.undo()
 
     def write_all(self) -> None:
-        """Write everything that the journal has to contain, in the open transaction; earlier changes become
-        void.
-        """
+        """Write everything that the journal has to contain, in the open transaction. It replaces earlier changes."""
         rows = {table: self._all(table) for table in KEYS}
         number = number_of(self._connection) + 1
         self._journal.write_ahead(Change(number, rows=rows), all=True)
@@ -131,6 +133,7 @@ class Recorder:
         self._connection.execute("DELETE FROM noted")
 
     def _change(self) -> Change | None:
+        """Make the change of what was noted in the open transaction; None for nothing."""
         noted: dict[tuple[str, str], set[str]] = {}
         for table, key, column in self._connection.execute(
             'SELECT "table", "key", "column" FROM noted ORDER BY rowid'
@@ -146,18 +149,14 @@ class Recorder:
             if table == _RENAMED:
                 renamed.append(Renamed(*key))
                 continue
-            row = self._row(
-                table, key, self._columns[table] if _NEW in columns else sorted(columns - {_GONE})
-            )
+            changed = self._columns[table] if _NEW in columns else sorted(columns - {_GONE})
+            where = " AND ".join(f'"{column}" = ?' for column in KEYS[table])
+            row = next(iter(self._select(table, changed, f"WHERE {where}", key)), None)
             if row is not None:
                 rows.setdefault(table, []).append(row)
             if _GONE in columns:
                 gone.setdefault(table, []).append(key)
         return Change(number_of(self._connection) + 1, renamed, rows, gone)
-
-    def _row(self, table: str, key: list[Any], columns: Iterable[str]) -> Row | None:
-        where = " AND ".join(f'"{column}" = ?' for column in KEYS[table])
-        return next(iter(self._select(table, columns, f"WHERE {where}", key)), None)
 
     def _all(self, table: str) -> list[Row]:
         """List the rows of a table in the order in which they were inserted."""
@@ -172,8 +171,8 @@ class Recorder:
     def _select(self, table: str, columns: Iterable[str], rest: str, values: Iterable[Any]) -> Iterable[Row]:
         names = [*KEYS[table], *(column for column in columns if column not in KEYS[table])]
         listed = ", ".join(f'"{name}"' for name in names)
-        for found in self._connection.execute(f"SELECT {listed} FROM {table} {rest}", tuple(values)):
-            yield dict(zip(names, found, strict=True))
+        for row in self._connection.execute(f"SELECT {listed} FROM {table} {rest}", tuple(values)):
+            yield dict(zip(names, row, strict=True))
 
     def _triggers(self) -> Iterable[str]:
         for table, columns in self._columns.items():
@@ -203,7 +202,7 @@ def number_of(connection: sqlite3.Connection) -> int:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """List the columns that are noted, without the key."""
+    """List the columns of a table that are noted, without its key."""
     named = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
     left_out = _DERIVED | _PASSING if table == "runs" else frozenset[str]()
     return [c for c in _ONLY.get(table, named) if c not in KEYS[table] and c not in left_out]

@@ -42,7 +42,7 @@ _MENTIONS = (
 
 
 def is_of(renamed: Renamed, table: str, row: Row) -> bool:
-    """Check whether a row with the old name is of the run that has the new one: see `_IN_PART`."""
+    """Whether a row with the old name belongs to the renamed run and not to a removed one, see `_IN_PART`."""
     match table:
         case "events":
             return bool(row["id"] >= renamed.first_event)
@@ -54,13 +54,12 @@ def is_of(renamed: Renamed, table: str, row: Row) -> bool:
 
 
 def rename(store: Store, old: str, new: str, *, directory: str, by: str) -> None:
-    """Give a run another name, in all rows; those that name its versions or files name them by the new one.
+    """Give a run another name in all rows, also in those that mention its versions or files.
 
-    directory: where the run's files will be. The run's own row still says where they are: see
-        `runs.relocate`.
+    directory: where the run's files will be. `runs.relocate` later says so in the run's own row.
 
-    Raises NotFound; Conflict while it works or one of its versions is served or pinned, where it is of a
-    sweep, or where the new name is or was another run's.
+    Raises NotFound; Conflict while it works or one of its versions is served or pinned, where it belongs to
+    a sweep, or where another run has or had the new name.
     """
     with store.write() as connection:
         run = runs.get(store, old)
@@ -97,15 +96,15 @@ def rename(store: Store, old: str, new: str, *, directory: str, by: str) -> None
 
 
 def refuse_name(store: Rows, old: str, new: str) -> None:
-    """Raises SpecError for what is no name of a run, and Conflict for one that another run has, or had: its
-    versions would have the same names.
+    """Raise SpecError where `new` is no name of a run, and Conflict where another run has or had that name:
+    versions of both would have the same names.
     """
     if not re.fullmatch(NAME, new):
         raise SpecError(f"{new!r} is no name for a run", hint=NAME_HINT)
     if new == old:
         raise Conflict(f"run {old} has that name already")
-    if (there := runs.name_in_use(store, new)) not in (None, old):
-        like = "" if there == new else " in other capitals, and capitals alone do not tell runs apart"
+    if (existing := runs.name_in_use(store, new)) not in (None, old):
+        like = "" if existing == new else " in other capitals, and capitals alone do not tell runs apart"
         raise Conflict(f"there is a run named {new}{like}", hint="Choose another name, or remove that run.")
     how = events.last_end(store, new)
     if how == "removed" or (how == "renamed" and events.present_name(store, new) != old):

@@ -1,5 +1,6 @@
-"""The rows of the database as the store returns them: a shape of `lorad.records`, with what only the database
-has of it; what nobody is answered with stands here alone.
+"""The rows of the database as the store returns them.
+
+Most are a shape of `lorad.records` with what only the database has of it; the others are never sent.
 """
 
 from functools import lru_cache
@@ -24,8 +25,8 @@ class RunSummary(Run, frozen=True, kw_only=True, eq=False):
 
     Rows that did not change since they were read before are the same objects (`run_summary`).
 
-    serving: whether a pool of its base stays up.
-    yielded: why it gives, or gave, its device back where that is for no other run.
+    serving: whether a pool of its base stays up for it.
+    yielded: why it gives, or gave, its device back, where no other run needs it.
     """
 
     state: RunState
@@ -40,8 +41,8 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
     """A run.
 
     spec: its spec as JSON text.
-    resume_step: the checkpoint that its next attempt begins with.
-    restart_at: when it may be placed again after an automatic restart.
+    resume_step: the step of the checkpoint that its next attempt begins with.
+    restart_at: Unix time from which it may be placed again after an automatic restart.
     """
 
     spec: str
@@ -51,12 +52,12 @@ class RunRow(RunSummary, frozen=True, kw_only=True, eq=True):
 
     @property
     def dir(self) -> RunDir:
-        """Return its directory, with the names of what is in it."""
+        """Its directory, which knows the names of what is in it."""
         return RunDir(Path(self.directory))
 
     @property
     def attempt_dir(self) -> AttemptDir:
-        """Return the directory of its present attempt."""
+        """The directory of its present attempt."""
         return self.dir.attempt(self.attempt)
 
 
@@ -85,8 +86,8 @@ class ReservationRow(Struct, frozen=True, kw_only=True):
     device: the UUID of a GPU, or the name of a slot of the CPU.
     seconds: how long it lasts from its beginning; None: until `until`, or until it is released.
     until: Unix time; None until it has begun, or until it is released.
-    began_at: since when nothing of lorad is there; None before.
-    urgent: the runs there are asked to stop at their next step.
+    began_at: since when nothing of lorad is on the device; None before.
+    urgent: whether runs on it are asked to stop at their next step.
     """
 
     device: str
@@ -104,7 +105,7 @@ class VersionRow(Version, frozen=True, kw_only=True):
     """A version of an adapter: immutable but for what is said about it.
 
     lineage: False when a rewind passed it.
-    path: absolute, whether there are files or not.
+    path: an absolute path, whether there are files or not.
     """
 
     attempt: int = 0
@@ -118,6 +119,7 @@ class VersionRow(Version, frozen=True, kw_only=True):
 
 
 def version_row(raw: Row) -> VersionRow:
+    """Decode the columns of a version."""
     decoded = {
         "pinned": bool(raw["pinned"]),
         "lineage": bool(raw["lineage"]),
@@ -139,6 +141,7 @@ class CheckpointPlace(Struct, frozen=True, kw_only=True):
 
 
 def step_row(raw: Row) -> Step:
+    """Decode the columns of a step."""
     return Step(**raw | {"metrics": msgspec.json.decode(raw["metrics"])})
 
 
@@ -150,10 +153,12 @@ class EvalRow(Evaluation, frozen=True, kw_only=True):
 
 
 def eval_row(raw: Row) -> EvalRow:
+    """Decode the columns of an evaluation."""
     return EvalRow(**raw | {"sets": msgspec.json.decode(raw["sets"], type=dict[str, SetScore])})
 
 
 def result_row(raw: Row) -> Result:
+    """Decode the columns of a result."""
     decoded = {key: msgspec.json.decode(raw[key]) for key in ("settings", "metrics")}
     return Result(**{key: raw[key] for key in Result.__struct_fields__} | decoded)
 
@@ -162,7 +167,7 @@ class PoolRow(Struct, frozen=True, kw_only=True):
     """A pool whose process is up.
 
     key: what a run must ask for to join.
-    idle_since: None while a run uses it.
+    idle_since: Unix time; None while a run uses it.
     """
 
     pool: str
@@ -189,10 +194,12 @@ class LeaseRow(Struct, frozen=True, kw_only=True):
 
 
 def event_row(raw: Row) -> Event:
+    """Decode the columns of an event."""
     return Event(**raw | {"data": msgspec.json.decode(raw["data"])})
 
 
 def sweep_row(raw: Row) -> Sweep:
+    """Decode the columns of a sweep."""
     halving = raw["halving"]
     decoded = {
         "grid": msgspec.json.decode(raw["grid"], type=dict[str, list[str]]),
@@ -218,11 +225,12 @@ _RECENT = msgspec.json.Decoder(list[Number | None])
 
 @lru_cache(maxsize=2048)
 def run_summary(values: tuple[Any, ...]) -> RunSummary:
-    """Decode the values of SUMMARY_COLUMNS; those of a run that did not change since were decoded before."""
+    """Decode the values of SUMMARY_COLUMNS, or return what the same values were decoded to before."""
     return _run(RunSummary, dict(zip(SUMMARY_COLUMNS, values, strict=True)))
 
 
 def run_row(raw: Row) -> RunRow:
+    """Decode all columns of a run."""
     return _run(RunRow, raw)
 
 

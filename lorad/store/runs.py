@@ -56,15 +56,20 @@ def create(
 ) -> RunRow:
     """Create a queued run, and its event. Raises Conflict when the name is in use.
 
-    owner_uid: this process's user by default.
+    owner_uid: by default the user of this process.
 
-    Attempts count on from a removed or renamed run of the same name: a pool identifies callers by name and
-    attempt.
+    Attempts count on from a removed or renamed run of the same name, because a pool identifies callers by
+    name and attempt.
     """
     with store.write() as connection:
         if exists(store, name):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
         event = _tell(connection, name, None, RunState.QUEUED, by=owner)
+        sql = (
+            "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? "
+            "AND kind IN ('removed', 'renamed')"
+        )
+        (last_attempt,) = store.tuples(sql, (name,))[0]
         row = {
             "name": name,
             "owner": owner,
@@ -76,7 +81,7 @@ def create(
             "steps": steps,
             "created_at": time.time(),
             "first_event": event,
-            "attempt": _last_removed(store, name),
+            "attempt": last_attempt or 0,
         }
         connection.execute(
             f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{key}' for key in row)})", row
@@ -84,26 +89,19 @@ def create(
         return get(store, name)
 
 
-def _last_removed(store: Rows, name: str) -> int:
-    sql = (
-        "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? "
-        "AND kind IN ('removed', 'renamed')"
-    )
-    return int((store.row(sql, (name,)) or {})["attempt"] or 0)
-
-
 def exists(store: Rows, name: str) -> bool:
+    """Check whether there is a run of that name."""
     return store.row("SELECT 1 FROM runs WHERE name = ?", (name,)) is not None
 
 
 def name_in_use(store: Rows, name: str) -> str | None:
-    """Find the run whose name differs from `name` in capitals at most."""
+    """Find the run with this name, or with one that differs only in capitals."""
     row = store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (name,))
     return None if row is None else str(row["name"])
 
 
 def find(store: Rows, name: str, owner_uid: int | None = None) -> RunRow | None:
-    """Find a run, of a certain owner where one is named."""
+    """Find a run, only among those of one owner where `owner_uid` is given."""
     if owner_uid is None:
         return next(iter(_select(store, "WHERE name = ?", (name,))), None)
     return next(iter(_select(store, "WHERE name = ? AND owner_uid = ?", (name, owner_uid))), None)
@@ -115,7 +113,7 @@ def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Run
 
 
 def get(store: Rows, name: str) -> RunRow:
-    """Raises NotFound."""
+    """Read a run. Raises NotFound."""
     row = find(store, name)
     if row is None:
         raise missing(name)
@@ -123,11 +121,12 @@ def get(store: Rows, name: str) -> RunRow:
 
 
 def missing(name: str, hint: str = "`lorad list --all` shows every run.") -> NotFound:
+    """Make the error that a run does not exist."""
     return NotFound(f"no run named {name}", hint=hint)
 
 
 def beginnings(store: Rows, owner_uid: int) -> dict[str | None, tuple[int, float]]:
-    """Find the first event of each run of one owner, and when it was made: what is older is of a namesake."""
+    """Find the first event of each run of one owner, and its time. What is older belongs to a namesake."""
     sql = "SELECT name, first_event, created_at FROM runs WHERE owner_uid = ?"
     return {name: (first, created) for name, first, created in store.tuples(sql, (owner_uid,))}
 
@@ -153,14 +152,14 @@ def count_by_state(store: Rows) -> dict[RunState, int]:
 
 def directories(store: Rows) -> dict[int, list[Path]]:
     """Find the directories of all runs, by the uid of their owner."""
-    found: dict[int, list[Path]] = {}
+    directories: dict[int, list[Path]] = {}
     for row in store.rows("SELECT owner_uid, directory FROM runs"):
-        found.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
-    return found
+        directories.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
+    return directories
 
 
 def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None:
-    """Correct a run whose directory was moved."""
+    """Write down where the directory of a run is now."""
     with store.write() as connection:
         connection.execute(
             "UPDATE runs SET directory = ?, spec = ? WHERE name = ?", (directory, spec_json, name)
@@ -168,13 +167,13 @@ def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None
 
 
 def names_first_ended(store: Rows, limit: int) -> list[str]:
-    """List the runs that ended first, without those that serve."""
+    """List the runs that ended first and do not serve."""
     sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
     return [row["name"] for row in store.rows(sql, (limit,))]
 
 
 def pools_in_use(store: Rows) -> set[str]:
-    """List the pools of runs that are not over, and of those that serve."""
+    """List the pools of runs that have not ended or that serve."""
     sql = "SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)"
     return {row["pool"] for row in store.rows(sql)}
 
@@ -186,9 +185,7 @@ def owners_of_aliased(store: Rows) -> dict[str, int]:
 
 
 def owners_served(store: Rows) -> set[int]:
-    """List the uids of those who have something to serve: an alias, a pinned version,
-    or a run that serves.
-    """
+    """List the uids of users who have an alias, a pinned version, or a run that serves."""
     sql = """
     SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
     OR name IN (SELECT run FROM versions WHERE pinned = 1)
@@ -211,9 +208,9 @@ def count_listed(store: Rows, *, all: bool) -> int:
 
 
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
-    """List runs, newest first; without `all`, those that have not ended or ended in the last day.
+    """List runs, newest first; without `all`, only those that have not ended or ended in the last day.
 
-    limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
+    limit: how many runs at most, though those that have not ended are always listed; 0 is no limit.
     """
     since = 0.0 if all else time.time() - RECENT_SECONDS
     sql = f"SELECT created_at, rowid, {_SUMMARY} FROM runs WHERE"
@@ -246,19 +243,19 @@ def active_in(store: Rows, pool: str) -> list[RunRow]:
 def named(store: Rows, names: Sequence[str]) -> list[RunRow]:
     """Read the runs that exist among `names`, in that order."""
     marks = ", ".join("?" for _ in names)
-    found = {run.name: run for run in _select(store, f"WHERE name IN ({marks})", tuple(names))}
-    return [found[name] for name in names if name in found]
+    runs = {run.name: run for run in _select(store, f"WHERE name IN ({marks})", tuple(names))}
+    return [runs[name] for name in names if name in runs]
 
 
 def queue(store: Rows) -> list[QueuedRow]:
-    """Every queued run: highest priority first, then oldest first."""
+    """List the queued runs: highest priority first, then oldest first."""
     columns = "name, owner_uid, priority, waiting, owner"
     sql = f"SELECT {columns} FROM runs WHERE state = 'queued' ORDER BY {_AS_A_QUEUE}"
     return [QueuedRow(*values) for values in store.tuples(sql)]
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
-    """Find when each owner's newest attempt began: uid -> Unix time."""
+    """Find the Unix time at which the newest attempt of each owner began, by uid."""
     sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts
     JOIN runs ON runs.name = attempts.run
     GROUP BY owner_uid"""
@@ -310,7 +307,11 @@ def move(
         before = RunState(get(store, name).state)
         to = target(before, move)
         if to is None or expect not in (None, before):
-            raise _not_allowed(name, before, move, expect)
+            message = f"run {name} is {before}: {move} is not possible"
+            if expect not in (None, before):
+                message = f"run {name} is {before}, not {expect}"
+            allowed = [str(possible) for possible, moves in MOVES.items() if before in moves]
+            raise Conflict(f"{message}; possible now: {', '.join(allowed)}")
         changes = {"state": to, **_consequences(move, reason, detail), **(also or {})}
         sets = ", ".join(f"{column} = :{column}" for column in changes)
         connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", changes | {"name": name})
@@ -324,7 +325,7 @@ def move(
 
 
 def set_fields(store: Store, name: str, **columns: Any) -> None:
-    """Set columns of FIELDS; no event. Raises NotFound."""
+    """Set columns of a run, without an event. Raises NotFound, and ValueError for a column not in `_FIELDS`."""
     if unknown := set(columns) - _FIELDS:
         raise ValueError(f"not to be set here: {', '.join(sorted(unknown))}")
     with store.write() as connection:
@@ -336,23 +337,22 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
 
 
 def set_labels(store: Store, name: str, tags: Sequence[str], note: str) -> None:
-    """Write what its owner says of a run."""
+    """Set the tags and the note of a run."""
     with store.write() as connection:
         values = (msgspec.json.encode(tags).decode(), note, name)
         connection.execute("UPDATE runs SET tags = ?, note = ? WHERE name = ?", values)
 
 
 def respecify(store: Store, name: str, spec: Spec) -> None:
-    """Give a run another spec, with the columns that are made of it. Raises NotFound."""
-    resources, text = spec.resources, to_json(spec).decode()
-    columns = {"priority": resources.priority, "queue_group": resources.group}
-    set_fields(store, name, spec=text, steps=spec.planned_steps, **columns)
+    """Give a run another spec, and set the columns that follow from it. Raises NotFound."""
+    columns = {"priority": spec.resources.priority, "queue_group": spec.resources.group}
+    set_fields(store, name, spec=to_json(spec).decode(), steps=spec.planned_steps, **columns)
 
 
 def remove(store: Store, name: str, *, by: str = "daemon") -> None:
-    """Forget a run with all its rows, and a sweep with its last run; its events and its bill stay.
+    """Forget a run with all its rows, and a sweep with its last run. Events and bill stay.
 
-    Raises NotFound, and Conflict while it works, or one of its versions is aliased or pinned.
+    Raises NotFound, and Conflict while it works or one of its versions is aliased or pinned.
     """
     with store.write() as connection:
         state = RunState(get(store, name).state)
@@ -373,7 +373,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
 
 
 def refuse_held(store: Rows, name: str) -> None:
-    """Raises Conflict while one of its versions is aliased or pinned."""
+    """Raise Conflict while a version of a run is aliased or pinned."""
     sql = """SELECT alias, (aliases.owner_uid <> runs.owner_uid) AS is_foreign,
     (SELECT "by" FROM alias_moves m WHERE m.alias = aliases.alias ORDER BY id DESC LIMIT 1) AS "by"
     FROM aliases JOIN runs ON runs.name = aliases.run WHERE run = ? ORDER BY alias"""
@@ -403,7 +403,8 @@ def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
 def place(store: Store, name: str, pool: str, *, waiting: str, resumed_from: int | None) -> RunRow:
     """Begin an attempt of a queued run in a pool. Raises NotFound, Conflict.
 
-    waiting: what it waits for until it runs. resumed_from: the step of the checkpoint that it begins with.
+    waiting: what it waits for until it runs.
+    resumed_from: the step of the checkpoint that it begins with; None for a first start.
     """
     with store.write():
         begin_attempt(store, name, resumed_from=resumed_from)
@@ -420,8 +421,7 @@ def end_attempt(
     reason: str | None,
     detail: str = "",
 ) -> None:
-    """Record how the driver of an attempt ended. Repeating it changes nothing that is known: the first end
-    counts.
+    """Record how the driver of an attempt ended. The first record counts; another only adds what it lacks.
 
     detail: why it ended, as a sentence.
     """
@@ -441,7 +441,7 @@ def attempts(store: Rows, name: str) -> list[Attempt]:
 
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
-    """List the other columns that a move changes in the row of its run."""
+    """Return the other columns of a run that a move sets."""
     nothing = {"waiting": "", "wanted": None, "restart_at": None}
     nothing |= {"preempted": None, "yielded": None}
     match move:
@@ -457,14 +457,6 @@ def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
             return {"reason": None, "detail": "", "wanted": None, "ended_at": None}
         case _:
             return {}
-
-
-def _not_allowed(name: str, state: RunState, move: Move, expect: RunState | None) -> Conflict:
-    message = f"run {name} is {state}: {move} is not possible"
-    if expect not in (None, state):
-        message = f"run {name} is {state}, not {expect}"
-    allowed = [str(possible) for possible, moves in MOVES.items() if state in moves]
-    return Conflict(f"{message}; possible now: {', '.join(allowed)}")
 
 
 def _tell(

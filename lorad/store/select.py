@@ -1,4 +1,4 @@
-"""Choose runs by a `Selection`, in an order, with figures of their specs and of their last steps."""
+"""Choose runs by a `Selection`, sort them, and add figures of their specs and of their last steps."""
 
 import re
 import time
@@ -45,7 +45,7 @@ ORDER BY s.attempt DESC LIMIT 1)"""
 
 
 class _Selected(Struct, frozen=True):
-    """A run, and what it has for the keys that were asked for; None where it has none."""
+    """A run, and its values for the keys that were asked for; None where it has none."""
 
     run: RunSummary
     values: dict[str, Any]
@@ -67,28 +67,32 @@ def select(
 ) -> list[_Selected]:
     """Choose runs, newest first where `sort` says nothing else.
 
-    owner_uid: whose runs; None: everybody's. recent: leave out what ended over a day ago.
-    keys: dotted keys of the spec, or metrics of the last step. sort: columns or keys, the first counts most;
-    `-` before one puts the largest first. Runs without the figure come last. limit: how many; 0: all.
+    owner_uid: the owner of the runs; None for everybody's.
+    recent: leave out runs that ended over a day ago.
+    keys: dotted keys of the spec, or metrics of the last step.
+    sort: columns or keys, of which the first counts most; `-` before one puts the largest first, and runs
+        without a value come last in any case.
+    limit: how many runs at most; 0 for all.
+
     Raises SpecError for a word that is neither column, key nor metric.
     """
-    given: list[Any] = []
-    values = [_value(key, given) for key in keys]
-    where = _where(selection, given, owner_uid, recent)
-    order = [_order(word, given) for word in sort]
+    parameters: list[Any] = []
+    values = [_value(key, parameters) for key in keys]
+    where = _where(selection, parameters, owner_uid, recent)
+    order = [_order(word, parameters) for word in sort]
     sql = (
         f"SELECT {', '.join([*values, _SUMMARY])} FROM runs WHERE {' AND '.join(where)} "
         f"ORDER BY {', '.join([*order, _NEWEST_FIRST])} LIMIT ?"
     )
-    found = store.tuples(sql, (*given, limit or -1))
-    return [
-        _Selected(run_summary(row[len(keys) :]), dict(zip(keys, map(_decoded, row), strict=False)))
-        for row in found
-    ]
+    chosen = []
+    for row in store.tuples(sql, (*parameters, limit or -1)):
+        decoded = (None if text is None else msgspec.json.decode(text) for text in row[: len(keys)])
+        chosen.append(_Selected(run_summary(row[len(keys) :]), dict(zip(keys, decoded, strict=True))))
+    return chosen
 
 
 def measured(store: Rows, owner_uid: int | None = None) -> list[str]:
-    """Name the metrics of the last steps of the newest runs: those of an owner, or everybody's."""
+    """Name the metrics of the last steps of the newest runs, of one owner or of everybody."""
     sql = (
         "SELECT DISTINCT metric.key FROM (SELECT name, step FROM runs WHERE ?1 IS NULL OR owner_uid = ?1 "
         f"ORDER BY {_NEWEST_FIRST} LIMIT {_NEWEST}) run JOIN steps ON steps.run = run.name AND lineage = 1 "
@@ -97,49 +101,50 @@ def measured(store: Rows, owner_uid: int | None = None) -> list[str]:
     return [name for (name,) in store.tuples(sql, (owner_uid,))]
 
 
-def _where(selection: Selection, given: list[Any], owner_uid: int | None, recent: bool) -> list[str]:
-    """Write the conditions, and append their values to `given`."""
-    now, conditions = time.time(), ["1"]
+def _where(selection: Selection, parameters: list[Any], owner_uid: int | None, recent: bool) -> list[str]:
+    """Write the conditions, and append their values to `parameters`."""
+    now = time.time()
+    conditions = ["1"]
     for column, globs in (
         ("name", selection.names),
         ("owner", selection.owner),
         ("sweep", selection.sweep),
     ):
         if globs:
-            conditions.append(_any_of(column, globs, given))
+            conditions.append(_any_of(column, globs, parameters))
     if selection.tag:
-        fits = _any_of("tag.value", selection.tag, given)
+        fits = _any_of("tag.value", selection.tag, parameters)
         conditions.append(f"EXISTS (SELECT 1 FROM json_each(runs.tags) tag WHERE {fits})")
     if selection.base:
         tails = [f"*/{base}" for base in selection.base]
-        conditions.append(_any_of("base", [*selection.base, *tails], given))
+        conditions.append(_any_of("base", [*selection.base, *tails], parameters))
     if selection.state:
         marks = ", ".join("?" for _ in selection.state)
         is_pausing = "state = 'stopping' AND wanted = 'pause' AND ?"
         conditions.append(f"(state IN ({marks}) OR reason IN ({marks}) OR {is_pausing})")
-        given += [*selection.state, *selection.state, "pausing" in selection.state]
+        parameters += [*selection.state, *selection.state, "pausing" in selection.state]
     if owner_uid is not None:
         conditions.append("owner_uid = ?")
-        given.append(owner_uid)
+        parameters.append(owner_uid)
     times = {">=": selection.newer, "<=": selection.older}
     for sign, seconds in times.items():
         if seconds is not None:
             conditions.append(f"{_AGE} {sign} ?")
-            given.append(now - seconds)
+            parameters.append(now - seconds)
     if recent:
         conditions.append("(ended_at IS NULL OR ended_at >= ?)")
-        given.append(now - RECENT_SECONDS)
+        parameters.append(now - RECENT_SECONDS)
     return conditions
 
 
-def _any_of(column: str, globs: Sequence[str], given: list[Any]) -> str:
+def _any_of(column: str, globs: Sequence[str], parameters: list[Any]) -> str:
     """Write that a column is one of the texts or fits one of the globs."""
     exact = [glob for glob in globs if not is_glob(glob)]
     loose = [glob.replace("[!", "[^") for glob in globs if is_glob(glob)]
     if len(loose) > _GLOBS:
         hint = f"Give at most {_GLOBS}, or names without *, ? and [."
         raise SpecError(f"{len(loose)} globs are too many for one request", hint=hint)
-    given += [msgspec.json.encode(texts).decode() for texts in (exact, loose)]
+    parameters += [msgspec.json.encode(texts).decode() for texts in (exact, loose)]
     fits = f"EXISTS (SELECT 1 FROM json_each(?) glob WHERE {column} GLOB glob.value)"
     return f"({column} IN (SELECT value FROM json_each(?)) OR {fits})"
 
@@ -151,52 +156,50 @@ def _path(key: str) -> str:
     return "$" + "".join(f'."{part}"' for part in key.split("."))
 
 
-def _value(key: str, given: list[Any]) -> str:
+def _value(key: str, parameters: list[Any]) -> str:
     """Write the value of a key of the spec or of a metric as JSON text."""
     if not is_of_spec(key):
-        given.append(_metric_path(key))
+        parameters.append(_metric_path(key))
         return _LAST_STEP.format(what="json_quote(json_extract(s.metrics, ?))")
-    given.append(_path(key))
+    parameters.append(_path(key))
     return (
         "CASE json_type(runs.spec, ?) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' "
-        f"ELSE json_quote({_of_spec(key, given)}) END"
+        f"ELSE json_quote({_of_spec(key, parameters)}) END"
     )
 
 
-def _of_spec(key: str, given: list[Any]) -> str:
+def _of_spec(key: str, parameters: list[Any]) -> str:
     """Write the value of a key of the spec; `reward.name` is also the text that stands for the section."""
-    given.append(_path(key))
+    parameters.append(_path(key))
     section, _, last = key.rpartition(".")
     if last != "name" or not section:
         return "json_extract(runs.spec, ?)"
-    given += [_path(section)] * 2
+    parameters += [_path(section)] * 2
     short = "CASE json_type(runs.spec, ?) WHEN 'text' THEN json_extract(runs.spec, ?) END"
     return f"coalesce(json_extract(runs.spec, ?), {short})"
 
 
-def _order(word: str, given: list[Any]) -> str:
-    key, down = word.removeprefix("-"), "DESC" if word.startswith("-") else "ASC"
+def _order(word: str, parameters: list[Any]) -> str:
+    """Write what a column, a key of the spec or a metric is sorted by; runs without it come last."""
+    key = word.removeprefix("-")
+    direction = "DESC" if word.startswith("-") else "ASC"
     if (what := _SORTED.get(key)) is None:
         if is_of_spec(key):
-            what = _of_spec(key, given)
-            _of_spec(key, given)  # it stands there twice
+            what = _of_spec(key, parameters)
+            _of_spec(key, parameters)  # it stands there twice
         else:
             what = _LAST_STEP.format(what="json_extract(s.metrics, ?)")
-            given += [_metric_path(key)] * 2
-    return f"({what}) IS NULL, ({what}) {down}"
+            parameters += [_metric_path(key)] * 2
+    return f"({what}) IS NULL, ({what}) {direction}"
 
 
 def is_of_spec(key: str) -> bool:
-    """Say whether a word names a key of the spec, by its dot or as one that is no section, and no metric."""
+    """Check whether a word names a key of the spec and not a metric: it has a dot or is no section."""
     return "." in key or key in ("seed", "deterministic")
 
 
 def _metric_path(key: str) -> str:
-    """Raises SpecError."""
+    """Write the name of a metric as a path of SQLite's. Raises SpecError for what can be none."""
     if not _METRIC.fullmatch(key):
         raise SpecError(f"{key!r} is no column", hint=f"Columns are {', '.join(COLUMNS)}.")
     return f'$."{key}"'
-
-
-def _decoded(value: Any) -> Any:
-    return None if value is None else msgspec.json.decode(value)

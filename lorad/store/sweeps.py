@@ -23,7 +23,7 @@ def create(
     grid: Mapping[str, Sequence[str]],
     halving: Halving | None,
 ) -> Sweep:
-    """Raises Conflict when the name is in use."""
+    """Create a sweep. Raises Conflict when the name is in use."""
     with store.write() as connection:
         refuse_used(store, sweep)
         connection.execute(
@@ -35,7 +35,7 @@ def create(
 
 
 def refuse_used(store: Rows, sweep: str) -> None:
-    """Raises Conflict when there is a sweep of that name."""
+    """Raise Conflict when there is a sweep of that name."""
     if store.row("SELECT 1 FROM sweeps WHERE sweep = ?", (sweep,)):
         hint = (
             "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last one."
@@ -44,14 +44,14 @@ def refuse_used(store: Rows, sweep: str) -> None:
 
 
 def get(store: Rows, sweep: str) -> Sweep:
-    """Raises NotFound."""
-    found = sweeps(store, sweep)
-    if not found:
-        raise missing(sweep)
-    return found[0]
+    """Read a sweep. Raises NotFound."""
+    if rows := sweeps(store, sweep):
+        return rows[0]
+    raise missing(sweep)
 
 
 def missing(sweep: str) -> NotFound:
+    """Make the error that a sweep does not exist."""
     return NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
 
 
@@ -61,13 +61,13 @@ def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Swe
 
 
 def sweeps(store: Rows, sweep: str | None = None) -> list[Sweep]:
-    """List the sweeps, newest first, or the one of a name, if there is one."""
+    """List the sweeps, newest first, or only the one of a name."""
     which, values = ("", ()) if sweep is None else ("WHERE sweep = ? ", (sweep,))
     return _select(store, which + "ORDER BY created_at DESC, rowid DESC", values)
 
 
 def undecided(store: Rows) -> list[Sweep]:
-    """List the sweeps with a rung that is not decided yet, or with asha a run at work, oldest first."""
+    """List the sweeps that have a rung to decide, or with asha a run that has not ended, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
     works = "EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep AND state <> 'ended')"
     open_ = f"CASE json_extract(halving, '$.asha') WHEN 1 THEN {works} ELSE {left} END"
@@ -75,16 +75,16 @@ def undecided(store: Rows) -> list[Sweep]:
 
 
 def members(store: Rows, sweep: str) -> list[str]:
-    """List the names of its runs, in the order of its grid."""
+    """List the names of a sweep's runs, in the order of its grid."""
     rows = store.rows("SELECT name FROM runs WHERE sweep = ? ORDER BY created_at, rowid", (sweep,))
     return [row["name"] for row in rows]
 
 
 def decide(store: Store, sweep: str, rung: Rung) -> None:
-    """Add what was decided at the next rung, or put it in the place of what was decided there before."""
+    """Keep what was decided at a rung, in place of an earlier decision there."""
     with store.write() as connection:
         others = (other for other in get(store, sweep).rungs if other.step != rung.step)
-        rungs = sorted([*others, rung], key=lambda one: one.step)
+        rungs = sorted([*others, rung], key=lambda rung: rung.step)
         connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", (_json(rungs), sweep))
 
 

@@ -1,5 +1,6 @@
-"""Versions of adapters: immutable, so that only what is said about them changes here; and the results of
-those that somebody evaluated, by the digest of their tensors.
+"""Versions of adapters, of which only pins and the like change, and the results of evaluating them.
+
+A result belongs to a version by the digest of its tensors.
 """
 
 import time
@@ -40,21 +41,20 @@ def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Ver
 
 
 def get_version(store: Rows, run: str, number: int) -> VersionRow:
-    """Raises NotFound."""
-    found = _select(store, "WHERE v.run = ? AND v.version = ?", (run, number))
-    if not found:
-        raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
-    return found[0]
+    """Read a version. Raises NotFound."""
+    if rows := _select(store, "WHERE v.run = ? AND v.version = ?", (run, number)):
+        return rows[0]
+    raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
 
 
 def of_step(store: Rows, run: str, step: int) -> VersionRow:
     """Read the newest version that a step of the surviving lineage made.
 
-    Raises NotFound, with the steps before and after it that made one.
+    Raises NotFound, which names the nearest steps that made one.
     """
     which = "WHERE v.run = ? AND v.lineage = 1 AND v.step {} ? ORDER BY v.step {}, v.version DESC LIMIT 1"
-    if found := _select(store, which.format("=", "ASC"), (run, step)):
-        return found[0]
+    if rows := _select(store, which.format("=", "ASC"), (run, step)):
+        return rows[0]
     before = _select(store, which.format("<", "DESC"), (run, step))
     after = _select(store, which.format(">", "ASC"), (run, step))
     near = " and ".join(f"{run}@step:{row.step}" for row in (*before, *after))
@@ -67,7 +67,7 @@ def exists(store: Rows, run: str, number: int) -> bool:
 
 
 def numbers(store: Rows) -> set[tuple[str, int]]:
-    """Run and number of every version."""
+    """List run and number of every version."""
     return {(row["run"], row["version"]) for row in store.rows("SELECT run, version FROM versions")}
 
 
@@ -82,15 +82,15 @@ def is_anything_served(store: Rows) -> bool:
 
 def held_versions(store: Rows) -> list[VersionRow]:
     """List all versions that are pinned or aliased: pinned ones first, the oldest first."""
-    held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
+    in_use = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
     order = "ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
-    return _select(store, f"WHERE (v.run, v.version) IN ({held}) {order}")
+    return _select(store, f"WHERE (v.run, v.version) IN ({in_use}) {order}")
 
 
 def named_by_users(store: Rows) -> set[str]:
-    """List what users referred to beside pins and aliases: versions as `run@number`, or by their directories.
+    """List the versions that users rely on without pin or alias, as `run@number` or as directories.
 
-    These are what runs were forked or imported from, what specs name, and what was exported.
+    Runs were forked or imported from them, specs name them, or they were exported.
     """
     sql = """
     SELECT origin AS named FROM runs WHERE origin IS NOT NULL
@@ -102,7 +102,7 @@ def named_by_users(store: Rows) -> set[str]:
 
 
 def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> VersionRow:
-    """Pin or unpin a version, with an event; without one where the version is so already. Raises NotFound."""
+    """Pin or unpin a version, with an event where that changes anything. Raises NotFound."""
     with store.write() as connection:
         if get_version(store, run, number).pinned != pinned:
             sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
@@ -112,7 +112,7 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
 
 
 def first_number(store: Rows, run: str) -> int:
-    """Choose a number that no version of this name ever had: events outlive a run that was removed."""
+    """Choose a number above all that versions of this name ever had, also those of a removed run."""
     kinds = "('version', 'removed', 'renamed')"
     sql = (
         f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
@@ -123,7 +123,7 @@ def first_number(store: Rows, run: str) -> int:
 
 # -- results -----------------------------------------------------------------------------------------------
 def add_result(store: Store, result: Result) -> Result:
-    """Keep what a version came to, as of now, and of all that is kept with it the newest RESULTS."""
+    """Keep the result of evaluating a version, with the time, and drop all but its newest RESULTS."""
     row = structs.asdict(result) | {"at": time.time()}
     row |= {key: msgspec.json.encode(row[key]).decode() for key in ("settings", "metrics")}
     marks = ", ".join("?" * len(row))
@@ -137,8 +137,9 @@ def add_result(store: Store, result: Result) -> Result:
 
 
 def results(store: Rows, run: str | None = None) -> list[Result]:
-    """List the newest results, as many as fit into an answer, the newest last: of all tensors that a run has
-    as versions, under whatever name its owner has them, or of all.
+    """List the newest results that fit into an answer, the newest last.
+
+    run: only results of tensors that this run has as versions, under whatever name its owner evaluated them.
     """
     if run is None:
         return _results(store, "")

@@ -1,1 +1,1 @@
-"""What forecasts of starts are made of, the pace of runs, and what became of those that were given."""
+"""Forecasts of when runs start: the pace of runs, from which they are made, and how right they were."""

@@ -13,9 +13,8 @@ _OPEN = "started_at IS NULL AND void = 0"
 class _Accuracy(Struct, frozen=True):
     """How forecasts compare with what happened.
 
-    count: those whose run started.
-    off: the median of how far they were off, as a share of the time that the run waited from then on; None
-        without any.
+    count: how many runs with a forecast started.
+    off: the median error, as a share of the time that the run waited from the forecast on; None without any.
     """
 
     count: int = 0
@@ -23,7 +22,7 @@ class _Accuracy(Struct, frozen=True):
 
 
 def open_forecasts(store: Rows) -> set[str]:
-    """List the runs with a forecast that wait since."""
+    """List the runs that have a forecast and still wait."""
     return {run for (run,) in store.tuples(f"SELECT run FROM forecasts WHERE {_OPEN}")}
 
 
@@ -35,7 +34,7 @@ def give(store: Store, run: str, *, at: float, starts_at: float, after: str) -> 
 
 
 def started(store: Store, run: str, at: float) -> None:
-    """Note that a run which may have a forecast starts."""
+    """Note that a run starts, which may have a forecast."""
     with store.write() as connection:
         connection.execute(f"UPDATE forecasts SET started_at = ? WHERE run = ? AND {_OPEN}", (at, run))
 

@@ -1,4 +1,4 @@
-"""How fast runs are, by the clock: what was measured of a run, or of the runs that were most like it."""
+"""How fast runs are, as measured by the clock on a run itself or on the runs that are most like it."""
 
 from functools import lru_cache
 from typing import Any
@@ -27,13 +27,13 @@ class Pace(Struct, frozen=True):
 
 
 def pace(store: Rows, run: str, attempt: int | None = None) -> Pace | None:
-    """Measure the newest steps of a run, of one attempt or of the newest that made two; None without them."""
+    """Measure the newest steps of a run, in one attempt or the newest that made two; None without two steps."""
     if attempt is None:
         sql = "SELECT attempt FROM steps WHERE run = ? GROUP BY attempt HAVING count(*) > 1 ORDER BY 1 DESC"
-        found = store.tuples(f"{sql} LIMIT 1", (run,))
-        if not found:
+        attempts = store.tuples(f"{sql} LIMIT 1", (run,))
+        if not attempts:
             return None
-        attempt = found[0][0]
+        attempt = attempts[0][0]
     sql = "SELECT step, at FROM steps WHERE run = ? AND attempt = ? ORDER BY step DESC LIMIT ?"
     newest = store.tuples(sql, (run, attempt, _STEPS + 1))
     if len(newest) < 2 or newest[0][0] <= newest[-1][0]:
@@ -48,9 +48,9 @@ def pace(store: Rows, run: str, attempt: int | None = None) -> Pace | None:
 
 
 def pace_of_alike(store: Rows, run: str, spec: str, base: str) -> Pace | None:
-    """Measure the newest run of the same base and the same spec, or else of the same base; None: none was.
+    """Measure the newest run of the same base and the same spec, or else of the same base; None without one.
 
-    spec: as JSON; name, seed, number of steps and the like may differ.
+    spec: JSON text. Name, seed, number of steps and the like may differ.
     """
     sql = (
         "SELECT name, spec FROM runs WHERE base = ? AND step > 1 AND name <> ? "
@@ -59,8 +59,8 @@ def pace_of_alike(store: Rows, run: str, spec: str, base: str) -> Pace | None:
     )
     others = [(name, _kind(other) == _kind(spec)) for name, other in store.tuples(sql, (base, run, _ALIKE))]
     for name, _ in sorted(others, key=lambda other: not other[1]):
-        if (found := pace(store, name)) is not None:
-            return found
+        if (measured := pace(store, name)) is not None:
+            return measured
     return None
 
 
