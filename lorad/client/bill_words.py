@@ -1,4 +1,4 @@
-"""Writes the figures of the bill as people read them; the CLI and the dashboard show the same."""
+"""The figures of the bill as people read them, the same in the CLI and in the dashboard."""
 
 from lorad.client.columns import amount
 from lorad.records.bill import BillLine
@@ -8,13 +8,17 @@ _NOBODY = "(nobody)"
 
 
 def bill_words(by: str, line: BillLine, currency: str) -> dict[str, str]:
-    """Return the text of each column, in the order of the table; "" where there is nothing. `what` names the
-    line.
+    """Return the text of each column, in the order of the table; "" where there is nothing.
 
-    by: what the lines of the bill are: user, run, sweep, alias, pool or day.
+    by: what a line of the bill is about: user, run, sweep, alias, pool or day. The column `what` names it.
     """
+    name = line.key or _NOBODY
+    if line.key == "-":
+        name = "(no sweep)" if by == "sweep" else "(training)"
+    elif by == "alias" and line.key.endswith("@"):  # versions that were asked for without an alias
+        name = f"{line.key}N"
     return {
-        "what": _name(by, line.key),
+        "what": name,
         "owner": line.owner,
         "held": duration(line.held),
         "busy": duration(line.busy),
@@ -28,13 +32,6 @@ def bill_words(by: str, line: BillLine, currency: str) -> dict[str, str]:
         "disk": size(line.disk),
         "cost": "" if line.cost is None else f"{amount(line.cost)} {currency}".rstrip(),
     }
-
-
-def _name(by: str, key: str) -> str:
-    """Name a line: runs that are in no sweep, versions that were asked for without an alias, and the rest."""
-    if key == "-":
-        return "(no sweep)" if by == "sweep" else "(training)"
-    return f"{key}N" if by == "alias" and key.endswith("@") else key or _NOBODY
 
 
 def _count(tokens: int) -> str:

@@ -1,5 +1,6 @@
-"""Which samples of a step are wanted, and in which order: the same words in requests to the daemon, in the
-options of `lorad samples`, and in the samples tab.
+"""Which samples of a step are chosen, and in which order.
+
+Requests to the daemon, the options of `lorad samples` and the samples tab all use the same words.
 """
 
 import operator
@@ -14,7 +15,8 @@ from lorad.errors import SpecError
 
 Order = Literal["drawn", "reward", "advantage", "length", "turns"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-TRUNCATED, CUT = "truncated", ("length", "tokens")  # the first is short for an end that is one of the others
+TRUNCATED = "truncated"  # short for an ending that is one of CUT
+CUT = ("length", "tokens")
 HINT = "end:length  reward>0.5  length<=100  turns=2  failed  truncated  !end:done  words of the text"
 _AMOUNTS = ("reward", "advantage", "length", "turns")
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
@@ -28,9 +30,10 @@ _WORD = re.compile(rf'(!?)(?:(end):|({"|".join(_AMOUNTS)})({"|".join(_SIGNS)}))?
 
 
 class Amounts(Protocol):
-    """A sample, as far as it is ordered by.
+    """What samples are ordered by.
 
-    size: tokens that the model sampled. turn_count: 1 of a completion.
+    size: how many tokens the model sampled.
+    turn_count: how many turns an episode has; 1 for a completion.
     """
 
     @property
@@ -44,9 +47,11 @@ class Amounts(Protocol):
 
 
 class Scored(Amounts, Protocol):
-    """A sample, as far as it is chosen by.
+    """What samples are chosen by.
 
-    error: why its reward failed. ending: why it ended. searched: the texts that words are looked for in.
+    error: why its reward failed.
+    ending: why it ended.
+    searched: the texts in which words are looked for.
     """
 
     @property
@@ -60,16 +65,17 @@ class Scored(Amounts, Protocol):
 _S = TypeVar("_S", bound=Scored)
 _O = TypeVar("_O", bound=Amounts)
 _VALUES: Mapping[str, Callable[[Amounts], float | None]] = {
-    "reward": lambda one: one.reward,
-    "advantage": lambda one: one.advantage,
-    "length": lambda one: one.size,
-    "turns": lambda one: one.turn_count,
+    "reward": lambda sample: sample.reward,
+    "advantage": lambda sample: sample.advantage,
+    "length": lambda sample: sample.size,
+    "turns": lambda sample: sample.turn_count,
 }
 
 
 class _ChoiceWord(NamedTuple):
     """A word of `where`, which a sample fits or not.
 
+    is_not: whether samples that fit are left out instead.
     field: `end`, an amount, `failed`, or "" for a text that the sample has to contain.
     """
 
@@ -79,6 +85,7 @@ class _ChoiceWord(NamedTuple):
     value: str
 
     def holds(self, sample: Scored) -> bool:
+        """Whether the word chooses a sample."""
         if self.field == "end":
             fits = sample.ending in (CUT if self.value == TRUNCATED else (self.value,))
         elif self.field == "failed":
@@ -92,11 +99,11 @@ class _ChoiceWord(NamedTuple):
 
 
 class Choice(Struct, frozen=True):
-    """The default is all of them as they were drawn.
+    """Which samples are chosen, and in which order; by default all, as they were drawn.
 
-    where: words as in HINT, all of which hold; `!` before a word: it does not.
-    sort: the largest first; those without a value come last.
-    reverse: the smallest first.
+    where: words as in HINT, each of which has to hold; one with `!` before it must not.
+    sort: the amount by which the largest comes first; samples without a value come last.
+    reverse: whether the smallest comes first instead.
     """
 
     where: str = ""
@@ -104,32 +111,33 @@ class Choice(Struct, frozen=True):
     reverse: bool = False
 
     def test(self) -> Callable[[Scored], bool]:
-        """Return what says whether a sample is wanted. Raises SpecError."""
+        """Return a function that tells whether a sample is chosen. Raises SpecError."""
         words = _words(self.where)
         return lambda sample: all(word.holds(sample) for word in words)
 
     def options(self) -> str:
-        """Return the options of `lorad samples` that ask for the same; "" for the default."""
+        """Write the options of `lorad samples` that ask for the same; "" for the default."""
         parts = [f"--where {shlex.quote(self.where)}"] if self.where.strip() else []
         parts += [f"--sort {self.sort}"] if self.sort != "drawn" else []
         return " ".join([*parts, *(["--reverse"] * self.reverse)])
 
 
 def chosen(samples: Sequence[_S], choice: Choice) -> list[_S]:
-    """Return the samples that are wanted, in order. Raises SpecError."""
+    """Return the chosen samples, in order. Raises SpecError."""
     return in_order(list(filter(choice.test(), samples)), choice)
 
 
 def in_order(samples: Sequence[_O], choice: Choice) -> list[_O]:
-    """Return all of these in the order of a choice."""
+    """Return all samples in the order of a choice."""
     if choice.sort == "drawn":
         return list(samples[::-1] if choice.reverse else samples)
-    value, sign = _VALUES[choice.sort], 1 if choice.reverse else -1
-    return sorted(samples, key=lambda one: ((known := value(one)) is None, sign * (known or 0.0)))
+    amount_of = _VALUES[choice.sort]
+    sign = 1 if choice.reverse else -1
+    return sorted(samples, key=lambda s: ((amount := amount_of(s)) is None, sign * (amount or 0.0)))
 
 
 def ordered_by(text: str) -> Order:
-    """Raises SpecError where nothing is ordered by that."""
+    """Return the order that a text names. Raises SpecError."""
     for order in ORDERS:
         if order == text:
             return order
@@ -137,22 +145,20 @@ def ordered_by(text: str) -> Order:
 
 
 def _words(text: str) -> list[_ChoiceWord]:
-    """Split what was typed into words. Raises SpecError."""
+    """Split what was typed into words. Raises SpecError for an amount without a number."""
     words = list[_ChoiceWord]()
     for no, end, amount, sign, quoted, plain in _WORD.findall(text):
         value = quoted or plain
         if amount:
-            words.append(_ChoiceWord(bool(no), amount, sign, _number(f"{amount}{sign}", value)))
+            try:
+                float(value)
+            except ValueError:
+                hint = f"For example: {amount}{sign}1"
+                raise SpecError(f"{amount}{sign}{value[:40]} has no number", hint=hint) from None
+            words.append(_ChoiceWord(bool(no), amount, sign, value))
         elif plain in ("failed", TRUNCATED) and not end:
             words.append(_ChoiceWord(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
         elif end or value:
             words.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
     return words
 
-
-def _number(before: str, value: str) -> str:
-    try:
-        float(value)
-    except ValueError:
-        raise SpecError(f"{before}{value[:40]} has no number", hint=f"For example: {before}1") from None
-    return value

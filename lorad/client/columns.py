@@ -1,6 +1,7 @@
-"""The columns that a list of runs can have, in `lorad list` and on the dashboard, and a sweep as one row."""
+"""The columns that `lorad list` and the dashboard can show of runs, and how a sweep shows as one row."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,48 +34,35 @@ FILLED = ("device", "cost")
 """Columns that `filled` finds in other answers than the list of runs."""
 
 
-def _state(run: Run) -> str:
-    return phase(run) + (f": {run.reason}" if run.reason else "")
-
-
 def _took(run: Run) -> str:
-    """Say how long the run has worked, or did."""
+    """Say for how long a run has worked, or had when it ended."""
     if run.started_at is None:
         return ""
     return age(run.started_at) if run.ended_at is None else duration(run.ended_at - run.started_at)
 
 
 def seconds_left(run: Run) -> float | None:
-    """Estimate how long a run still takes; None unless it runs and has made steps, and where a client decides
-    when it ends.
+    """Estimate how long a run still takes.
 
-    What the step under way has taken counts, as far as a step takes usually.
+    The time since its last step counts, up to what a step usually takes. None where it does not run, has made
+    no step, or ends when a client decides.
     """
-    is_open, of_step = run.signals.on_request or not run.steps, run.rates.step_seconds
-    if run.state != "running" or of_step is None or is_open:
+    step_seconds = run.rates.step_seconds
+    if run.state != "running" or step_seconds is None or run.signals.on_request or not run.steps:
         return None
     steps = max(run.steps - run.step, 0)
     since = 0.0 if run.signals.at is None or not steps else max(time.time() - run.signals.at, 0.0)
-    return steps * of_step - min(since, of_step)
-
-
-def _left(run: Run) -> str:
-    left = seconds_left(run)
-    return "" if left is None else duration(left)
-
-
-def _cost(run: Run) -> str:
-    cost = run.values.get("cost")
-    return "" if cost is None else amount(cost)
+    return steps * step_seconds - min(since, step_seconds)
 
 
 def amount(cost: float) -> str:
+    """Write an amount of money without its currency."""
     return "<0.01" if 0 < cost < 0.01 else f"{cost:.2f}"
 
 
 COLUMNS: dict[str, Callable[[Run], str]] = {
     "name": lambda run: run.name,
-    "state": _state,
+    "state": lambda run: phase(run) + (f": {run.reason}" if run.reason else ""),
     "step": steps_in_words,
     "steps": lambda run: str(run.steps or ""),
     "progress": lambda run: f"{share(run):.0%}" if run.steps else "",
@@ -88,7 +76,7 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "version": lambda run: "" if run.version is None else f"@{run.version}",
     "tok/s": lambda run: number(run.rates.tokens_per_second, 0) if run.state == "running" else "",
     "step_seconds": lambda run: number(run.rates.step_seconds, 2),
-    "eta": _left,
+    "eta": lambda run: "" if (left := seconds_left(run)) is None else duration(left),
     "took": _took,
     "owner": lambda run: run.owner,
     "age": lambda run: age(run.created_at),
@@ -100,7 +88,7 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "base": lambda run: run.base,
     "pool": lambda run: run.pool or "",
     "device": lambda run: run.values.get("device", ""),
-    "cost": _cost,
+    "cost": lambda run: "" if run.values.get("cost") is None else amount(run.values["cost"]),
     "priority": lambda run: str(run.priority),
     "attempt": lambda run: str(run.attempt),
     "origin": lambda run: run.origin or "",
@@ -114,22 +102,22 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
 
 
 def has_losses(runs: Iterable[Run]) -> bool:
-    """Whether a run has a loss in the place of a reward."""
+    """Check whether any of the runs has a loss and no reward."""
     return any(map(judged_by_loss, runs))
 
 
 def with_figures(columns: Sequence[str], has_losses: bool) -> list[str]:
-    """Put figures with their names in the place of rewards, where some run has a loss instead."""
+    """Show `figure`, which is named in each row, instead of `reward` where some run has a loss."""
     return ["figure" if has_losses and name == "reward" else name for name in columns]
 
 
 def is_key(name: str) -> bool:
-    """Say whether a column's name can be a key of the spec or a metric, as the daemon takes them."""
+    """Check whether the daemon would take a name as a key of the spec or a metric."""
     return len(name) <= _LONGEST and _KEY.fullmatch(name) is not None
 
 
 def keys_of(columns: Sequence[str]) -> list[str]:
-    """Return the columns whose values the daemon has to be asked for."""
+    """Return the columns that are keys, whose values the daemon has to be asked for."""
     return [name for name in columns if name not in COLUMNS]
 
 
@@ -141,6 +129,7 @@ def cell(run: Run, column: str) -> str:
 
 
 def in_words(value: Any) -> str:
+    """Write the value of a key."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -152,41 +141,42 @@ def devices_of(pools: Sequence[Pool]) -> dict[str, str]:
 
 
 def costs_of(bill: Bill) -> dict[str, float]:
-    """Read what each run cost off a bill by run; runs on devices without a price are left out."""
+    """Read the cost of each run from a bill by run. Runs on devices without a price are left out."""
     return {line.key: line.cost for line in bill.rows if line.cost is not None}
 
 
 def filled(run: Run, devices: Mapping[str, str], costs: Mapping[str, float]) -> Run:
-    """Give a run the values of FILLED, as far as they are known."""
-    more = {"device": devices.get(run.name), "cost": costs.get(run.name)}
-    known = {name: value for name, value in more.items() if value is not None}
-    return replace(run, values=run.values | known) if known else run
+    """Give a run the values of FILLED, as far as there are any."""
+    values = {"device": devices.get(run.name), "cost": costs.get(run.name)}
+    values = {name: value for name, value in values.items() if value is not None}
+    return replace(run, values=run.values | values) if values else run
 
 
 # -- a sweep as one row --------------------------------------------------------------------------------------
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """Put the runs of a sweep together, where its first one stood; a run of no sweep is alone."""
-    found: dict[tuple[str, str], list[Run]] = {}
+    """Group the runs of each sweep, where its first one stood. A run without a sweep is a group alone."""
+    groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        found.setdefault(("sweep", run.sweep) if run.sweep else ("run", run.name), []).append(run)
-    return [*found.values()]
+        groups.setdefault(("sweep", run.sweep) if run.sweep else ("run", run.name), []).append(run)
+    return [*groups.values()]
 
 
 def leader(group: Sequence[Run]) -> Run:
     """Choose the run with the best last evaluation, else reward or loss; of equal ones, the furthest."""
-    return max(group, key=lambda run: (_merit(run), run.step))
 
+    def rank(run: Run) -> tuple[float, int]:
+        nll, loss = (None if value is None else -value for value in (run.nll_last, run.signals.loss))
+        figures = (run.eval_last, nll, run.reward, loss)
+        merit = next((figure for figure in figures if figure is not None), math.nan)
+        return -math.inf if math.isnan(merit) else merit, run.step
 
-def _merit(run: Run) -> float:
-    nll, loss = (None if value is None else -value for value in (run.nll_last, run.signals.loss))
-    found = next((one for one in (run.eval_last, nll, run.reward, loss) if one is not None), None)
-    return float("-inf") if found is None or found != found else found
+    return max(group, key=rank)
 
 
 def together(group: Sequence[Run], column: str) -> str:
-    """Return each of a few values of a column, the least and the largest of many numbers, else how many."""
+    """Sum up a column of several runs: a few values one by one, many numbers as a range, else their count."""
     values = [run.values[column] for run in group if run.values.get(column) is not None]
     cells = dict.fromkeys(cell(run, column) for run in group)
     different = [words for words in cells if words not in ("", NOTHING)] or [*cells]

@@ -1,4 +1,4 @@
-"""Conditions that a run is waited for: `eval>0.9`, `step>=20`, `loss<0.1`."""
+"""Conditions on figures of a run, for which one can wait: `eval>0.9`, `step>=20`, `loss<0.1`."""
 
 import operator
 import re
@@ -31,17 +31,17 @@ class Condition(NamedTuple):
         return f"{self.metric}{self.comparison}{self.number:g}"
 
     def holds(self, figures: Mapping[str, float | None]) -> bool:
-        """Whether the figure is there and compares so."""
+        """Whether the figures have the metric, and it fulfils the condition."""
         value = figures.get(self.metric)
         return value is not None and _COMPARED[self.comparison](value, self.number)
 
 
 def condition(text: str) -> Condition:
-    """Read a condition. Raises SpecError for what is none."""
-    found = _FORM.fullmatch(text)
+    """Read a condition. Raises SpecError."""
+    match = _FORM.fullmatch(text)
     try:
-        if found is not None:
-            return Condition(found[1], found[2], float(found[3]))
+        if match is not None:
+            return Condition(match[1], match[2], float(match[3]))
     except ValueError:
         pass
     hint = "Write METRIC, one of > >= < <= ==, and a number: eval>0.9, step>=20, loss<0.1."

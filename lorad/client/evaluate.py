@@ -1,5 +1,6 @@
-"""Evaluate a version: a process of its own samples and scores, and the daemon keeps what came out. Or try
-rewards: the same process scores completions that are there.
+"""Evaluate a version in a process of its own, and have the daemon keep the result.
+
+The same process can also score completions that exist, to try rewards.
 """
 
 import os
@@ -34,12 +35,12 @@ _TASK_PROBLEMS = 256  # of a builtin task, which has rows without end
 class Grading(Struct, frozen=True, kw_only=True, tag=True):
     """Asks for the rewards of completions that exist.
 
-    spec: whose rewards they are, as plain data.
+    spec: the spec that names the rewards, as plain data.
     cwd: the directory where its relative paths begin.
-    run: whose saved samples are scored; "" where `lines` are.
-    step: of the run; None is the last.
+    run: the run whose saved samples are scored; "" where `lines` has the completions.
+    step: the step of the run whose samples are scored; None for the last.
     lines: rows with completions, as JSON lines.
-    n: the completions of the first so many prompts; None is all.
+    n: of how many prompts the completions are scored, from the first; None for all.
     """
 
     spec: dict[str, Any]
@@ -51,7 +52,10 @@ class Grading(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Graded(Struct, frozen=True, kw_only=True):
-    """The completions with their rewards. error: why there are none."""
+    """The completions with their rewards.
+
+    error: why there are none.
+    """
 
     samples: list[Sample] = []
     error: ErrorSaid | None = None
@@ -63,62 +67,55 @@ _Answer = TypeVar("_Answer", Evaluated, Graded)
 def evaluated(
     client: Client,
     version: str,
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
     suite: str | None,
     python: str,
     out: str,
     note: Callable[[str], None],
 ) -> Result:
-    """Evaluate a version and keep the figures with it, where it is the caller's.
+    """Evaluate a version, and keep the figures with it where it is the caller's.
 
-    given: data, reward, problems, n, temperature, top_p, top_k, max_new_tokens, pass_at, prompt_key,
+    settings: data, reward, problems, n, temperature, top_p, top_k, max_new_tokens, pass_at, prompt_key,
         answer_key and env; None is the default. Relative paths begin at the working directory.
     suite: `lm_eval:TASK` or `inspect:FILE`, which `python` runs, instead of a reward on `data`.
-    out: a file for the completions, of a suite a directory; "" for none.
-    note: is called with a sentence when the result is not kept.
+    python: the interpreter that has the suite.
+    out: a file for the completions, for a suite a directory; "" for none.
+    note: a function that is called with a sentence when the result is not kept.
+
     Raises what ended the evaluation, and SpecError for settings that do not fit each other.
     """
-    wanted = Wanted(version=version, settings={}, cwd=str(Path.cwd()), out=out, env=given["env"] or "")
+    request = Wanted(version=version, settings={}, cwd=str(Path.cwd()), out=out, env=settings["env"] or "")
     if suite is None:
-        problems = given["problems"] or (_TASK_PROBLEMS if given["data"] in TASKS else COUNT_LIMIT)
-        settings = {key: value for key, value in given.items() if key != "env"}
-        wanted = replace(wanted, settings=settings | {"problems": problems})
+        problems = settings["problems"] or (_TASK_PROBLEMS if settings["data"] in TASKS else COUNT_LIMIT)
+        plain = {key: value for key, value in settings.items() if key != "env"}
+        request = replace(request, settings=plain | {"problems": problems})
     else:
-        wanted = replace(wanted, suite=_suite(suite, python), settings=_of_suite(given))
-    return _kept(client, _ask(client, wanted, Evaluated), given["data"] or "", wanted.suite, note)
+        kind, _, task = suite.partition(":")
+        try:
+            parts = {"kind": kind, "task": task, "python": str(expanded(python))}
+            request = replace(request, suite=msgspec.convert(parts, Suite))
+        except msgspec.ValidationError:
+            hint = "Write lm_eval:TASK or inspect:FILE."
+            raise SpecError(f"{suite!r} is no suite", key="--suite", hint=hint) from None
+        for key, usual in _OTHERS.items():
+            if settings[key] != usual:
+                hint = "Leave it out, or --suite."
+                raise SpecError("a suite has its own", key=f"--{key.replace('_', '-')}", hint=hint)
+        plain = {key: settings[key] for key in ("problems", "temperature", "max_new_tokens")}
+        request = replace(request, settings=plain)
+    return _kept(client, _ask(client, request, Evaluated), settings["data"] or "", request.suite, note)
 
 
-def graded(wanted: Grading) -> list[Sample]:
+def graded(grading: Grading) -> list[Sample]:
     """Score completions with rewards. Raises SpecError for lines and rewards that cannot be scored."""
-    return _ask(Client(), wanted, Graded).samples
-
-
-def _suite(text: str, python: str) -> Suite:
-    """Raises SpecError."""
-    kind, _, task = text.partition(":")
-    plain = {"kind": kind, "task": task, "python": str(expanded(python))}
-    try:
-        return msgspec.convert(plain, Suite)
-    except msgspec.ValidationError:
-        hint = "Write lm_eval:TASK or inspect:FILE."
-        raise SpecError(f"{text!r} is no suite", key="--suite", hint=hint) from None
-
-
-def _of_suite(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a suite takes. Raises SpecError for others that were given."""
-    for key, usual in _OTHERS.items():
-        if given[key] != usual:
-            raise SpecError(
-                "a suite has its own", key=f"--{key.replace('_', '-')}", hint="Leave it out, or --suite."
-            )
-    return {key: given[key] for key in ("problems", "temperature", "max_new_tokens")}
+    return _ask(Client(), grading, Graded).samples
 
 
 def _kept(
     client: Client, answer: Evaluated, data: str, suite: Suite | None, note: Callable[[str], None]
 ) -> Result:
-    """Keep what a version came to with it, if it is the caller's."""
+    """Keep a result with its version, if that is the caller's."""
     settings = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
     about = ResultRequest(data, "data", settings, answer.metrics, answer.problems, answer.failed)
     if suite is not None:
@@ -131,11 +128,11 @@ def _kept(
         return Result(name, int(number), metrics=answer.metrics, data=about.data, problems=answer.problems)
 
 
-def _ask(client: Client, wanted: Wanted | Grading, kind: type[_Answer]) -> _Answer:
-    """Ask a process of its own, which shows on stderr how far it is. Raises what it raised."""
+def _ask(client: Client, request: Wanted | Grading, kind: type[_Answer]) -> _Answer:
+    """Ask a process of its own, which shows on stderr how far it is. Raises what that raised."""
     process = subprocess.run(
         [sys.executable, "-P", "-m", "lorad.evaluation"],
-        input=msgspec.json.encode(wanted) + b"\n",
+        input=msgspec.json.encode(request) + b"\n",
         stdout=subprocess.PIPE,
         env=os.environ | {"LORAD_HOME": str(client.home.root)},
         check=False,

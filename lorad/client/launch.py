@@ -1,4 +1,4 @@
-"""A client whose daemon answers: verbs that start work start the daemon when there is none."""
+"""Start the daemon of a home where none answers."""
 
 import contextlib
 import os
@@ -20,7 +20,10 @@ _START_SECONDS = 20.0
 
 
 def connected(home: Home | None = None) -> Client:
-    """A client of the home's daemon, started if need be. Raises DaemonUnreachable with the end of its log."""
+    """Make a client of the home's daemon, which is started if need be.
+
+    Raises DaemonUnreachable with the end of the daemon's log.
+    """
     client = Client(home)
     try:
         client.status()
@@ -30,9 +33,9 @@ def connected(home: Home | None = None) -> Client:
 
 
 def start(client: Client, *, system: bool = False) -> None:
-    """Start the daemon in the background and wait until it answers. Two at once are fine: one of them wins.
+    """Start the daemon in the background and wait until it answers. If two do so at once, one of them wins.
 
-    system: for all users, where no unit says so.
+    system: start it for all users, where no unit of systemd says so.
     """
     home = client.home
     if (owner := home.shared_by) is not None:
@@ -41,7 +44,11 @@ def start(client: Client, *, system: bool = False) -> None:
             f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint
         )
     _refuse_unusable(home)
-    with _output_of(home) as log:
+    try:
+        output: IO[bytes] = home.daemon_log.open("a+b")
+    except OSError:  # it may still start, and say what is wrong
+        output = tempfile.TemporaryFile()
+    with output as log:
         before = log.seek(0, os.SEEK_END)
         process = None if start_by_unit(home) else _spawn(home, log, system=system)
         if process is not None:  # whoever starts it may live long, and is to leave no zombie
@@ -55,7 +62,7 @@ def start(client: Client, *, system: bool = False) -> None:
 
 
 def _refuse_unusable(home: Home) -> None:
-    """Make the home if need be. Raises StorageError, and NotAllowed where others could write."""
+    """Make the home if need be. Raises StorageError, and NotAllowed where others could write there."""
     try:
         home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         refuse_open(home.root)
@@ -65,20 +72,10 @@ def _refuse_unusable(home: Home) -> None:
         raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
 
 
-def _output_of(home: Home) -> IO[bytes]:
-    """Return where the daemon prints to: the end of its log, or a file without a name if the log cannot be
-    written.
-    """
-    try:
-        return home.daemon_log.open("a+b")
-    except OSError:
-        return tempfile.TemporaryFile()
-
-
 def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bool:
-    """Say whether a daemon answers in time; False at once when the one that was started ends.
+    """Wait until a daemon answers. Returns False when it does not in time, or when `process` ends.
 
-    Each second is told to whoever waits.
+    `Transport.on_wait` hears how long it takes, every second.
     """
     begun = time.monotonic()
     second = 0
@@ -97,7 +94,7 @@ def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bo
 
 
 def _answers(client: Client, process: subprocess.Popen[bytes] | None) -> bool | None:
-    """Say whether a daemon answers; None while one may yet."""
+    """Check whether a daemon answers; None where it does not yet."""
     try:
         pid = client.status().pid
     except DaemonUnreachable:
@@ -109,6 +106,7 @@ def _answers(client: Client, process: subprocess.Popen[bytes] | None) -> bool | 
 
 
 def _spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:
+    """Start the process of the daemon, in a session of its own. It prints to `log`."""
     return subprocess.Popen(
         [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])],
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
-"""Paths in `key=value` that were typed on the command line begin where the shell is,
-not where the spec lies.
+"""Make paths absolute in `key=value` as typed on a command line.
+
+There they begin at the working directory, and not at the directory of the spec.
 """
 
 import json
@@ -28,6 +29,7 @@ def from_here(overrides: Sequence[str]) -> list[str]:
 
 
 def changed(override: str, cwd: Path) -> str:
+    """Make the paths of one `key=value` absolute."""
     key, equals, text = override.partition("=")
     if not equals or _meaning(key.strip()) not in KEYS:
         return override
@@ -37,7 +39,7 @@ def changed(override: str, cwd: Path) -> str:
 
 
 def _meaning(key: str) -> str:
-    """Return the key of the run that a key of a set of held-out problems stands for."""
+    """Return the key of a run that means the same as this key of a set of held-out problems."""
     section, _, last = key.rpartition(".")
     if not section.startswith("eval.sets."):
         return key
@@ -46,6 +48,7 @@ def _meaning(key: str) -> str:
 
 
 def _anchored(key: str, text: str, cwd: Path) -> str:
+    """Make a value absolute if it is a path."""
     value = text.strip()
     if key in _DATA and value[:1] in ("[", "{"):
         return _anchored_sources(value, cwd)
@@ -57,25 +60,30 @@ def _anchored(key: str, text: str, cwd: Path) -> str:
 
 
 def _anchored_sources(text: str, cwd: Path) -> str:
-    """Make the paths of several sources absolute; what is none of them stays, to be refused."""
+    """Make the paths of several sources absolute. What cannot be read stays, and is refused later."""
     from lorad.spec.yaml import compose, plain  # slow: completion reads this module too
 
     try:
         node = compose(text, "override")
-        given = None if node is None else plain(node, "override")
+        sources = None if node is None else plain(node, "override")
     except SpecError:
         return text
 
-    def one(name: Any) -> Any:
+    def anchored(name: Any) -> Any:
         is_file = isinstance(name, str) and name[:1] not in ("/", "~") and _is_path(_DATA[0], name, cwd)
         return os.path.normpath(cwd / name) if is_file else name
 
-    if isinstance(given, dict):
-        return json.dumps({one(name): weight for name, weight in given.items()}, ensure_ascii=False)
-    return json.dumps([one(name) for name in given], ensure_ascii=False) if isinstance(given, list) else text
+    if isinstance(sources, dict):
+        sources = {anchored(name): weight for name, weight in sources.items()}
+    elif isinstance(sources, list):
+        sources = [anchored(name) for name in sources]
+    else:
+        return text
+    return json.dumps(sources, ensure_ascii=False)
 
 
 def _is_path(key: str, value: str, cwd: Path) -> bool:
+    """Check whether the value of a key is a path, and not the name of something builtin or on the hub."""
     if key in _DATA:
         return value.lower().endswith(_DATA_FILES)
     if key in _FUNCTIONS:

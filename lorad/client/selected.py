@@ -1,6 +1,4 @@
-"""The runs that names, globs and filters mean, the same for commands and the dashboard."""
-
-from collections.abc import Sequence
+"""Find the runs that names, globs and filters mean, for commands and for the dashboard."""
 
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
@@ -11,7 +9,7 @@ _HINT = "`lorad list --all` shows every run."
 
 
 def refuse_everything(selection: Selection) -> None:
-    """Raises SpecError where nothing was said about which runs are meant."""
+    """Raise SpecError where a selection says nothing about which runs are meant."""
     if selection.is_everything:
         hint = "Names, globs ('sweep-*') or filters: --state failed --older 7d. '*' is every run."
         raise SpecError("no run was named", hint=hint)
@@ -21,13 +19,9 @@ def selected(client: Client, selection: Selection) -> list[Run]:
     """Find the runs that are meant. Raises NotFound for a name, or for globs, that no run has."""
     runs = client.select(selection)
     if selection == Selection(names=selection.names):
-        _refuse_missing(selection.names, {run.name for run in runs})
+        existing = {run.name for run in runs}
+        if missing := [name for name in selection.names if not is_glob(name) and name not in existing]:
+            raise NotFound(f"no run named {', '.join(missing)}", hint=_HINT)
+        if not runs:
+            raise NotFound(f"no run is named like {', '.join(selection.names)}", hint=_HINT)
     return runs
-
-
-def _refuse_missing(asked: Sequence[str], found: set[str]) -> None:
-    missing = [name for name in asked if not is_glob(name) and name not in found]
-    if missing:
-        raise NotFound(f"no run named {', '.join(missing)}", hint=_HINT)
-    if not found:
-        raise NotFound(f"no run is named like {', '.join(asked)}", hint=_HINT)

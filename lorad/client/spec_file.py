@@ -10,11 +10,14 @@ _SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
 
 def read_spec(spec: str) -> tuple[str, str, Path]:
-    """Return the text, its name in messages, and the directory that its relative paths start from.
+    """Return the text, its name in messages, and the directory where its relative paths begin.
 
-    spec: a file's name, or `-` for stdin. Raises SpecError for what cannot be read.
+    spec: a file's name, or `-` for stdin.
+
+    Raises SpecError for what cannot be read.
     """
-    path, source = expanded(spec), "<stdin>" if spec == "-" else spec
+    path = expanded(spec)
+    source = "<stdin>" if spec == "-" else spec
     try:
         with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
             data = file.read(_SIZE_LIMIT + 1)

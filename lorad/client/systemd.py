@@ -1,8 +1,9 @@
 """The unit by which systemd looks after the daemon: its text, where it lies, and the commands about it.
 
 `KillMode=process`: stopping or restarting the unit ends the daemon alone; runs, pools and the gateway
-continue. So does a run that the kernel killed for memory (`OOMPolicy=continue`). A unit holds no secrets: of
-the environment it takes over KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
+continue. So do they when the kernel kills a run for memory (`OOMPolicy=continue`). A unit holds no secrets.
+From the environment it takes only what `_KEPT` names; the daemon also reads `daemon.env` of the home, which
+only its owner writes.
 """
 
 import os
@@ -19,7 +20,8 @@ from lorad.files import write_whole
 MARKER = "# Written by `lorad daemon install`, which may write it anew: put what is yours into a drop-in"
 _NAME = "lorad.service"
 BOOTED = Path("/run/systemd/system")  # as sd_booted(3)
-_SYSTEM_UNITS, _SYSTEM_HOME = Path("/etc/systemd/system"), Path("/var/lib/lorad")
+_SYSTEM_UNITS = Path("/etc/systemd/system")
+_SYSTEM_HOME = Path("/var/lib/lorad")
 _WANTS = {False: "default.target", True: "multi-user.target"}
 _KEPT = (
     "PATH",
@@ -62,7 +64,7 @@ _SERVICE_USER = """# As root it starts the processes of each run as the user who
 
 @dataclass(frozen=True)
 class Unit:
-    """The user's own, or the one of the whole machine."""
+    """A unit for the user's own daemon, or for the one of the whole machine."""
 
     path: Path
     home: Path
@@ -70,14 +72,16 @@ class Unit:
 
     @property
     def systemctl(self) -> list[str]:
+        """The command that controls the systemd of this unit."""
         return ["systemctl"] if self.system else ["systemctl", "--user"]
 
     @property
     def next_commands(self) -> list[list[str]]:
-        """Return the commands with which systemd starts the unit."""
+        """The commands that make systemd start the unit."""
         return [[*self.systemctl, "daemon-reload"], [*self.systemctl, "enable", "--now", "lorad"]]
 
     def text(self, environment: Mapping[str, str]) -> str:
+        """Write the file of the unit."""
         kept = {name: environment[name] for name in _KEPT if environment.get(name)}
         settings = {"LORAD_HOME": str(self.home), **({} if self.system else kept)}
         command = [sys.executable, "-m", "lorad.daemon", *(["--system"] if self.system else [])]
@@ -102,16 +106,17 @@ class Unit:
         )
 
     def is_ours(self) -> bool:
+        """Whether lorad wrote the file that lies there."""
         return self.path.read_text(errors="replace").startswith(MARKER)
 
     def is_reachable(self) -> bool:
-        """The systemd that it is meant for runs, and can be asked by this process."""
+        """Whether the systemd that it is meant for runs, and this process can ask it."""
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         return BOOTED.is_dir() and (self.system or Path(runtime, "systemd/private").exists())
 
 
 def unit_of(home: Home, *, system: bool) -> Unit:
-    """The machine's serves /var/lib/lorad unless LORAD_HOME says otherwise."""
+    """Return the unit of a home. The machine's serves /var/lib/lorad unless LORAD_HOME says otherwise."""
     if system:
         root = home.root if os.environ.get("LORAD_HOME") else _SYSTEM_HOME
         return Unit(_SYSTEM_UNITS / _NAME, root, system=True)
@@ -120,7 +125,7 @@ def unit_of(home: Home, *, system: bool) -> Unit:
 
 
 def write_unit(unit: Unit, *, force: bool = False) -> None:
-    """Put it in place, whole. Raises Conflict where another one is, StorageError."""
+    """Write the file of a unit, whole. Raises Conflict where another one is in the way, StorageError."""
     if unit.path.exists() and not unit.is_installed() and not force:
         whose = "serves another home" if unit.is_ours() else "was not written by lorad"
         raise Conflict(f"{unit.path} is there and {whose}", hint="Look at it; `--force` replaces it.")
@@ -137,7 +142,9 @@ def write_unit(unit: Unit, *, force: bool = False) -> None:
 
 
 def remove_unit(unit: Unit) -> None:
-    """Raises NotFound where there is none, Conflict where it is not lorad's, StorageError."""
+    """Remove the file of a unit. Raises NotFound without one, Conflict for one that lorad did not write,
+    and StorageError.
+    """
     if not unit.path.exists():
         raise NotFound(f"there is no {unit.path}", hint="`lorad daemon install` writes it.")
     if not unit.is_ours():
@@ -152,7 +159,7 @@ def remove_unit(unit: Unit) -> None:
 
 
 def tell_systemd(*commands: Sequence[str]) -> None:
-    """Run them one after the other. Raises Conflict with the words of the first that fails."""
+    """Run commands one after the other. Raises Conflict with the words of the first that fails."""
     for command in commands:
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
@@ -168,7 +175,7 @@ def tell_systemd(*commands: Sequence[str]) -> None:
 
 
 def start_by_unit(home: Home) -> bool:
-    """Whether systemd has begun to start the daemon of `home`, by a unit that `install` wrote for it.
+    """Have systemd start the daemon of a home, if `install` wrote a unit for it. Returns whether it begins to.
 
     So a daemon that `lorad run` starts from an SSH session does not end with that session.
     """
