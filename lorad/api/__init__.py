@@ -1,4 +1,4 @@
-"""lorad from Python: `lorad.connect()`, the handles that it leads to, and their async twins.
+"""The Python API: `lorad.connect()`, the handles that it leads to, and their async twins.
 
 Every name of `__all__` is public: it keeps its meaning and its signature, which tests compare with a frozen
 file. The package `lorad` hands these names out when they are first asked for, so that `import lorad` costs

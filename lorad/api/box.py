@@ -1,4 +1,4 @@
-"""`lorad.connect()`: everything that a daemon has, from Python."""
+"""Everything that a daemon has, from Python: `lorad.connect()`."""
 
 import contextlib
 import logging
@@ -36,6 +36,7 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
 
     home: its directory, by default that of `LORAD_HOME`, as for every command.
     start: start the daemon when it does not answer, here and while something is waited for.
+
     Raises DaemonUnreachable when no daemon answers, or it does not start; StorageError and NotAllowed for a
     home that cannot be used.
     """
@@ -53,10 +54,11 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
 
 
 def _unseen(words: str) -> None:
-    """Show nothing: a client that hears what is being done waits as long as that gets on."""
+    """Take what the daemon says it is doing, and show nothing. A client that listens waits longer for it."""
 
 
 def _other_version(version: str) -> None:
+    """Warn that the daemon is of another version; "" is one that does not say which."""
     daemon = f"version {version}" if version else "an earlier version"
     _log.warning("The daemon is %s, this is %s: `lorad daemon restart` replaces it.", daemon, __version__)
 
@@ -74,7 +76,7 @@ class Lorad:
 
     @property
     def client(self) -> Client:
-        """What asks the daemon: a method for each request, also for those without one here. Not stable."""
+        """What asks the daemon, with a method for every request. Not stable."""
         return self._connection.client
 
     @property
@@ -86,21 +88,22 @@ class Lorad:
     def run(self, spec: Spec, /, *, name: str | None = None, **keys: Any) -> Run:
         """Check a spec and start a run of it; returns when it is queued.
 
-        spec: a file, the text of one, or a dict. name: of the run, else the spec's, else one is made up.
-        keys: of the spec, which win: `seed=1, trainer={"lr": 3e-5}` or `**{"trainer.lr": 3e-5}`; those of a
-            section that are not given stay. Relative paths begin at the working directory, in a file at its
+        spec: a file, the text of one, or a dict.
+        name: the name of the run; by default that in the spec, or else one is made up.
+        keys: keys that override the spec, as `seed=1, trainer={"lr": 3e-5}` or `**{"trainer.lr": 3e-5}`. The
+            others of a section stay. Relative paths begin at the working directory, in a file at its
             directory.
+
         Warnings about the spec go to the logger `lorad`. Raises SpecError, with the line or the key to blame,
         and Conflict when the name is taken.
         """
-        read = spec_text(spec)
-        changed = overrides(keys)
-        started = self.client.run(read.text, source=read.source, cwd=read.cwd, overrides=changed, name=name)
-        made = Run(self._connection, started)
+        text, source, cwd = spec_text(spec)
+        queued = self.client.run(text, source=source, cwd=cwd, overrides=overrides(keys), name=name)
+        run = Run(self._connection, queued)
         with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and its details have them
-            for warning in made.details.warnings:
-                _log.warning("%s: %s", made.name, warning)
-        return made
+            for warning in run.details.warnings:
+                _log.warning("%s: %s", run.name, warning)
+        return run
 
     def runs(
         self,
@@ -116,15 +119,20 @@ class Lorad:
     ) -> Table[Run]:
         """List runs, newest first.
 
-        pattern: of their names, with * and ?, as for all texts here. state: one or several states, or reasons
-        of an end: `failed`. owner: a user; `me` is you. tag: one or several, of which one has to fit.
-        base: the model, whole or the last part of its path. sort: a column, a key of the spec or a metric, or
-        several; `-reward` puts the largest first. limit: at most so many. Raises SpecError for a state or a
-        word that there is not.
+        pattern: the pattern of their names, with * and ?, which all texts here may have.
+        state: one or several states, or reasons of an end: `failed`.
+        owner: a user; `me` is you.
+        sweep: the name of a sweep.
+        tag: one or several tags, of which one has to fit.
+        base: the model, whole or the last part of its path.
+        sort: a column, a key of the spec or a metric, or several; `-reward` puts the largest first.
+        limit: how many runs at most.
+
+        Raises SpecError for an unknown state or column.
         """
         if limit == 0:
             return Table((), row=run_row)
-        meant = Selection(
+        selection = Selection(
             names=[pattern],
             state=_several(state),
             owner=_several(owner),
@@ -132,8 +140,8 @@ class Lorad:
             tag=_several(tag),
             base=_several(base),
         )
-        found = self.client.select(meant, sort=_several(sort), limit=limit or 0)
-        return Table((Run(self._connection, run) for run in found), row=run_row)
+        selected = self.client.select(selection, sort=_several(sort), limit=limit or 0)
+        return Table((Run(self._connection, run) for run in selected), row=run_row)
 
     def get(self, name: str) -> Run:
         """Find a run by its name. Raises NotFound."""
@@ -152,17 +160,20 @@ class Lorad:
         """Start a run for each point of a grid, all on one warm base; returns when they are queued.
 
         grid: the values of each key: `{"trainer.lr": [1e-4, 3e-4], "seed": [1, 2]}`.
-        name: its runs are NAME-1, NAME-2, …
-        halving: stop the worse runs at each rung. spec, keys: see `run`. Raises SpecError.
+        name: the name of the sweep; its runs are NAME-1, NAME-2, …
+        halving: stop the worse runs at each rung.
+        spec, keys: see `run`.
+
+        Raises SpecError.
         """
-        read, wish = spec_text(spec), HalvingRequest() if halving is True else halving or None
+        text, source, cwd = spec_text(spec)
         started = self.client.sweep(
-            read.text,
-            source=read.source,
-            cwd=read.cwd,
+            text,
+            source=source,
+            cwd=cwd,
             overrides=[*axes(grid), *overrides(keys)],
             name=name,
-            halving=wish,
+            halving=HalvingRequest() if halving is True else halving or None,
         )
         for warning in started.warnings:
             _log.warning("%s: %s", started.sweep, warning)
@@ -186,7 +197,9 @@ class Lorad:
     def swap(self, alias: str, version: str | Version | None = None, *, rollback: bool = False) -> Swapped:
         """Serve a version under an alias, once it is loaded and attested; returns when the gateway answers.
 
-        version: run@number, run@best, or one of `run.versions`. rollback: the version before instead.
+        version: run@number, run@best, or one of `run.versions`.
+        rollback: serve the version before instead.
+
         Raises AttestationFailed and AdapterRefused, which change nothing, and NotFound.
         """
         named = None if version is None else version_name(version)
@@ -209,8 +222,7 @@ class Lorad:
 
         Raises NotFound, Conflict for a directory with files, and IntegrityError.
         """
-        place = expanded(directory).absolute()
-        return self.client.export(version_name(version), str(place))
+        return self.client.export(version_name(version), str(expanded(directory).absolute()))
 
     def generate(
         self,
@@ -229,8 +241,12 @@ class Lorad:
 
         version: an alias, run@number, run@best, a run's name for its current version, or one of
         `run.versions`.
-        temperature: 0 is greedy. top_k: 0 is all. stop: texts that end a completion. Raises NotFound,
-        SpecError.
+        n: how many completions.
+        temperature: 0 is greedy.
+        top_k: 0 is all.
+        stop: texts that end a completion.
+
+        Raises NotFound, SpecError.
         """
         sampling = Sampling(n, temperature, top_p, top_k, max_new_tokens, seed, list(stop))
         return self.client.generate(version_name(version), prompt, sampling)
@@ -257,29 +273,39 @@ class Lorad:
     ) -> Result:
         """Evaluate a version on rows, and keep the figures with it.
 
-        data: a builtin task, a file of rows, or a hub dataset. reward: a builtin one or FILE.py:FUNCTION, by
-            default the run's. problems: the first so many rows; by default all of a file, 256 of a task.
-        n: completions of each problem, for avg@n and pass@k. pass_at: the reward from which one has passed.
-        temperature: 0 is greedy. top_k: 0 is all. max_new_tokens: by default the run's.
-        prompt_key, answer_key: columns of the rows. env: whose episodes are played, a builtin environment or
-            FILE.py:CLASS; by default the run's.
-        suite: `lm_eval:TASK` or `inspect:FILE` instead of data. python: the interpreter that has it, by
-            default this one. out: a file for the completions.
+        data: a builtin task, a file of rows, or a hub dataset.
+        reward: a builtin one or FILE.py:FUNCTION; by default the run's.
+        problems: how many rows, from the first; by default all of a file, 256 of a task.
+        n: completions of each problem, for avg@n and pass@k.
+        temperature: 0 is greedy.
+        top_k: 0 is all.
+        max_new_tokens: by default the run's.
+        pass_at: the reward from which a completion has passed.
+        prompt_key, answer_key: columns of the rows.
+        env: the environment whose episodes are played, a builtin one or FILE.py:CLASS; by default the run's.
+        suite: `lm_eval:TASK` or `inspect:FILE` instead of data.
+        python: the interpreter that has the suite; by default this one.
+        out: a file for the completions.
+
         Raises SpecError, NotFound, and what ended the evaluation.
         """
         from lorad.client.evaluate import evaluated  # slow: it knows builtin tasks
 
         if (data is None) == (suite is None):
             raise SpecError("either data or a suite is evaluated", hint='For example eval("r@4", "sort").')
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "data": None if data is None else os.fspath(data), "reward": reward, "problems": problems, "n": n,
             "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens,
             "pass_at": pass_at, "prompt_key": prompt_key, "answer_key": answer_key, "env": env,
         }  # fmt: skip
-        interpreter = python or sys.executable
-        place, name = "" if out is None else os.fspath(out), version_name(version)
         return evaluated(
-            self.client, name, given, suite=suite, python=interpreter, out=place, note=_log.warning
+            self.client,
+            version_name(version),
+            settings,
+            suite=suite,
+            python=python or sys.executable,
+            out="" if out is None else os.fspath(out),
+            note=_log.warning,
         )
 
     # -- the machine -----------------------------------------------------------------------------------------
@@ -303,6 +329,7 @@ class Lorad:
 
 
 def _several(words: str | Sequence[str] | None) -> list[str]:
+    """Return one word, several or none as a list."""
     if words is None:
         return []
     return [words] if isinstance(words, str) else [*words]

@@ -1,4 +1,4 @@
-"""What every handle asks through: a client, and whether the daemon may be started."""
+"""The connection of all handles: a client, and whether the daemon may be started."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from lorad.client.client import Client
 from lorad.errors import LoradError
 
 given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
-"""It is set when nobody waits any longer for what this thread does."""
+"""An event that is set when nobody waits any longer for what this thread does."""
 
 
 class _GivenUp(LoradError):
@@ -19,7 +19,7 @@ class _GivenUp(LoradError):
 
 @dataclass(frozen=True)
 class Connection:
-    """Safe to use from several threads: each request has a connection of its own.
+    """The client that handles share. Threads may share it, too: each request has a socket of its own.
 
     start: whether a daemon that does not answer is started.
     """

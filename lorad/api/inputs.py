@@ -1,4 +1,4 @@
-"""What a Python user gives, as the daemon takes it: specs, keys of a spec, names of versions."""
+"""Turn what Python users pass (specs, keys, versions) into what the daemon takes."""
 
 import json
 import os
@@ -35,18 +35,22 @@ def spec_text(spec: Spec) -> _SpecText:
     Raises SpecError for a file that cannot be read, and for values that YAML does not have.
     """
     if isinstance(spec, Mapping):
-        return _SpecText(_yaml(spec), "spec", str(Path.cwd()))
+        import yaml  # slow, and only needed for dicts
+
+        plain = {str(key): _builtin(str(key), value) for key, value in spec.items()}
+        text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        return _SpecText(text, "spec", str(Path.cwd()))
     name = os.fspath(spec)
     if isinstance(spec, str) and not name.lower().endswith(_FILES) and ("\n" in name or ": " in name):
         return _SpecText(name, "spec", str(Path.cwd()))
     if not name or name == "-":
         raise SpecError("there is no spec", hint=_HINT)
-    text, source, cwd = read_spec(name)
-    return _SpecText(text, source, str(cwd))
+    text, source, directory = read_spec(name)
+    return _SpecText(text, source, str(directory))
 
 
 def overrides(keys: Mapping[str, Any]) -> list[str]:
-    """Make `key=value` of keys of a spec. A dict of a section changes the keys that it has and no others.
+    """Write keys of a spec as `key=value`. A dict for a section changes the keys that it has and no others.
 
     Relative paths begin at the working directory. Raises SpecError for values that YAML does not have.
     """
@@ -56,22 +60,23 @@ def overrides(keys: Mapping[str, Any]) -> list[str]:
 
 
 def axes(grid: Mapping[str, Iterable[Any]]) -> list[str]:
-    """Make `key=a,b` of keys and their values. Raises SpecError for a key without values."""
-    made = []
+    """Write keys and their values as `key=a,b`. Raises SpecError for a key without values."""
+    axes = []
     for key, values in grid.items():
-        found = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
-        if not found:
+        points = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+        if not points:
             raise SpecError("a grid has a list of values for each key", key=key, hint=f"{key!r}: [a, b]")
-        made.append(f"{key}={','.join(_value(key, value) for value in found)}")
-    return from_here(made)
+        axes.append(f"{key}={','.join(_value(key, value) for value in points)}")
+    return from_here(axes)
 
 
 def version_name(version: str | Version) -> str:
-    """Return run@number of a version, or the name that was given: an alias, run@best, a run."""
+    """Return run@number of a version. A text is already such a name: an alias, run@best, a run."""
     return f"{version.run}@{version.version}" if isinstance(version, Version) else version
 
 
 def _leaves(section: type[msgspec.Struct], prefix: str, keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and their values, also of nested sections."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(section)}
     for name, value in keys.items():
         kind = kinds.get(name)
@@ -88,25 +93,18 @@ def _value(key: str, value: Any) -> str:
     return json.dumps(_builtin(key, value), ensure_ascii=False)
 
 
-def _yaml(spec: Mapping[str, Any]) -> str:
-    import yaml
-
-    plain = {str(key): _builtin(str(key), value) for key, value in spec.items()}
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-
-
 def _builtin(key: str, value: Any) -> Any:
-    """Return what JSON has: paths become text, and scalars of numpy numbers. Raises SpecError."""
+    """Turn paths into text and numpy scalars into numbers, as JSON has them. Raises SpecError."""
 
-    def other(given: Any) -> Any:
-        if isinstance(given, os.PathLike):
-            return os.fspath(given)
-        if callable(item := getattr(given, "item", None)):
+    def plain(special: Any) -> Any:
+        if isinstance(special, os.PathLike):
+            return os.fspath(special)
+        if callable(item := getattr(special, "item", None)):
             return item()
         raise NotImplementedError
 
     try:
-        return msgspec.to_builtins(value, enc_hook=other, str_keys=True)
+        return msgspec.to_builtins(value, enc_hook=plain, str_keys=True)
     except (NotImplementedError, TypeError, ValueError):
         kind = type(value).__name__
         raise SpecError(f"a {kind} is nothing that a spec can hold", key=key, hint=_HINT) from None

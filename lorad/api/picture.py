@@ -8,24 +8,31 @@ from lorad import svg
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.words import evals_in_words, figure_in_words, phase, share, steps_in_words, why
-from lorad.records.measured import Step
 from lorad.records.runs import Run, RunDetails
 from lorad.text import duration, number, one_line
 
 _POINTS = 400  # of a curve, about
 _METRICS = ("reward", "loss")  # the first that was measured is drawn
-_WIDTH, _HEIGHT = 640, 180  # of the picture
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 8, 10, 22  # its margins
+# The size of the picture, and its margins.
+_WIDTH = 640
+_HEIGHT = 180
+_LEFT = 48
+_RIGHT = 8
+_TOP = 10
+_BOTTOM = 22
 _BAR = 24  # characters
 _ROUND = "border-radius: 3px; height: 8px"
-_BLUE, _ORANGE, _RED, _GREEN = "#4c78a8", "#f58518", "#d62728", "#2ca02c"
+_BLUE = "#4c78a8"
+_ORANGE = "#f58518"
+_RED = "#d62728"
+_GREEN = "#2ca02c"
 _COLOURS = {"failed": _RED, "lost": _RED, "attestation_failed": _RED, "killed": _RED, "completed": _GREEN}
 
 _Points = list[tuple[int, float]]
 
 
 class Curves(NamedTuple):
-    """What is drawn: a metric of steps, and the held-out score."""
+    """The points that are drawn: a metric of steps, and the held-out score."""
 
     metric: str
     steps: _Points
@@ -49,16 +56,13 @@ def line(run: Run) -> str:
 
 
 def curves(client: Client, run: Run) -> Curves:
-    """Ask for what is drawn of a run; of a long one every so many steps."""
+    """Ask for the points that are drawn of a run. Of a long run these are every so many steps."""
     steps = client.steps(run.name, every=max(1, run.step // _POINTS))
-    metric = next((name for name in _METRICS if any(_value(s, name) is not None for s in steps)), _METRICS[0])
-    points = [(s.step, value) for s in steps if (value := _value(s, metric)) is not None]
-    evals = [(one.step, one.score) for one in client.evals(run.name) if one.score is not None]
+    measured = {name for s in steps for name, value in s.metrics.items() if value is not None}
+    metric = next((name for name in _METRICS if name in measured), _METRICS[0])
+    points = [(s.step, value) for s in steps if (value := s.metrics.get(metric)) is not None]
+    evals = [(row.step, row.score) for row in client.evals(run.name) if row.score is not None]
     return Curves(metric, points, evals if metric == "reward" else [])
-
-
-def _value(step: Step, metric: str) -> float | None:
-    return step.metrics.get(metric)
 
 
 def page(run: RunDetails, drawn: Curves) -> str:
@@ -90,9 +94,11 @@ def picture(drawn: Curves, steps: int) -> str:
     if len(drawn.steps) < 2:
         return ""
     values = [value for _, value in (*drawn.steps, *drawn.evals)]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
+        low -= 0.5
+        high += 0.5
 
     def place(point: tuple[int, float]) -> svg.Place:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * point[0] / max(steps, drawn.steps[-1][0])
@@ -118,7 +124,9 @@ def _path(places: Sequence[svg.Place], colour: str, width: float) -> list[str]:
 
 
 def _axes(low: float, high: float, steps: int) -> list[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    """Draw three heights with their values, and the first and the last step."""
+    bottom = _HEIGHT - _BOTTOM
+    right = _WIDTH - _RIGHT
     heights = ((_TOP, high), ((_TOP + bottom) / 2, (low + high) / 2), (bottom, low))
     return [
         *(svg.line((_LEFT, y), (right, y), stroke="currentColor", stroke_opacity=0.2) for y, _ in heights),

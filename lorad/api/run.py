@@ -33,7 +33,7 @@ class Progress(Struct, frozen=True):
 
     state: str  # lorad.states.RunState
     step: int
-    steps: int  # that are planned; 0: its client decides
+    steps: int  # how many are planned; 0 where a client decides
     share: float  # 0 to 1; 0 without a planned end
     seconds_left: float | None  # by the measured time of its steps; None when nothing works on it
 
@@ -47,7 +47,8 @@ class Run:
     """
 
     def __init__(self, connection: Connection, summary: runs.Run) -> None:
-        self._connection, self._summary = connection, summary
+        self._connection = connection
+        self._summary = summary
 
     # -- what it is ------------------------------------------------------------------------------------------
     @property
@@ -63,8 +64,8 @@ class Run:
     @property
     def details(self) -> RunDetails:
         """Everything about the run, as `lorad show` has it."""
-        self._summary = found = self._client.show(self.name)
-        return found
+        self._summary = details = self._client.show(self.name)
+        return details
 
     @property
     def state(self) -> str:
@@ -90,7 +91,7 @@ class Run:
 
     @property
     def evals(self) -> Table[Evaluation]:
-        """Its held-out evaluations, in order; as a table with `eval`, and `eval/NAME` of each further set."""
+        """Its held-out evaluations, in order; as a table with `eval`, and `eval/NAME` for further sets."""
         return Table(self._client.evals(self.name), row=_eval_row)
 
     def samples(
@@ -103,11 +104,11 @@ class Run:
     ) -> Table[Sample]:
         """Read what the model wrote at a step, by default the last.
 
-        eval: the completions of this set of held-out problems instead, `main` for that of data.eval.
-        problem: those of one problem, by its number, at all steps. limit: at most so many.
+        eval: the set of held-out problems whose completions are read instead; `main` is that of data.eval.
+        problem: the number of one problem, whose completions at all steps are read.
+        limit: how many samples at most.
         """
-        found = self._client.samples(self.name, step=step, eval=eval, problem=problem, limit=limit)
-        return Table(found)
+        return Table(self._client.samples(self.name, step=step, eval=eval, problem=problem, limit=limit))
 
     def why(self) -> Why:
         """Say why it does not learn, as `lorad why` does: `findings`, the most likely cause first."""
@@ -120,12 +121,12 @@ class Run:
 
     @property
     def checkpoints(self) -> Table[Checkpoint]:
-        """What it can be resumed from."""
+        """The checkpoints that it can be resumed from."""
         return Table(self._client.checkpoints(self.name))
 
     @property
     def results(self) -> Table[Result]:
-        """What its versions came to when somebody evaluated them."""
+        """The results of evaluating its versions."""
         return Table(self._client.results(self.name))
 
     def events(self, after: int = 0) -> Iterator[Event]:
@@ -134,7 +135,7 @@ class Run:
         A daemon that dies meanwhile is started again where `connect` may, and no event is lost.
         """
         if after < 0:
-            after = max((one.id for one in self._client.history(self.name, limit=1)), default=0)
+            after = self._newest_event()
         last = self._last_event()
         while last is None or after < last:
             try:
@@ -151,12 +152,15 @@ class Run:
                 self._connection.revive(error)
 
     def logs(self, of: str = "driver", *, size: int = 65536) -> str:
-        """Read the end of a log, at most `size` bytes. of: driver, pool, trainer or engine."""
+        """Read the end of a log.
+
+        of: driver, pool, trainer or engine.
+        size: how many bytes at most.
+        """
         return self._client.logs(self.name, of=of, offset=-size, limit=size).text
 
     def follow_logs(self, of: str = "driver", *, size: int = 65536) -> Iterator[str]:
-        """Yield the end of a log, and what comes, until the run is over. of: driver, pool, trainer or
-        engine."""
+        """Yield the end of a log, and what is added to it, until the run is over. See `logs`."""
         offset = -size
         while True:
             try:
@@ -180,16 +184,17 @@ class Run:
     ) -> RunDetails:
         """Wait until the run is over, that is ended or paused.
 
-        until: return earlier, as soon as a step or an evaluation is so: `eval>0.9`, `step>=20`, `loss<0.1`;
-            or a function of the run's details. What happened before the call counts.
+        until: a condition that ends the wait earlier, once a step or an evaluation fulfils it: `eval>0.9`,
+            `step>=20`, `loss<0.1`; or a function of the run's details. What happened before counts.
         timeout: seconds.
+
         Raises RunFailed when it does not end well, NotReached when it is over without what `until` says,
         TimedOut, and SpecError for an `until` that is no condition. A daemon that dies meanwhile is started
         again where `connect` may.
         """
-        wished = condition(until) if isinstance(until, str) else until
-        self._summary = found = wait(self._connection, self.name, until=wished, timeout=timeout)
-        return found
+        goal = condition(until) if isinstance(until, str) else until
+        self._summary = details = wait(self._connection, self.name, until=goal, timeout=timeout)
+        return details
 
     def watch(self, *, period: float = 1.0) -> None:
         """Show the run in place until it is over: a bar and a curve in Jupyter, a line elsewhere.
@@ -215,7 +220,9 @@ class Run:
     def resume(self, /, *, step: int | None = None, steps: int | None = None, **keys: Any) -> "Run":
         """Continue exactly from the checkpoint of a step, by default the newest.
 
-        steps: the new total. keys: of the spec that change from now on: `trainer={"backend": "fsdp"}`.
+        steps: the new total of steps.
+        keys: keys of the spec that change from now on: `trainer={"backend": "fsdp"}`.
+
         Raises Conflict while the run is at work, and SpecError for keys that may not change.
         """
         return self._is(self._client.resume(self.name, step=step, steps=steps, overrides=overrides(keys)))
@@ -232,16 +239,24 @@ class Run:
     ) -> "Run":
         """Start a new run from a version of this one, by default the current one, with its optimizer's state.
 
-        version: its number, or `best`. name: of the new run, by default RUN-fork. steps: of its own. fresh:
-        take the weights alone. keys: of the spec that differ. Raises SpecError and Conflict.
+        version: its number, or `best`.
+        name: the name of the new run; by default RUN-fork.
+        steps: how many steps the new run makes.
+        fresh: take the weights without the optimizer's state.
+        keys: keys of the spec that are different.
+
+        Raises SpecError and Conflict.
         """
         origin = self.name if version is None else f"{self.name}@{version}"
         forked = self._client.fork(origin, overrides=overrides(keys), name=name, steps=steps, fresh=fresh)
         return Run(self._connection, forked)
 
     def rename(self, name: str) -> "Run":
-        """Give it another name. Raises Conflict while it works or something uses one of its versions, and
-        where the name is, or was, another run's."""
+        """Give it another name.
+
+        Raises Conflict while it works or something uses one of its versions, and where another run has or had
+        the name.
+        """
         return self._is(self._client.rename(self.name, name))
 
     def remove(self) -> Removed:
@@ -268,6 +283,7 @@ class Run:
         return self._connection.client
 
     def _is(self, summary: runs.Run) -> "Run":
+        """Remember what the daemon said of the run now."""
         self._summary = summary
         return self
 
@@ -275,11 +291,14 @@ class Run:
         """Return the id of the last event of a run that is over, else None."""
         if not is_over(self.details):
             return None
-        return max((one.id for one in self._client.history(self.name, limit=1)), default=0)
+        return self._newest_event()
+
+    def _newest_event(self) -> int:
+        return max((event.id for event in self._client.history(self.name, limit=1)), default=0)
 
 
 def run_row(run: Run) -> dict[str, Any]:
-    """Make a row of a run: what a list of runs has of it."""
+    """Make the row of a run in a table of runs."""
     plain: Mapping[str, Any] = structs.asdict(run.summary)
     left_out = ("rates", "signals", "recent")
     return {key: plain[key] for key in runs.Run.__struct_fields__ if key not in left_out}
@@ -291,7 +310,7 @@ def _step_row(step: Step) -> dict[str, Any]:
     return row | first | dict(step.metrics)
 
 
-def _eval_row(found: Evaluation) -> dict[str, Any]:
-    row = {key: getattr(found, key) for key in (*_ABOUT, "problems", "failed")}
-    more = {key: getattr(found, key) for key in ("perplexity", "token_accuracy")}
-    return row | dict(found.figures) | {key: value for key, value in more.items() if value is not None}
+def _eval_row(evaluation: Evaluation) -> dict[str, Any]:
+    row = {key: getattr(evaluation, key) for key in (*_ABOUT, "problems", "failed")}
+    more = {key: getattr(evaluation, key) for key in ("perplexity", "token_accuracy")}
+    return row | dict(evaluation.figures) | {key: value for key, value in more.items() if value is not None}

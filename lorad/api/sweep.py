@@ -1,8 +1,6 @@
 """A sweep, from Python."""
 
 import time
-from typing import Any
-
 from lorad.api.connection import Connection, rest
 from lorad.api.run import Run, run_row
 from lorad.api.table import Table
@@ -17,7 +15,8 @@ class Sweep:
     """A sweep: what `Lorad.sweep` has started. Safe to use from several threads."""
 
     def __init__(self, connection: Connection, name: str) -> None:
-        self._connection, self._name = connection, name
+        self._connection = connection
+        self._name = name
 
     @property
     def name(self) -> str:
@@ -28,33 +27,40 @@ class Sweep:
     def details(self) -> sweeps.Sweep:
         """The sweep as it is: its grid, its runs with their values, and the rungs of its halving.
 
-        Raises NotFound for none of that name.
+        Raises NotFound where there is no such sweep.
         """
-        (found,) = self._connection.client.sweeps(self._name)
-        return found
+        (sweep,) = self._connection.client.sweeps(self._name)
+        return sweep
 
     @property
     def runs(self) -> Table[Run]:
         """Its runs; as a table with a column for each key of the grid."""
         values = {run.name: run.values for run in self.details.runs}
-        made = [Run(self._connection, run) for run in self.details.runs]
-        return Table(made, row=lambda run: _row(run, values.get(run.name, {})))
+        handles = [Run(self._connection, run) for run in self.details.runs]
+        return Table(handles, row=lambda run: {"name": run.name} | values.get(run.name, {}) | run_row(run))
 
     def wait(self, *, timeout: float | None = None) -> sweeps.Sweep:
         """Wait until all of its runs are over.
 
-        timeout: seconds. Raises TimedOut, and RunFailed of the first run when no run ended well.
+        timeout: seconds.
+
+        Raises TimedOut, and RunFailed of the first run when no run ended well.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
-                found = self.details
+                sweep = self.details
             except DaemonUnreachable as error:
                 self._connection.revive(error)
                 continue
-            at_work = [run.name for run in found.runs if not is_over(run)]
+            at_work = [run.name for run in sweep.runs if not is_over(run)]
+            if not at_work and sweep.runs and all(has_failed(run) for run in sweep.runs):
+                run = sweep.runs[0]
+                name = sweep.sweep
+                hint = f"No run of sweep {name} ended well; `lorad sweep --list {name}` shows all."
+                raise RunFailed(run.name, run.reason or run.state, run.detail, step=run.step, hint=hint)
             if not at_work:
-                return _refuse_failed(found)
+                return sweep
             if deadline is not None and time.monotonic() >= deadline:
                 names = ", ".join(at_work)
                 raise TimedOut(f"{names} of sweep {self._name} are not over after {timeout:g} seconds")
@@ -62,17 +68,3 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"<Sweep {self._name}>"
-
-
-def _refuse_failed(sweep: sweeps.Sweep) -> sweeps.Sweep:
-    """Raises RunFailed when no run ended well."""
-    if sweep.runs and all(has_failed(run) for run in sweep.runs):
-        run = sweep.runs[0]
-        hint = f"No run of sweep {sweep.sweep} ended well; `lorad sweep --list {sweep.sweep}` shows all."
-        raise RunFailed(run.name, run.reason or run.state, run.detail, step=run.step, hint=hint)
-    return sweep
-
-
-def _row(run: Run, values: dict[str, Any]) -> dict[str, Any]:
-    row = run_row(run)
-    return {"name": row.pop("name"), **values, **row}

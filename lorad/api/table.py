@@ -23,16 +23,16 @@ _GAP = "  "
 
 
 def fields(item: Any) -> dict[str, Any]:
-    """Make a row of a Struct: its fields, as plain data."""
-    found = msgspec.to_builtins(item)
-    return {key: found.get(key) for key in item.__struct_fields__}
+    """Return the fields of a Struct as plain data, which make a row."""
+    plain = msgspec.to_builtins(item)
+    return {key: plain.get(key) for key in item.__struct_fields__}
 
 
 class Table(list[T]):
     """A list of answers that is a table, too.
 
-    It shows as one, in a terminal and in Jupyter, there as a DataFrame where pandas is imported. pandas and
-    polars are imported by nothing but `to_pandas` and `to_polars`.
+    A terminal and Jupyter show it as a table; Jupyter shows a DataFrame where pandas is imported. Only
+    `to_pandas` and `to_polars` import pandas and polars.
     """
 
     def __init__(self, items: Iterable[T] = (), *, row: Callable[[T], dict[str, Any]] = fields) -> None:
@@ -41,16 +41,17 @@ class Table(list[T]):
 
     @property
     def columns(self) -> list[str]:
-        """List the names of the columns: those of the first row, then what others have beside them."""
+        """The names of the columns, first those of the first row, then what other rows have beside them."""
         return list({name: None for row in map(self._row, self) for name in row})
 
     def rows(self) -> list[dict[str, Any]]:
         """Make a dict of each item, all with the same keys; what an item does not have is None."""
-        found, columns = [self._row(item) for item in self], self.columns
-        return [{name: row.get(name) for name in columns} for row in found]
+        rows = [self._row(item) for item in self]
+        columns = self.columns
+        return [{name: row.get(name) for name in columns} for row in rows]
 
     def column(self, name: str) -> list[Any]:
-        """List one value of each item; None where it has none. Raises KeyError for no column of that name."""
+        """List one value of each item; None where it has none. Raises KeyError for an unknown column."""
         if name not in self.columns:
             raise KeyError(f"no column {name!r}: there are {', '.join(self.columns) or 'none'}")
         return [self._row(item).get(name) for item in self]
@@ -66,7 +67,10 @@ class Table(list[T]):
         import polars
 
         rows = self.rows()
-        columns = {name: _for_polars([row[name] for row in rows]) for name in self.columns}
+        columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in self.columns}
+        for name, values in columns.items():
+            if any(isinstance(value, dict | list) for value in values):  # they may differ from row to row
+                columns[name] = [None if v is None else msgspec.json.encode(v).decode() for v in values]
         return polars.DataFrame(columns, strict=False)
 
     @overload
@@ -97,15 +101,12 @@ class Table(list[T]):
 
 
 def mapped(table: Table[T], make: Callable[[T], U], back: Callable[[U], T]) -> Table[U]:
-    """Make a table of other items with the same rows. back: the item that each was made of."""
+    """Make a table of other items with the same rows.
+
+    make: makes an item of the new table.
+    back: returns the item that it was made of.
+    """
     return Table(map(make, table), row=lambda item: table._row(back(item)))
-
-
-def _for_polars(values: list[Any]) -> list[Any]:
-    """Return values of one type: what is nested differently in each row becomes JSON."""
-    if any(isinstance(value, dict | list) for value in values):
-        return [None if value is None else msgspec.json.encode(value).decode() for value in values]
-    return values
 
 
 def _cell(name: str, value: Any) -> str:
@@ -118,7 +119,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _as_text(columns: Sequence[str], rows: Sequence[list[str] | None], count: int, width: int) -> str:
-    """Align as many columns as fit, at least one."""
+    """Write rows as text, with as many columns as fit, at least one."""
     if not count:
         return "(no rows)"
     widths = [

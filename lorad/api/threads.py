@@ -1,4 +1,4 @@
-"""Blocking calls for asyncio: each in a thread of its own, which ends soon after nobody waits for it."""
+"""Run blocking calls for asyncio, each in a thread of its own that ends soon after nobody waits for it."""
 
 import asyncio
 import contextvars
@@ -14,12 +14,12 @@ _END = object()
 
 
 async def in_thread(call: Callable[[], R]) -> R:
-    """Return what a call returns, or raise what it raises. When this is cancelled, its next `rest` ends it.
+    """Return what a call returns, or raise what it raises. After a cancellation it ends at its next `rest`.
 
-    There are as many threads as calls: a thousand may wait at once, and none keeps the interpreter from
-    exiting.
+    Each call has a thread: a thousand may wait at once, and none keeps the interpreter from exiting.
     """
-    loop, nobody_waits = asyncio.get_running_loop(), threading.Event()
+    loop = asyncio.get_running_loop()
+    nobody_waits = threading.Event()
     answer: asyncio.Future[R] = loop.create_future()
     context = contextvars.copy_context()
 
@@ -28,7 +28,9 @@ async def in_thread(call: Callable[[], R]) -> R:
         try:
             set_answer = functools.partial(answer.set_result, call())
         except BaseException as error:
-            set_answer = functools.partial(answer.set_exception, _that_a_future_takes(error))
+            if isinstance(error, StopIteration):  # a future takes none
+                error = RuntimeError("the iterator ended")
+            set_answer = functools.partial(answer.set_exception, error)
 
         def hand_over() -> None:
             if not answer.done():
@@ -46,12 +48,8 @@ async def in_thread(call: Callable[[], R]) -> R:
         nobody_waits.set()
 
 
-def _that_a_future_takes(error: BaseException) -> BaseException:
-    return RuntimeError("the iterator ended") if isinstance(error, StopIteration) else error
-
-
 async def over_threads(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
-    """Yield what an iterator yields, which is only ever asked in a thread."""
-    found = await in_thread(make)
-    while (item := await in_thread(functools.partial(next, found, _END))) is not _END:
+    """Yield what an iterator yields, which is made and asked in threads only."""
+    iterator = await in_thread(make)
+    while (item := await in_thread(functools.partial(next, iterator, _END))) is not _END:
         yield item

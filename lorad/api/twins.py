@@ -1,7 +1,7 @@
 """The async twins of `Lorad`, `Run` and `Sweep`: the same names, arguments, answers and errors, to be
 awaited.
 
-Each call is the one of the sync twin, in a thread of its own. What stands here says only which there are.
+Each call is the one of the sync twin, in a thread of its own. This file only lists which there are.
 """
 
 import functools
@@ -24,7 +24,7 @@ A = TypeVar("A")
 
 
 class _Twin(Generic[S]):
-    """Stands for a sync object."""
+    """An object that stands for a sync one."""
 
     def __init__(self, sync: S) -> None:
         self.sync = sync
@@ -47,7 +47,7 @@ def _call(method: Callable[Concatenate[Any, _P], R]) -> _Method[_P, R]:
 
 
 def _call_for(method: Callable[Concatenate[Any, _P], Any], twin: Callable[[Any], A]) -> _Method[_P, A]:
-    """Make the twin of a method that returns a handle, of which it returns the twin."""
+    """Make the twin of a method that returns a handle. It returns the twin of the handle."""
 
     @functools.wraps(method)
     async def call(self: _Twin[Any], /, *args: _P.args, **kwargs: _P.kwargs) -> A:
@@ -69,8 +69,7 @@ def _stream(
 
 
 class _Awaited(Generic[R]):
-    """What an attribute came to, once it is awaited: `await run.steps`. It may be awaited again, which asks
-    again."""
+    """The value of an attribute, once it is awaited: `await run.steps`. Each `await` asks again."""
 
     def __init__(self, ask: Callable[[], R]) -> None:
         self._ask = ask
@@ -80,10 +79,11 @@ class _Awaited(Generic[R]):
 
 
 class _PropertyTwin(Generic[S, R]):
-    """Make the twin of a property."""
+    """The twin of a property."""
 
     def __init__(self, of: type[S], look: Callable[[S], R]) -> None:
-        self._of, self._look = of, look
+        self._of = of
+        self._look = look
 
     def __set_name__(self, _: type, name: str) -> None:
         self.__doc__ = getattr(self._of, name).__doc__
@@ -103,8 +103,8 @@ def _run(sync: Run) -> "AsyncRun":
     return AsyncRun(sync)
 
 
-def _runs(found: Table[Run]) -> "Table[AsyncRun]":
-    return mapped(found, AsyncRun, lambda one: one.sync)
+def _runs(handles: Table[Run]) -> "Table[AsyncRun]":
+    return mapped(handles, AsyncRun, lambda twin: twin.sync)
 
 
 class AsyncRun(_Twin[Run]):
@@ -120,17 +120,17 @@ class AsyncRun(_Twin[Run]):
         """The run as this handle saw it last, without asking."""
         return self.sync.summary
 
-    details = _PropertyTwin(Run, lambda one: one.details)
-    state = _PropertyTwin(Run, lambda one: one.state)
-    spec = _PropertyTwin(Run, lambda one: one.spec)
-    progress = _PropertyTwin(Run, lambda one: one.progress)
-    steps = _PropertyTwin(Run, lambda one: one.steps)
-    evals = _PropertyTwin(Run, lambda one: one.evals)
+    details = _PropertyTwin(Run, lambda sync: sync.details)
+    state = _PropertyTwin(Run, lambda sync: sync.state)
+    spec = _PropertyTwin(Run, lambda sync: sync.spec)
+    progress = _PropertyTwin(Run, lambda sync: sync.progress)
+    steps = _PropertyTwin(Run, lambda sync: sync.steps)
+    evals = _PropertyTwin(Run, lambda sync: sync.evals)
     samples = _call(Run.samples)
     why = _call(Run.why)
-    versions = _PropertyTwin(Run, lambda one: one.versions)
-    checkpoints = _PropertyTwin(Run, lambda one: one.checkpoints)
-    results = _PropertyTwin(Run, lambda one: one.results)
+    versions = _PropertyTwin(Run, lambda sync: sync.versions)
+    checkpoints = _PropertyTwin(Run, lambda sync: sync.checkpoints)
+    results = _PropertyTwin(Run, lambda sync: sync.results)
     events = _stream(Run.events)
     logs = _call(Run.logs)
     follow_logs = _stream(Run.follow_logs)
@@ -156,8 +156,8 @@ class AsyncSweep(_Twin[Sweep]):
         """The sweep's name."""
         return self.sync.name
 
-    details = _PropertyTwin(Sweep, lambda one: one.details)
-    runs = _PropertyTwin(Sweep, lambda one: _runs(one.runs))
+    details = _PropertyTwin(Sweep, lambda sync: sync.details)
+    runs = _PropertyTwin(Sweep, lambda sync: _runs(sync.runs))
     wait = _call(Sweep.wait)
 
 
@@ -169,14 +169,14 @@ class AsyncLorad(_Twin[Lorad]):
         """What asks the daemon, without `await`: its methods block."""
         return self.sync.client
 
-    status = _PropertyTwin(Lorad, lambda one: one.status)
+    status = _PropertyTwin(Lorad, lambda sync: sync.status)
     run = _call_for(Lorad.run, AsyncRun)
     runs = _call_for(Lorad.runs, _runs)
     get = _call_for(Lorad.get, AsyncRun)
     sweep = _call_for(Lorad.sweep, AsyncSweep)
     get_sweep = _call_for(Lorad.get_sweep, AsyncSweep)
     events = _stream(Lorad.events)
-    aliases = _PropertyTwin(Lorad, lambda one: one.aliases)
+    aliases = _PropertyTwin(Lorad, lambda sync: sync.aliases)
     swap = _call(Lorad.swap)
     remove_alias = _call(Lorad.remove_alias)
     pin = _call(Lorad.pin)
@@ -184,9 +184,9 @@ class AsyncLorad(_Twin[Lorad]):
     export = _call(Lorad.export)
     generate = _call(Lorad.generate)
     eval = _call(Lorad.eval)
-    pools = _PropertyTwin(Lorad, lambda one: one.pools)
-    devices = _PropertyTwin(Lorad, lambda one: one.devices)
-    nodes = _PropertyTwin(Lorad, lambda one: one.nodes)
+    pools = _PropertyTwin(Lorad, lambda sync: sync.pools)
+    devices = _PropertyTwin(Lorad, lambda sync: sync.devices)
+    nodes = _PropertyTwin(Lorad, lambda sync: sync.nodes)
 
 
 async def connect_async(home: str | os.PathLike[str] | None = None, *, start: bool = True) -> AsyncLorad:

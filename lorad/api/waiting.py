@@ -1,4 +1,4 @@
-"""Wait for a run: until it is over, or until a figure of it is what somebody waits for."""
+"""Wait until a run is over, or until one of its figures fulfils a condition."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +19,12 @@ _PAGE = 10000  # steps of one answer
 
 
 def is_over(run: Run) -> bool:
+    """Check whether a run has ended or is paused."""
     return RunState(run.state).is_over
 
 
 def has_failed(run: Run) -> bool:
+    """Check whether a run has ended, and not well."""
     return run.state == RunState.ENDED and run.reason not in _GOOD
 
 
@@ -33,22 +35,22 @@ def failure(run: Run) -> RunFailed:
 
 
 def where(run: Run) -> str:
-    """Say how a run stands: `running at step 3 of 10`."""
+    """Say where a run is: `running at step 3 of 10`."""
     state = f"{run.state} ({run.reason})" if run.reason else run.state
     return f"{state} at step {steps_in_words(run, ' of ')}"
 
 
 def pages(client: Client, run: str, after: int = 0) -> Iterator[Step]:
-    """Yield every step behind one, however many there are."""
+    """Yield every step after one, however many there are."""
     while page := client.steps(run, after=after, limit=_PAGE):
         yield from page
         after = page[-1].step
 
 
 def wait(connection: Connection, name: str, *, until: Until, timeout: float | None) -> RunDetails:
-    """Return the run as it is when the wait is over.
+    """Wait, and return the run as it is then.
 
-    Raises RunFailed, NotReached when it ended or paused without what was waited for, TimedOut; NotFound when
+    Raises RunFailed, NotReached when it ended or paused before `until` was fulfilled, TimedOut, NotFound when
     it is removed meanwhile, and DaemonUnreachable where the daemon is not to be started again.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -56,7 +58,10 @@ def wait(connection: Connection, name: str, *, until: Until, timeout: float | No
     while True:
         try:
             run = connection.client.show(name)
-            reached = _is_reached(run, until, figures)
+            if isinstance(until, Condition):
+                reached = figures.reach(until, run)
+            else:
+                reached = until is not None and until(run)
         except DaemonUnreachable as error:
             connection.revive(error)
             continue
@@ -67,51 +72,47 @@ def wait(connection: Connection, name: str, *, until: Until, timeout: float | No
         if is_over(run):
             if until is None:
                 return run
-            raise NotReached(f"{name} is {where(run)}, and {figures.missed(until)}", hint=_further(name))
+            hint = f"`lorad resume {name} --steps N`, or run.resume(steps=N), continues it."
+            raise NotReached(f"{name} is {where(run)}, and {figures.missed(until)}", hint=hint)
         if deadline is not None and time.monotonic() >= deadline:
             hint = "It continues; wait again, or `run.stop()`."
             raise TimedOut(f"{name} is {where(run)} after {timeout:g} seconds", hint=hint)
         rest(_PERIOD if deadline is None else min(_PERIOD, max(deadline - time.monotonic(), 0.0)))
 
 
-def _is_reached(run: RunDetails, until: Until, figures: "_Figures") -> bool:
-    if isinstance(until, Condition):
-        return figures.reach(until, run)
-    return until is not None and until(run)
-
-
-def _further(name: str) -> str:
-    return f"`lorad resume {name} --steps N`, or run.resume(steps=N), continues it."
-
-
 class _Figures:
-    """The figures of a run, of which each look asks for the new ones alone."""
+    """The figures of a run. Each look asks only for new ones."""
 
     def __init__(self, client: Client, name: str) -> None:
-        self._client, self._name = client, name
-        self._step, self._evaluated, self._attempt = 0, -1, 0
+        self._client = client
+        self._name = name
+        self._step = 0
+        self._evaluated = -1
+        self._attempt = 0
         self._last: dict[str, float | None] = {}
 
     def reach(self, condition: Condition, run: RunDetails) -> bool:
-        """Whether a step or an evaluation since the last look is as the condition says."""
+        """Check whether a step or an evaluation since the last look fulfils the condition."""
         if run.attempt != self._attempt:  # it may have gone back
-            self._step, self._evaluated, self._attempt = 0, -1, run.attempt
-        found = False
+            self._step = 0
+            self._evaluated = -1
+            self._attempt = run.attempt
+        is_reached = False
         for step in pages(self._client, self._name, self._step):
             self._step = step.step
-            found |= self._take(condition, {**step.metrics, "step": step.step})
-        for one in self._client.evals(self._name):
-            if one.step > self._evaluated:
-                self._evaluated = one.step
-                found |= self._take(condition, one.figures)
-        return found
+            is_reached |= self._take(condition, {**step.metrics, "step": step.step})
+        for evaluation in self._client.evals(self._name):
+            if evaluation.step > self._evaluated:
+                self._evaluated = evaluation.step
+                is_reached |= self._take(condition, evaluation.figures)
+        return is_reached
 
     def _take(self, condition: Condition, figures: dict[str, float | None] | dict[str, float]) -> bool:
         self._last |= figures
         return condition.holds(figures)
 
     def missed(self, until: Until) -> str:
-        """Say what a condition came to instead."""
+        """Say why a condition was not fulfilled."""
         if not isinstance(until, Condition):
             return "what was waited for has not happened"
         value = self._last.get(until.metric)

@@ -14,14 +14,14 @@ _CLEARED = "\r\x1b[2K"
 
 
 class Shown(Protocol):
-    """A run that can be looked at and displays itself."""
+    """A run that can be asked how it is, and that Jupyter can display."""
 
     @property
     def details(self) -> RunDetails: ...
 
 
 def watch(run: Shown, period: float) -> None:
-    """Show a run again and again until it is over. An interrupt ends the watching alone.
+    """Show a run again and again until it is over. An interrupt ends only the watching.
 
     period: seconds between looks.
     """
@@ -29,10 +29,10 @@ def watch(run: Shown, period: float) -> None:
     try:
         show = _display(run)
         while True:
-            found = run.details
-            name = found.name
-            show(found)
-            if is_over(found):
+            details = run.details
+            name = details.name
+            show(details)
+            if is_over(details):
                 return
             rest(period)
     except KeyboardInterrupt:
@@ -43,7 +43,7 @@ def watch(run: Shown, period: float) -> None:
 
 
 def _display(run: Shown) -> Callable[[RunDetails], None]:
-    """Return what shows the run as it is: in a notebook it replaces what was shown before."""
+    """Return a function that shows how the run is. In a notebook it replaces what was shown before."""
     if _is_notebook():
         display: Any = sys.modules["IPython.display"]
         shown = display.display(run, display_id=True)

@@ -61,9 +61,7 @@ class Client:
         self._http = transport or Transport(self.home.socket, timeout)
 
     def telling(self, tell: Callable[[str], None]) -> "Client":
-        """Have what the daemon does about a request of this client told while it is waited for, and "" at its
-        end.
-        """
+        """Call `tell` with what the daemon does while this client waits for it, and with "" at the end."""
         self._http.on_doing = tell
         return self
 
@@ -72,7 +70,10 @@ class Client:
         return Client(self.home, transport=self._http.patient(timeout))
 
     def _ask(self, route: Route[T], content: Struct | _Query | None = None, /, **names: str) -> T:
-        """Send a request with `names` in its path. content: its body, or the words of its query."""
+        """Send a request with `names` in its path.
+
+        content: its body, or the words of its query.
+        """
         answer = self._http.one(*_written(route, content, names))
         return _as(route.answer, answer["items"] if get_origin(route.answer) is builtins.list else answer)
 
@@ -81,9 +82,10 @@ class Client:
         return self._ask(Api.show_status)
 
     def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Shutdown:
-        """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well.
+        """Ask the daemon to exit. Runs continue, and so do gateway and pools unless told to end as well.
 
-        A pool with a run at work does not end."""
+        A pool with a run at work does not end.
+        """
         return self._ask(Api.shutdown, requests.ShutdownRequest(gateway, pools))
 
     def database(self) -> Census:
@@ -91,14 +93,17 @@ class Client:
         return self._ask(Api.check_database)
 
     def orphans(self) -> builtins.list[Orphan]:
+        """List processes of lorad that nothing looks after any more."""
         return self._ask(Api.list_orphans)
 
     def pools(self) -> builtins.list[Pool]:
         return self._ask(Api.list_pools)
 
     def stop_pool(self, pool: str, *, force: bool = False) -> Pool:
-        """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end,
-        and can be resumed."""
+        """End a pool. Raises Conflict while a run or a request uses it.
+
+        force: end it in any case; its runs end, too, and can be resumed.
+        """
         return self._ask(Api.stop_pool, {"force": int(force)}, pool=pool)
 
     def bill(
@@ -109,9 +114,13 @@ class Client:
         since: float | None = None,
         until: float | None = None,
     ) -> Bill:
-        """Return who used how much. by: run, user, sweep, alias, pool or day. user: of theirs alone.
+        """Return who used how much.
 
-        since, until: Unix times; use is kept by the hour. Raises SpecError.
+        by: what a line is about: run, user, sweep, alias, pool or day.
+        user: count only what this user used.
+        since, until: Unix times; use is kept by the hour.
+
+        Raises SpecError.
         """
         times = {"since": since, "until": until}
         hours = {key: None if at is None else int(at) for key, at in times.items()}
@@ -122,25 +131,30 @@ class Client:
         return self._ask(Api.list_nodes)
 
     def devices(self, *, history: bool = False) -> builtins.list[Device]:
-        """List the devices of the machine. history: with what was measured of them in the last hour."""
+        """List the devices of the machine.
+
+        history: add what was measured of them in the last hour.
+        """
         return self._ask(Api.list_devices, {"history": 1 if history else None})
 
     def reserve(self, device: str, request: requests.ReserveRequest) -> Device:
-        """Keep a device from lorad. It begins when nothing of lorad is there any more."""
+        """Keep a device from lorad. The reservation begins when nothing of lorad is on it any more."""
         return self._ask(Api.reserve_device, request, device=device)
 
     def release(self, device: str) -> Device:
-        """Let lorad use a device again that was reserved."""
+        """End the reservation of a device."""
         return self._ask(Api.release_device, device=device)
 
     def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Event]:
-        """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of
-        kind `idle` comes every few seconds when nothing happens, so that a reader can look up."""
+        """Yield events with id > after, for ever, as they happen; `after=-1` yields only new ones.
+
+        While nothing happens, an event of kind `idle` comes every few seconds, so that a reader can look up.
+        """
         for event in self._http.stream(*_written(Api.read_events, {"after": after, "run": run or None})):
             yield _as(Event, event)
 
     def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[Event]:
-        """List the last events, of all that the caller may see or of one run: oldest first, at most 1000."""
+        """List the last events that the caller may see, or those of one run, oldest first, at most 1000."""
         return self._ask(Api.read_events, {"last": limit, "run": run or None})
 
     # -- runs ------------------------------------------------------------------------------------------------
@@ -155,22 +169,24 @@ class Client:
         suffix: bool = False,
         replace: bool = False,
     ) -> Run:
-        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths.
+        """Check (preflight) and queue a run.
 
-        suffix: take NAME-2 or the like where the name is in use. replace: remove the run of that name, which
-        is over, once the check has passed.
+        source: the name of the file in messages.
+        cwd: the directory where relative paths of the spec begin.
+        suffix: take NAME-2 or the like where the name is in use.
+        replace: remove the run of that name, which is over, once the check has passed.
         """
         request = requests.RunRequest(spec, source, cwd, [*overrides], name, suffix, replace)
         return self._ask(Api.run, request)
 
     def check(self, request: requests.RunRequest) -> Check:
-        """Check a spec as `run` does, and say what it comes to and when it would start. Nothing is queued."""
+        """Check a spec as `run` does, and say what it needs and when it would start. Nothing is queued."""
         return self._ask(Api.check, request)
 
     def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[Run]:
-        """List runs, newest first; without `all`, the active ones and those of the last day.
+        """List runs, newest first; without `all`, only those that have not ended or ended in the last day.
 
-        limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
+        limit: how many runs at most, though those that have not ended are always listed; 0 is no limit.
         """
         return self._ask(Api.list_runs, {"all": int(all), "limit": limit})
 
@@ -183,11 +199,14 @@ class Client:
         sort: Sequence[str] = (),
         limit: int = 0,
     ) -> builtins.list[Run]:
-        """List the runs that are meant, newest first where `sort` says nothing else.
+        """List the runs that a selection means, newest first where `sort` says nothing else.
 
-        recent: without those that ended over a day ago. keys: dotted keys of the spec, and metrics of the
-        last step, which the runs have as `values`. sort: columns or keys; `-` before one puts the largest
-        first. limit: how many; 0: all. Raises SpecError for a word that is neither.
+        recent: leave out runs that ended over a day ago.
+        keys: dotted keys of the spec, and metrics of the last step, which the runs have as `values`.
+        sort: columns or keys; `-` before one puts the largest first.
+        limit: how many runs at most; 0 for all.
+
+        Raises SpecError for a word that is neither column, key nor metric.
         """
         request = requests.SelectRequest(selection, recent, [*keys], [*sort], limit)
         return self._ask(Api.select_runs, request)
@@ -202,18 +221,19 @@ class Client:
     def resume(
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
     ) -> Resumed:
-        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one).
+        """Queue a new attempt from the checkpoint at `step`, by default the newest whole one.
 
-        overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the
-            like.
+        overrides: `key=value` for what may change between attempts, as trainer, rollout, pool, resources.
         """
         request = requests.ResumeRequest(step, steps, [*overrides])
         return self._ask(Api.resume, request, run=run)
 
     def pause(self, run: str) -> Run:
+        """Have a run finish its step, write a checkpoint and wait for `resume`."""
         return self._ask(Api.pause, run=run)
 
     def stop(self, run: str) -> Run:
+        """Have a run finish its step, write a checkpoint and end."""
         return self._ask(Api.stop, run=run)
 
     def kill(self, run: str) -> Run:
@@ -226,12 +246,12 @@ class Client:
     def label(
         self, run: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), note: str | None = None
     ) -> Run:
-        """Add tags to a run, take some off it, and write its note (None: as it is)."""
+        """Add tags to a run, take some off it, and write its note; None leaves the note as it is."""
         request = requests.LabelRequest([*add], [*remove], note)
         return self._ask(Api.label, request, run=run)
 
     def edit(self, run: str, overrides: Sequence[str]) -> Run:
-        """Change keys of a queued run: resources, and trainer.steps before its first attempt."""
+        """Change keys of a queued run: resources and, before its first attempt, trainer.steps."""
         return self._ask(Api.edit, requests.EditRequest([*overrides]), run=run)
 
     def rename(self, run: str, name: str) -> Run:
@@ -242,12 +262,15 @@ class Client:
         return self._ask(Api.list_groups)
 
     def limit_group(self, group: str, limit: int | None) -> RunGroup:
-        """Let so many runs of a group work at a time; None is any number."""
+        """Let at most `limit` runs of a group work at a time; None is any number."""
         return self._ask(Api.limit_group, requests.GroupRequest(limit), group=group)
 
     def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> builtins.list[Step]:
-        """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most
-        `limit`, and the last step of all."""
+        """List steps of the surviving lineage with step > after, in order.
+
+        limit: how many steps at most.
+        every: list only steps that are multiples of it, and the last step of all.
+        """
         query = {"after": after, "limit": limit, "every": every if every > 1 else None}
         return self._ask(Api.list_steps, query, run=run)
 
@@ -266,12 +289,15 @@ class Client:
         choice: Choice | None = None,
         brief: bool = False,
     ) -> builtins.list[Sample]:
-        """Read the samples of one step; by default those of the last.
+        """Read the samples of one step, by default the last.
 
-        eval: the completions of this set of problems instead, `main` for that of data.eval. problem: those of
-        one problem, by its number: of an evaluation at all steps, else of the step. prompt_id: those of one
-        prompt by its id, at one step. choice: which of them, before `limit` counts. brief: without tokens and
-        log-probabilities, whose number and mean are kept. Raises SpecError, NotFound, IntegrityError.
+        eval: the set of problems whose completions are read instead; `main` is that of data.eval.
+        problem: the number of the only problem that is read; with `eval`, at all steps.
+        prompt_id: the id of the only prompt that is read, at one step.
+        choice: which samples are read, and in which order, before `limit` cuts.
+        brief: leave out tokens and log-probabilities, but keep how many there were and their mean.
+
+        Raises SpecError, NotFound, IntegrityError.
         """
         choice = choice or Choice()
         query: _Query = {
@@ -290,15 +316,15 @@ class Client:
     def logs(
         self, run: str, *, of: str = "driver", attempt: int = 0, offset: int = -65536, limit: int = 1 << 20
     ) -> LogPart:
-        """Read a part of a log, from a byte offset (negative: from the end).
+        """Read a part of a log, from a byte offset; a negative one counts from the end.
 
-        attempt: of the driver, whose log it is; 0: the newest.
+        attempt: the attempt whose driver wrote the log; 0 for the newest.
         """
         query: _Query = {"of": of, "offset": offset, "limit": limit, "attempt": attempt or None}
         return self._ask(Api.read_log, query, run=run)
 
     def log_names(self, run: str) -> builtins.list[str]:
-        """List which logs `logs` can read of a run now: `driver`, `pool`, `trainer`, `engine-0` and so on."""
+        """List the logs of a run that `logs` can read now: `driver`, `pool`, `trainer`, `engine-0`, …"""
         return self._ask(Api.list_logs, run=run)
 
     def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> LogPart:
@@ -316,7 +342,7 @@ class Client:
         return self._ask(Api.list_checkpoints, run=run)
 
     def export(self, version: str, directory: str) -> Exported:
-        """Copy a version, verified, as a PEFT directory. `version`: run@number."""
+        """Copy a version (run@number), verified, as a PEFT directory."""
         return self._ask(Api.export, requests.ExportRequest(directory), version=version)
 
     def pin(self, version: str) -> Version:
@@ -340,15 +366,17 @@ class Client:
     def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
         """Serve another version under an alias, or the one before (`rollback`).
 
-        The version is loaded and attested first; a refused one changes nothing. It returns when the gateway
-        answers."""
+        The version is loaded and attested first; a refused one changes nothing. Returns when the gateway
+        answers.
+        """
         return self._ask(Api.swap, requests.SwapRequest(version, rollback), alias=alias)
 
     def remove_alias(self, alias: str) -> RemovedAlias:
+        """Serve nothing under an alias any more."""
         return self._ask(Api.remove_alias, alias=alias)
 
     def verify(self, run: str) -> Verification:
-        """Hash what a run wrote again, audit it, and attest again what is loaded of it."""
+        """Hash again what a run wrote, audit it, and attest again those of its versions that are loaded."""
         return self._ask(Api.verify, run=run)
 
     def gc(self, *, dry_run: bool = False) -> Collected:
@@ -360,16 +388,17 @@ class Client:
     ) -> ServedModel:
         """Keep a base warm and serve PEFT directories under aliases.
 
-        overrides: `key=value` of a spec: rollout, pool, resources."""
+        overrides: `key=value` for rollout, pool and resources of a spec.
+        """
         request = requests.ServeRequest(model, cwd, [*adapters], [*overrides])
         return self._ask(Api.serve, request)
 
     def stop_serving(self, model: str) -> StoppedServing:
-        """Let the pool of a base end when it is idle. Aliases stay."""
+        """Let the pool of a base end once it is idle. Aliases stay."""
         return self._ask(Api.stop_serving, requests.ModelRequest(model))
 
     def serving(self, model: str) -> LoadedModel:
-        """Start the pool of `model`, an alias or run@version, and load it. Returns what the gateway needs."""
+        """Start the pool of `model`, an alias or run@version, and load it. Returns what a gateway needs."""
         return self._ask(Api.bring_up, requests.ModelRequest(model))
 
     def serving_base(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str]) -> LoadedModel:
@@ -388,7 +417,7 @@ class Client:
         halving: requests.HalvingRequest | None,
         points: requests.PointsRequest | None = None,
     ) -> StartedSweep:
-        """Queue a run for each point of the grid that overrides with several values span, or for each of
+        """Queue a run for each point of a grid, which overrides with several values make, or for each of
         `points`.
         """
         chosen = points or requests.PointsRequest()
@@ -396,22 +425,22 @@ class Client:
         return self._ask(Api.sweep, request)
 
     def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
-        """List the sweeps, newest first, or the one of that name."""
+        """List the sweeps, newest first, or only the one of a name."""
         return self._ask(Api.list_sweeps, {"sweep": name or None})
 
     def fork(
         self, version: str, *, overrides: Sequence[str], name: str | None, steps: int | None, fresh: bool
     ) -> Forked:
-        """Make a new run that begins with a version and its optimizer's state (fresh: without it)."""
+        """Start a new run from a version and its optimizer's state; `fresh` leaves the state out."""
         request = requests.ForkRequest([*overrides], name, steps, fresh)
         return self._ask(Api.fork, request, version=version)
 
     def trial(
         self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], n: int
     ) -> Iterator[TrialEvent]:
-        """Try a spec on `n` rows of its data; events as they happen (NDJSON), `idle` when nothing does.
+        """Try a spec on `n` rows of its data. Yields events as they happen, and `idle` while nothing does.
 
-        Raises what ended it.
+        Raises what ended the trial.
         """
         request = requests.TrialRequest(spec, source, cwd, [*overrides], n)
         for line in self._http.stream(*_written(Api.try_out, request)):
@@ -424,7 +453,10 @@ class Client:
         raise DaemonUnreachable("the daemon ended during the trial", hint=RESTART)
 
     def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> Completions:
-        """Complete a prompt. `version`: an alias, run@number, or a run's name for its current version."""
+        """Complete a prompt.
+
+        version: an alias, run@number, or a run's name for its current version.
+        """
         request = requests.GenerateRequest(version, prompt, sampling)
         return self._ask(Api.generate, request)
 
@@ -435,16 +467,16 @@ class Client:
         seeds: builtins.list[builtins.list[int]],
         sampling: requests.Sampling,
     ) -> Completions:
-        """Complete several prompts of token ids; the completions of each follow each other."""
+        """Complete several prompts of token ids. The completions of a prompt follow each other."""
         request = requests.GenerateRequest(version, "", sampling, prompts, seeds)
         return self._ask(Api.generate, request)
 
     def keep_result(self, version: str, result: requests.ResultRequest) -> Result:
-        """Keep what a version came to when it was evaluated."""
+        """Keep the result of evaluating a version."""
         return self._ask(Api.keep_result, result, version=version)
 
     def results(self, run: str | None = None) -> builtins.list[Result]:
-        """List what the versions of a run, or the last ones of all, came to when they were evaluated."""
+        """List the results of evaluating the versions of a run, or the last results of all."""
         return self._ask(Api.list_results, {"run": run or None})
 
 
@@ -460,7 +492,7 @@ def _written(
 
 
 def _as(kind: type[T], answer: Any) -> T:
-    """Raises LoradError for an answer that is not of that kind."""
+    """Make an answer a Struct of a kind. Raises LoradError where it does not fit."""
     try:
         return msgspec.convert(answer, learnt(kind))
     except msgspec.ValidationError as error:

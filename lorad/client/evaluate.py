@@ -40,7 +40,7 @@ class Grading(Struct, frozen=True, kw_only=True, tag=True):
     run: the run whose saved samples are scored; "" where `lines` has the completions.
     step: the step of the run whose samples are scored; None for the last.
     lines: rows with completions, as JSON lines.
-    n: of how many prompts the completions are scored, from the first; None for all.
+    n: how many prompts are taken, from the first; None for all.
     """
 
     spec: dict[str, Any]

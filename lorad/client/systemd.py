@@ -175,7 +175,7 @@ def tell_systemd(*commands: Sequence[str]) -> None:
 
 
 def start_by_unit(home: Home) -> bool:
-    """Have systemd start the daemon of a home, if `install` wrote a unit for it. Returns whether it begins to.
+    """Have systemd start the daemon of a home, where `install` wrote a unit. Returns whether it does.
 
     So a daemon that `lorad run` starts from an SSH session does not end with that session.
     """

@@ -27,7 +27,8 @@ Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct 
 _CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
 RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
-PROTOCOL_HEADER, VERSION_HEADER = "X-Lorad-Protocol", "X-Lorad-Version"
+PROTOCOL_HEADER = "X-Lorad-Protocol"
+VERSION_HEADER = "X-Lorad-Version"
 LINES = "application/x-ndjson"  # an answer in lines of JSON
 _QUEUED = 10  # seconds for a connection
 _TIMEVAL = struct.Struct("ll")  # struct timeval
@@ -35,9 +36,10 @@ _LINE = 1 << 16  # bytes of a header
 
 
 class _HttpAnswer(NamedTuple):
-    """An answer of the daemon. The names of its headers are in lower case.
+    """An answer of the daemon.
 
-    file: the body.
+    headers: the headers, with names in lower case.
+    file: a file from which the body is read.
     """
 
     status: int
@@ -45,7 +47,7 @@ class _HttpAnswer(NamedTuple):
     file: BufferedReader
 
     def read(self) -> bytes:
-        """Raises EOFError for a part of a body."""
+        """Read the whole body. Raises EOFError where only a part of it comes."""
         length = int(self.headers.get("content-length", -1))
         data = self.file.read(length)
         if len(data) < length:
@@ -54,10 +56,10 @@ class _HttpAnswer(NamedTuple):
 
 
 class Transport:
-    """Cheap to make; safe to use from several threads (a connection per request).
+    """Sends requests to the daemon of one socket, each by a connection of its own, and so from any thread.
 
-    on_other_version: called once, with the version of a daemon that is not this one's, "" when it does not
-        say.
+    on_other_version: called once with the version of a daemon that has another than this program, or "" where
+        it does not say.
     on_dead: called with a socket that a daemon left behind when it died (one that was stopped removes it),
         to start one; then the request goes out.
     on_wait: called with what is waited for before a daemon answers, again and again, and with "" at the end.
@@ -70,7 +72,8 @@ class Transport:
     on_doing: Callable[[str], None] | None = None
 
     def __init__(self, socket_path: Path, timeout: float) -> None:
-        self.socket, self.timeout = socket_path, timeout
+        self.socket = socket_path
+        self.timeout = timeout
 
     def patient(self, timeout: float) -> Self:
         """Make the same transport with another timeout, in seconds."""
@@ -79,31 +82,33 @@ class Transport:
         return other
 
     def one(self, method: str, path: str, body: msgspec.Struct | None = None) -> Json:
+        """Send a request, and read the one object of its answer."""
         answer = self.request(method, path, body)
         try:
             with answer.file:
                 is_whole = answer.headers.get("content-type") != LINES
-                found: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
+                content: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
         except _CUT_OFF as error:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
-        if not is_whole and found["status"] >= 400:
-            raise from_wire(found["body"]["error"])
-        return found if is_whole else found["body"]
+        if not is_whole and content["status"] >= 400:
+            raise from_wire(content["body"]["error"])
+        return content if is_whole else content["body"]
 
     def _last_of(self, answer: _HttpAnswer) -> Json:
-        """Read an answer that comes in lines, and pass on all but the last. Raises EOFError without that."""
+        """Read an answer in lines, of which the last one counts, and pass the others on. Raises EOFError."""
         on_doing = self.on_doing or (lambda _: None)
         try:
             for line in answer.file:
-                found: Json = json.loads(line)
-                if "doing" not in found:
-                    return found
-                on_doing(found["doing"])
+                content: Json = json.loads(line)
+                if "doing" not in content:
+                    return content
+                on_doing(content["doing"])
         finally:
             on_doing("")
         raise EOFError("the answer has no end")
 
     def stream(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[Json]:
+        """Send a request, and yield the objects of its answer as they come."""
         answer = self.request(method, path, body)
         try:
             with answer.file:
@@ -113,6 +118,7 @@ class Transport:
             raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
 
     def request(self, method: str, path: str, body: msgspec.Struct | None) -> _HttpAnswer:
+        """Send a request, and return its answer with the body still to be read."""
         try:
             data = b"" if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError as error:
@@ -124,11 +130,17 @@ class Transport:
         except _CUT_OFF as error:
             raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
-            report, Transport.on_other_version = Transport.on_other_version, None
+            report = Transport.on_other_version
+            Transport.on_other_version = None
             if report is not None:
                 report(version)
         if answer.status >= 400:
-            raise from_wire(_error_body(answer))
+            try:
+                with answer.file:
+                    text = answer.read()
+            except _CUT_OFF as error:
+                raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+            raise from_wire(_error_of(answer.status, text))
         return answer
 
     def _asked(self, method: str, path: str, data: bytes) -> _HttpAnswer:
@@ -158,8 +170,9 @@ class Transport:
             raise
 
     def _connect(self, connection: socket.socket) -> None:
-        """Wait in the kernel's queue where others connect as well: a socket with a timeout of Python's would
-        be turned away there. Raises what is in _CUT_OFF.
+        """Connect, and wait in the kernel's queue where others do so, too. Raises what is in _CUT_OFF.
+
+        With a timeout of Python's, the socket would be turned away from a full queue.
         """
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_QUEUED, 0))
         try:
@@ -170,7 +183,8 @@ class Transport:
                 hint="Try again in a moment.",
             ) from error
         except ConnectionRefusedError:
-            start, Transport.on_dead = Transport.on_dead, None  # it sends requests itself
+            start = Transport.on_dead
+            Transport.on_dead = None  # starting a daemon sends requests itself
             if start is None:
                 raise
             try:
@@ -181,7 +195,7 @@ class Transport:
 
 
 def _head(file: BufferedReader) -> _HttpAnswer:
-    """Raises what is in _CUT_OFF."""
+    """Read the head of an answer. Raises what is in _CUT_OFF."""
     if not (first := file.readline(_LINE)):
         raise EOFError("the connection was closed")
     _, status, *_ = first.split()
@@ -192,15 +206,11 @@ def _head(file: BufferedReader) -> _HttpAnswer:
     return _HttpAnswer(int(status), headers, file)
 
 
-def _error_body(answer: _HttpAnswer) -> dict[str, str]:
+def _error_of(status: int, text: bytes) -> dict[str, str]:
+    """Read the error in the body of an answer, or make one of a body that has none."""
     try:
-        with answer.file:
-            text = answer.read()
-    except _CUT_OFF as error:
-        raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
-    try:
-        found: dict[str, str] = json.loads(text)["error"]
-        return found
+        error: dict[str, str] = json.loads(text)["error"]
+        return error
     except (ValueError, KeyError, TypeError):
-        message = f"the daemon answered {answer.status}: {text[:200]!r}"
+        message = f"the daemon answered {status}: {text[:200]!r}"
         return {"kind": "LoradError", "message": message, "hint": ""}

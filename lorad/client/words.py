@@ -1,4 +1,4 @@
-"""Describe a run, or who reserved a device, in one line."""
+"""Describe a run, a result or the reservation of a device in one line."""
 
 import math
 import time
@@ -11,9 +11,11 @@ from lorad.records.measured import Result
 from lorad.records.runs import KeptFiles, Run, RunDetails
 from lorad.text import clauses, duration, moment, number, size
 
-_LARGEST = 99.0  # nats per token, of which a perplexity is told
-_NAMES = 12  # of modules that are told
-_FEW_IDLE, _MOSTLY_IDLE = 3, 0.5  # steps, and their share: so many without an update are told
+_LARGEST = 99.0  # nats per token; a perplexity of more would be no number
+_NAMES = 12  # how many modules are listed
+# Steps without an update are worth a word from this number, or this share of all, on.
+_FEW_IDLE = 3
+_MOSTLY_IDLE = 0.5
 
 
 def why(run: Run) -> str:
@@ -25,7 +27,7 @@ def why(run: Run) -> str:
 
 
 def phase(run: Run) -> str:
-    """Return the state of a run, and of one that is stopping whether it pauses."""
+    """Return the state of a run, where a run that stops to be paused is `pausing`."""
     return "pausing" if run.state == "stopping" and run.wanted == "pause" else run.state
 
 
@@ -45,7 +47,11 @@ def starts_in_words(run: Run) -> str:
 
 
 def when_in_words(at: float | None, after: str) -> str:
-    """Say how far off a start is, roughly: in minutes, later in hours and days. at: Unix time."""
+    """Say roughly how far off a start is, in minutes, hours or days.
+
+    at: Unix time.
+    after: the run whose end it waits for; "" for none.
+    """
     if at is None:
         return ""
     minutes = max(0.0, at - time.time()) / 60
@@ -84,16 +90,17 @@ def failures(run: Run) -> str:
 
 
 def trained_nothing(run: Run) -> bool:
-    """Whether a run has made steps, and none of them changed a weight."""
+    """Check whether a run has made steps, and none of them changed a weight."""
     return 0 < run.step <= (run.signals.idle_steps_total or 0)
 
 
 def idleness(run: Run) -> str:
-    """Say that steps of a run changed no weight, and what its last one had of the causes; "" where most did.
+    """Say that steps of a run changed no weight, and why its last one did not; "" where most steps did.
 
-    A run that learns has such steps now and then: a batch whose groups all have one reward.
+    Even a run that learns has such steps now and then, for a batch whose groups all have one reward.
     """
-    idle, signals = run.signals.idle_steps_total or 0, run.signals
+    signals = run.signals
+    idle = signals.idle_steps_total or 0
     are_many = idle >= max(_FEW_IDLE, run.step * _MOSTLY_IDLE)
     if not (are_many or (run.state == "ended" and trained_nothing(run))):
         return ""
@@ -109,7 +116,7 @@ def idleness(run: Run) -> str:
 
 
 def figure_in_words(run: Run) -> str:
-    """Say what the last step of a run came to: its reward; the loss of one that samples nothing, and of dpo
+    """Write the reward of the last step. A run that samples nothing has its loss instead, and one of dpo also
     the share of pairs that are the right way round.
     """
     if not judged_by_loss(run):
@@ -119,12 +126,12 @@ def figure_in_words(run: Run) -> str:
 
 
 def judged_by_loss(run: Run) -> bool:
-    """Whether a run has no rewards, as it samples nothing."""
+    """Check whether a run has a loss and no rewards, because it samples nothing."""
     return run.reward is None and run.signals.loss is not None
 
 
 def evals_in_words(run: Run, arrow: str = " -> ") -> str:
-    """Return the held-out reward of the first and of the last eval, else their nll; "" before them."""
+    """Write the held-out reward, or else the nll, of the first and the last evaluation; "" before any."""
     if run.eval_first is None and run.nll_first is None:
         return ""
     if run.eval_first is not None:
@@ -133,19 +140,19 @@ def evals_in_words(run: Run, arrow: str = " -> ") -> str:
 
 
 def _from_to(first: float | None, last: float | None, arrow: str = " -> ") -> str:
-    """Write where a figure began and where it is now, once where both are written alike."""
+    """Write the first and the last value of a figure, once where both are written alike."""
     return arrow.join(dict.fromkeys(number(value) or "-" for value in (first, last)))
 
 
 def sets_in_words(sets: Mapping[str, Sequence[SetScore]]) -> dict[str, str]:
-    """Say what each set came to, by name: its first and its last evaluation."""
-    found = {}
+    """Describe the first and the last evaluation of each set, by its name."""
+    described = {}
     for name, (first, *_, last) in sets.items():
         passed = "".join(f", {key} {number(value)}" for key, value in last.passed.items())
         failed = f", {last.failed} rewards failed" if last.failed else ""
         avg = f" (avg@{last.n})" if last.n > 1 else ""
-        found[name] = f"{_from_to(first.score, last.score)}{avg}{passed}{failed}"
-    return found
+        described[name] = f"{_from_to(first.score, last.score)}{avg}{passed}{failed}"
+    return described
 
 
 def likelihood_in_words(run: Run) -> str:
@@ -162,12 +169,12 @@ def likelihood_in_words(run: Run) -> str:
 
 
 def perplexity(nll: float) -> float:
-    """nll: nats per token."""
+    """Return the perplexity of nats per token."""
     return math.exp(min(nll, _LARGEST))
 
 
 def rate_in_words(data: RunDetails) -> str:
-    """Say whether the learning rate is the one that fits; "" where nothing was looked up."""
+    """Say which learning rate fits, and whether the run has it; "" where nothing was looked up."""
     lr = (data.spec.get("trainer") or {}).get("lr")
     if data.rate is None or lr is None:
         return ""
@@ -176,17 +183,18 @@ def rate_in_words(data: RunDetails) -> str:
     return f"trainer.lr is {lr:g}; {data.rate.lr:g} fits {data.rate.why}"
 
 
-def adapter_in_words(lora: Mapping[str, Any]) -> str:  # of a spec as plain data
-    """Say what the adapter of a run is: `rank 8, alpha 32`, and what it has besides."""
-    rank, of_experts = lora.get("rank"), lora.get("experts", {}).get("rank", "auto")
-    parts = [f"rank {rank}" if of_experts in ("auto", rank) else f"rank {rank} ({of_experts} on experts)"]
+def adapter_in_words(lora: Mapping[str, Any]) -> str:
+    """Describe the section `lora` of a spec: `rank 8, alpha 32`, and what is unusual."""
+    rank = lora.get("rank")
+    expert_rank = lora.get("experts", {}).get("rank", "auto")
+    parts = [f"rank {rank}" if expert_rank in ("auto", rank) else f"rank {rank} ({expert_rank} on experts)"]
     parts += [f"alpha {lora.get('alpha', 0):g}", *(key for key in ("rslora", "dora") if lora.get(key))]
     parts += [f"dropout {dropout:g}"] if (dropout := lora.get("dropout")) else []
     return ", ".join(parts)
 
 
-def targets_in_words(lora: Mapping[str, Any]) -> str:  # of a spec as plain data
-    """Say which modules the adapter is on, and where it begins if that is an adapter."""
+def targets_in_words(lora: Mapping[str, Any]) -> str:
+    """Say on which modules the section `lora` of a spec puts the adapter, and which adapter it begins as."""
     names = lora.get("target_modules", "all-linear")
     more = f", … {len(names) - _NAMES} more" if not isinstance(names, str) and len(names) > _NAMES else ""
     targets = names if isinstance(names, str) else ", ".join(names[:_NAMES]) + more
@@ -194,20 +202,21 @@ def targets_in_words(lora: Mapping[str, Any]) -> str:  # of a spec as plain data
 
 
 def kept_in_words(files: KeptFiles) -> str:
-    """Say how many versions and checkpoints stay, the bytes that they need at most, and what is free."""
+    """Say how many versions and checkpoints are kept, which bytes they need at most, and what is free."""
     free = "" if files.free is None else f"; {size(files.free)} free"
     counts = f"{_counted(files.versions, 'version')} and {_counted(files.checkpoints, 'checkpoint')}"
     return f"keeps {counts}, at most {size(files.total)}{free}"
 
 
 def present_in_words(files: KeptFiles) -> str:
-    """Say what is on disk now."""
+    """Say how many versions and checkpoints are on disk now."""
     versions = _counted(files.present_versions, "version")
     checkpoints = _counted(files.present_checkpoints, "checkpoint")
     return f"{versions} and {checkpoints} now, {size(files.present)}"
 
 
 def _counted(number: int, what: str) -> str:
+    """Write a number with its noun, in the plural where need be."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -230,15 +239,16 @@ def reserved(device: Device) -> str:
 
 
 def differing_settings(result: Result, results: Sequence[Result]) -> str:
-    """Return the settings of a result, but what has a column, that others on the same data do not have."""
-    others = [one.settings for one in results if one.data == result.data and one.suite == result.suite]
+    """Write the settings in which a result differs from others on the same data, without those in columns."""
+    same_data = [other for other in results if other.data == result.data and other.suite == result.suite]
+    others = [other.settings for other in same_data]
     keys = sorted({key for settings in others for key in settings} - {"n", "problems"})
-    differing = [key for key in keys if any(one.get(key) != result.settings.get(key) for one in others)]
-    return ", ".join(f"{key} {_setting(result.settings.get(key))}" for key in differing)
-
-
-def _setting(value: Any) -> str:
-    """Return a setting in words; rewards by name."""
-    if isinstance(value, list):
-        return " + ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in value)
-    return "null" if value is None else str(value)
+    parts = []
+    for key in keys:
+        value = result.settings.get(key)
+        if all(settings.get(key) == value for settings in others):
+            continue
+        if isinstance(value, list):  # of rewards
+            value = " + ".join(str(r.get("name") if isinstance(r, dict) else r) for r in value)
+        parts.append(f"{key} {'null' if value is None else value}")
+    return ", ".join(parts)

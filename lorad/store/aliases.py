@@ -117,7 +117,7 @@ def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
 
 
 def before(store: Rows, alias: str) -> tuple[str, int]:
-    """Find the other version that the alias served last, so that two rollbacks lead back as `git checkout -` does.
+    """Find the other version that the alias served last. Two rollbacks lead back, as with `git checkout -`.
 
     Raises NotFound when the alias has served no other since it was made.
     """

@@ -214,7 +214,7 @@ class Store(Rows):
                     connection.execute("PRAGMA synchronous = FULL")
 
     def _begin(self, statement: str) -> None:
-        """Begin a transaction. While another connection keeps the database locked, only one write waits long."""
+        """Begin a transaction. While another connection keeps the lock, only the first write waits long."""
         try:
             self._connection.execute(statement)
         except sqlite3.OperationalError:
@@ -256,9 +256,9 @@ class Store(Rows):
         return number_of(self._connection)
 
     def record(self, journal: Journal, *, all: bool) -> None:
-        """From now on write to `journal`, before each commit, what no journal of a run contains.
+        """Write to `journal`, before each commit, what no journal of a run contains.
 
-        all: also write the whole database to it now.
+        all: write the whole database to it now.
         """
         self._recorder = Recorder(self._connection, journal)
         if all:

@@ -21,7 +21,7 @@ _HOPS = 100  # names of a run that are followed
 def append(
     store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None
 ) -> int:
-    """Add an event, in the open transaction if there is one. Returns its id, larger than every earlier one."""
+    """Add an event, in the open transaction if there is one. Returns its id, the largest so far."""
     with store.write() as connection:
         return add(connection, run, kind, data, at=at)
 

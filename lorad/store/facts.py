@@ -202,7 +202,7 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
 
 
 def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
-    """Collect what may need attention: figures of the last step, and whether the current version was attested.
+    """Collect what may need attention: figures of the last step, and how the current version was attested.
 
     Returns JSON text of `lorad.records.runs.Signals`.
     """
@@ -249,19 +249,17 @@ def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
 
 
 def _sets_of(data: Row) -> dict[str, SetScore]:
-    """Return the sets of an evaluation, no more than a spec may have; none where the record has something else
-    in their place.
-    """
+    """Return the sets of an evaluation, no more than a spec may have; none where they cannot be read."""
     try:
         sets = msgspec.convert(data.get("sets", {}), dict[str, SetScore])
     except msgspec.ValidationError:
         return {}
-    sound = [name for name, score in sets.items() if len(name) <= METRIC_NAME and len(score.passed) <= _SETS]
+    sound = [name for name, s in sets.items() if len(name) <= METRIC_NAME and len(s.passed) <= _SETS]
     return {name: sets[name] for name in sound[:_SETS]}
 
 
 def bounded(record: Record) -> tuple[Record, str]:
-    """Shorten a record to what is ingested. Also returns a sentence about what was left out; "" for nothing."""
+    """Shorten a record to what is ingested. Also returns a sentence on what was left out; "" for nothing."""
     data = {
         key: value[:TEXT] + "…" if isinstance(value, str) and len(value) > TEXT else value
         for key, value in record.data.items()

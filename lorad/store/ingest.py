@@ -30,7 +30,7 @@ Portion = list[tuple[Record, int]]  # records, each with the offset after it
 class Ingested(Place, frozen=True):
     """How far a journal was read.
 
-    told_seq, told_crc: the last record that had its event when the journal began to be read again; 0 otherwise.
+    told_seq, told_crc: while the journal is read again, the last record that had its event before; else 0.
     """
 
     told_seq: int = 0

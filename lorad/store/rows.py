@@ -119,7 +119,6 @@ class VersionRow(Version, frozen=True, kw_only=True):
 
 
 def version_row(raw: Row) -> VersionRow:
-    """Decode the columns of a version."""
     decoded = {
         "pinned": bool(raw["pinned"]),
         "lineage": bool(raw["lineage"]),
@@ -141,7 +140,6 @@ class CheckpointPlace(Struct, frozen=True, kw_only=True):
 
 
 def step_row(raw: Row) -> Step:
-    """Decode the columns of a step."""
     return Step(**raw | {"metrics": msgspec.json.decode(raw["metrics"])})
 
 
@@ -153,12 +151,10 @@ class EvalRow(Evaluation, frozen=True, kw_only=True):
 
 
 def eval_row(raw: Row) -> EvalRow:
-    """Decode the columns of an evaluation."""
     return EvalRow(**raw | {"sets": msgspec.json.decode(raw["sets"], type=dict[str, SetScore])})
 
 
 def result_row(raw: Row) -> Result:
-    """Decode the columns of a result."""
     decoded = {key: msgspec.json.decode(raw[key]) for key in ("settings", "metrics")}
     return Result(**{key: raw[key] for key in Result.__struct_fields__} | decoded)
 
@@ -194,12 +190,10 @@ class LeaseRow(Struct, frozen=True, kw_only=True):
 
 
 def event_row(raw: Row) -> Event:
-    """Decode the columns of an event."""
     return Event(**raw | {"data": msgspec.json.decode(raw["data"])})
 
 
 def sweep_row(raw: Row) -> Sweep:
-    """Decode the columns of a sweep."""
     halving = raw["halving"]
     decoded = {
         "grid": msgspec.json.decode(raw["grid"], type=dict[str, list[str]]),

@@ -325,7 +325,7 @@ def move(
 
 
 def set_fields(store: Store, name: str, **columns: Any) -> None:
-    """Set columns of a run, without an event. Raises NotFound, and ValueError for a column not in `_FIELDS`."""
+    """Set columns of `_FIELDS` in the row of a run, without an event. Raises NotFound, ValueError."""
     if unknown := set(columns) - _FIELDS:
         raise ValueError(f"not to be set here: {', '.join(sorted(unknown))}")
     with store.write() as connection:

@@ -27,7 +27,7 @@ class Pace(Struct, frozen=True):
 
 
 def pace(store: Rows, run: str, attempt: int | None = None) -> Pace | None:
-    """Measure the newest steps of a run, in one attempt or the newest that made two; None without two steps."""
+    """Measure the newest steps of one attempt, by default the newest that made two; None without two."""
     if attempt is None:
         sql = "SELECT attempt FROM steps WHERE run = ? GROUP BY attempt HAVING count(*) > 1 ORDER BY 1 DESC"
         attempts = store.tuples(f"{sql} LIMIT 1", (run,))
