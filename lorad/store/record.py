@@ -122,7 +122,7 @@ class Recorder:
         self._journal.undo()
 
     def write_all(self) -> None:
-        """Write all that the journal has to contain, in the open transaction and in place of earlier changes."""
+        """Write all that the journal has to contain, in the open transaction, in place of earlier changes."""
         rows = {table: self._all(table) for table in KEYS}
         number = number_of(self._connection) + 1
         self._journal.write_ahead(Change(number, rows=rows), all=True)
