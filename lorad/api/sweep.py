@@ -1,6 +1,7 @@
 """A sweep, from Python."""
 
 import time
+
 from lorad.api.connection import Connection, rest
 from lorad.api.run import Run, run_row
 from lorad.api.table import Table

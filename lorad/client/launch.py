@@ -44,11 +44,11 @@ def start(client: Client, *, system: bool = False) -> None:
             f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint
         )
     _refuse_unusable(home)
-    try:
-        output: IO[bytes] = home.daemon_log.open("a+b")
-    except OSError:  # it may still start, and say what is wrong
-        output = tempfile.TemporaryFile()
-    with output as log:
+    with contextlib.ExitStack() as stack:
+        try:
+            log: IO[bytes] = stack.enter_context(home.daemon_log.open("a+b"))
+        except OSError:  # the daemon may still start, and say what is wrong
+            log = stack.enter_context(tempfile.TemporaryFile())
         before = log.seek(0, os.SEEK_END)
         process = None if start_by_unit(home) else _spawn(home, log, system=system)
         if process is not None:  # whoever starts it may live long, and is to leave no zombie
