@@ -20,6 +20,8 @@ from lorad.startup import quick_imports
 def main() -> int:
     sys.modules["pandas"] = None  # type: ignore[assignment]  # sqlite-utils loads it if it can: half of the start-up
     with quick_imports():
+        import msgspec
+
         from lorad.daemon.daemon import run_daemon
 
     give_home()
@@ -28,44 +30,30 @@ def main() -> int:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.setswitchinterval(0.0005)  # a thread that reads for a list waits at most so long for its turn
     try:
-        if "--repair" in sys.argv[1:]:
-            repair(Home(default_home()))
-        elif "--check" in sys.argv[1:]:
-            _check(Home(default_home()))
-        elif {"--orphans", "--end-orphans"} & {*sys.argv[1:]}:
-            _orphans(Home(default_home()), end="--end-orphans" in sys.argv[1:])
+        options = {*sys.argv[1:]}
+        home = Home(default_home())
+        if options & {"--check", "--repair", "--orphans", "--end-orphans"}:
+            print(msgspec.json.encode(_answer(home, options)).decode())
         else:
-            run_daemon(Home(default_home()), system="--system" in sys.argv[1:])
+            run_daemon(home, system="--system" in options)
     except LoradError as error:
         print(f"lorad: {error}. {error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def repair(home: Home) -> None:
-    import msgspec
-
-    from lorad.daemon.record import repair
-
-    print(msgspec.json.encode(repair.repair(home)).decode())
-
-
-def _check(home: Home) -> None:
-    import msgspec
-
+def _answer(home: Home, options: set[str]) -> object:
+    """Do what one of the options asks for, and return what is printed of it."""
     from lorad.box import config
+    from lorad.daemon.process.orphans import end_orphans, find_orphans
+    from lorad.daemon.record.repair import repair
     from lorad.daemon.record.rows_and_disk import of_home
 
-    runs_root = (config.load(home.config).storage or home.root) / "runs"
-    print(msgspec.json.encode(of_home(home, runs_root)).decode())
-
-
-def _orphans(home: Home, *, end: bool) -> None:
-    import msgspec
-
-    from lorad.daemon.process.orphans import end_orphans, find_orphans
-
-    print(msgspec.json.encode({"orphans": end_orphans(home) if end else find_orphans(home)}).decode())
+    if "--repair" in options:
+        return repair(home)
+    if "--check" in options:
+        return of_home(home, (config.load(home.config).storage or home.root) / "runs")
+    return {"orphans": end_orphans(home) if "--end-orphans" in options else find_orphans(home)}
 
 
 if __name__ == "__main__":

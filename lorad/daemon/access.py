@@ -262,14 +262,11 @@ def _is_since(row: RowOfRun, first_event: int, created_at: float) -> bool:
     return True
 
 
-def seen_of(ctx: Context, caller: Caller, rows: Sequence[Alias]) -> list[Alias]:
-    """Keep the caller's own aliases, and those of runs that the caller may see."""
+def seen_aliases(ctx: Context, caller: Caller) -> list[Alias]:
+    """List the caller's own aliases, and those of runs that the caller may see."""
+    rows = aliases.aliases(ctx.store)
     by_run = {row.alias for row in seen_by_run(ctx, caller, rows)}
     return [row for row in rows if row.alias in by_run or row.owner_uid == caller.uid]
-
-
-def seen_aliases(ctx: Context, caller: Caller) -> list[Alias]:
-    return seen_of(ctx, caller, aliases.aliases(ctx.store))
 
 
 def admins(ctx: Context) -> str:

@@ -32,9 +32,16 @@ _RECENT = 200  # ended runs that are pruned at the start
 def adopt(ctx: Context) -> None:
     """Adopt the runs by their rows: the reconcile loop inspects the attempt of every active one.
 
-    Something that cannot be read does not keep the daemon from starting.
+    Something that cannot be read does not keep the daemon from starting. Raises OSError, and NotAllowed where
+    others could put something else in the place of the runs' directory.
     """
-    _make_runs_root(ctx)
+    root = ctx.runs_root
+    is_new = not root.exists()
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    refuse_open(root.parent, shared_place=True)
+    refuse_open(root)
+    if is_new or root.stat().st_uid == os.geteuid():
+        ctx.users.let_pass(root)
     sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
     for verb in (
         relocate,
@@ -59,17 +66,6 @@ def _prune_recent(ctx: Context) -> None:
 def _doubt_journals(ctx: Context) -> None:
     """Let the loop look at every journal: while no daemon worked anybody could put another one there."""
     ctx.storage.doubted |= {*runs.names(ctx.store)}
-
-
-def _make_runs_root(ctx: Context) -> None:
-    """Raises NotAllowed where others could put something else in its place, OSError."""
-    root = ctx.runs_root
-    is_new = not root.exists()
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    refuse_open(root.parent, shared_place=True)
-    refuse_open(root)
-    if is_new or root.stat().st_uid == os.geteuid():
-        ctx.users.let_pass(root)
 
 
 def _sweep_unfinished(ctx: Context) -> None:

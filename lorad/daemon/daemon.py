@@ -48,7 +48,16 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
         prepare(home)
     with lock(home):
         log_trouble = _log_to(home.daemon_log)
-        ctx = _open_context(home, system=system)
+        settings = config.load(home.config)
+        if system:
+            refuse_shared(settings, home.config)
+        store = open_store(home)
+        devices = find_devices(settings.devices.cpu_slots)
+        os.environ.update(environment(devices) | past_proxies(os.environ))  # for all that it starts
+        ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
+        ctx.journal.tell_start(store.schema)
+        if trouble := tokens_trouble(settings.gateway):
+            log.error("%s", trouble)
         ctx.users = SharedBox() if system else OneUser()
         ctx.storage.log_trouble = log_trouble
         try:
@@ -84,20 +93,6 @@ def _log_to(path: Path) -> str:
     for name in ("lorad.daemon", "lorad.http"):
         logging.getLogger(name).setLevel(logging.INFO)
     return trouble
-
-
-def _open_context(home: Home, *, system: bool) -> Context:
-    settings = config.load(home.config)
-    if system:
-        refuse_shared(settings, home.config)
-    store = open_store(home)
-    devices = find_devices(settings.devices.cpu_slots)
-    os.environ.update(environment(devices) | past_proxies(os.environ))  # for all that it starts
-    ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
-    ctx.journal.tell_start(store.schema)
-    if trouble := tokens_trouble(settings.gateway):
-        log.error("%s", trouble)
-    return ctx
 
 
 async def _serve(ctx: Context) -> None:

@@ -39,30 +39,6 @@ class Tail:
 
         run: leaves out the events of a removed run of the same name.
         """
-        self._catch_up()
-        if cursor < self._before:
-            return [line_of(row) for row in events.after(self._store, cursor, run, _PAGE)] or self._held(
-                cursor, run
-            )
-        return self._held(cursor, run)
-
-    def forget(self) -> None:
-        """Hold nothing any more: events have got another name of their run."""
-        self._lines.clear()
-        self._before = self.newest
-        self._bytes = 0
-
-    def _held(self, cursor: int, run: str | None) -> list[Line]:
-        """Collect the kept events after `cursor`, from the newest back: most followers lack only a few."""
-        later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
-        kept = [line for line in reversed(later) if run in (None, line.run)]
-        if kept and run is not None:
-            first = events.first_id(self._store, run)
-            kept = [line for line in kept if line.id >= first]
-        sizes = accumulate(len(line.text) for line in kept)
-        return [line for line, size in zip(kept, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
-
-    def _catch_up(self) -> None:
         while rows := events.after(self._store, self.newest, None, _PAGE):
             for line in map(line_of, rows):
                 self._lines.append(line)
@@ -72,6 +48,22 @@ class Tail:
                 gone = self._lines.popleft()
                 self._before = gone.id
                 self._bytes = self._bytes - len(gone.text)
+        if cursor < self._before and (rows := events.after(self._store, cursor, run, _PAGE)):
+            return [line_of(row) for row in rows]
+        # from the newest back: most followers lack only a few
+        later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
+        kept = [line for line in reversed(later) if run in (None, line.run)]
+        if kept and run is not None:
+            first = events.first_id(self._store, run)
+            kept = [line for line in kept if line.id >= first]
+        sizes = accumulate(len(line.text) for line in kept)
+        return [line for line, size in zip(kept, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
+
+    def forget(self) -> None:
+        """Hold nothing any more: events have got another name of their run."""
+        self._lines.clear()
+        self._before = self.newest
+        self._bytes = 0
 
 
 def line_of(row: Event) -> Line:

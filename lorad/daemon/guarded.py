@@ -33,12 +33,18 @@ def guarded(
     *args: P.args,
     **options: P.kwargs,
 ) -> None:
-    """Whatever goes wrong is kept as a trouble, and is tried again in the next pass; the log has it once."""
+    """Do `verb`. What goes wrong is kept as a trouble and tried again in the next pass; it is logged once."""
     try:
         verb(ctx, *args, **options)
     except Exception as error:
-        hint = error.hint if isinstance(error, LoradError) else ""
-        if ctx.loop.troubles.add(Trouble(verb.__name__, item, _in_words(error), hint)):
+        hint = ""
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, LoradError):
+            hint = error.hint
+            words = error.message
+        elif isinstance(error, OSError) and error.strerror:
+            words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        if ctx.loop.troubles.add(Trouble(verb.__name__, item, words, hint)):
             name = verb.__name__.lstrip("_")
             where = f"{name}, {item.name}" if item.name else name
             log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
@@ -71,11 +77,3 @@ def each(
             break
         guarded(ctx, item, verb, thing)
     troubles.keep_only(name, {item.name for item, _ in named} | {""})
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, LoradError):
-        return error.message
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"{type(error).__name__}: {error}"

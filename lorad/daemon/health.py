@@ -43,8 +43,9 @@ def heal(ctx: Context) -> None:
     }
 
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
-        if _is_untold(attempt):
-            _wake_shim(attempt)
+        status = read_status(attempt)
+        if status is not None and status["ended_at"] is None and not child_of(status).is_alive:
+            _wake_shim(attempt)  # it may be stopped: the process is gone, and nobody recorded how
         trouble = _look(ctx, attempt, now, away)
         if trouble and attempt not in ctx.processes.put_down and not is_full(attempt):
             ctx.processes.put_down.add(attempt)
@@ -52,10 +53,10 @@ def heal(ctx: Context) -> None:
 
     each(ctx, heal_process, owners, lambda attempt: owners[attempt][1])
     active = runs.in_states(ctx.store, *ACTIVE)
-    ctx.processes.doing = {run.name: words for run in active if (words := _in_words(ctx, run))}
+    ctx.processes.doing = {run.name: words for run in active if (words := activity_of(ctx, run))}
 
 
-def _in_words(ctx: Context, run: RunRow) -> str:
+def activity_of(ctx: Context, run: RunRow) -> str:
     """Say what a run's driver is doing, or its pool while the driver waits for that; "" if neither says."""
     pool = ctx.pools.get(run.pool or "")
     attempts = [run.attempt_dir, *([pool.attempt()] if pool is not None and pool.number else [])]
@@ -123,14 +124,6 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
             pulse.begin_again(now)  # a process that is still there then is killed again
     finally:
         ctx.processes.put_down.discard(attempt)
-
-
-def _is_untold(attempt: AttemptDir) -> bool:
-    """Check for a process that is gone without its shim having recorded how: the shim may be stopped."""
-    status = read_status(attempt)
-    if status is None or status["ended_at"] is not None:
-        return False
-    return not child_of(status).is_alive
 
 
 def _wake_shim(attempt: AttemptDir) -> None:

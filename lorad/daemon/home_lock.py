@@ -35,12 +35,15 @@ def lock(home: Home) -> Iterator[None]:
             file = stack.enter_context(open(home.daemon_lock, "a+"))
         _refuse_without_locks(home, file)
         deadline = time.monotonic() + 2 * GOODBYE_SECONDS
-        while not _is_ours(file):
-            if answers(home.socket) or time.monotonic() > deadline:
-                raise Conflict(
-                    f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it."
-                )
-            time.sleep(0.02)  # one that is ending
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if answers(home.socket) or time.monotonic() > deadline:
+                    message = f"a daemon works in {home.root} already"
+                    raise Conflict(message, hint="`lorad daemon status` shows it.") from None
+            time.sleep(0.02)  # a daemon that is ending has it
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -70,11 +73,3 @@ def _refuse_without_locks(home: Home, file: IO[str]) -> None:
     if wrong:
         hint = "Set LORAD_HOME to a directory on a local disk, or have the file system mounted with locks."
         raise StorageError(f"{home.root} cannot be used as home: {wrong[0]}", hint=hint)
-
-
-def _is_ours(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

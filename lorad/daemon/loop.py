@@ -58,7 +58,16 @@ class Loop:
         journals = list(journals)
         self._stamps = {path: self._stamps.get(path, (-1, -1)) for path in journals}
         for _ in range(int(REST / _GLANCE)):
-            if self._event.is_set() or self._grown(journals):
+            if self._event.is_set():
+                break
+            stamps: dict[Path, _Stamp] = dict.fromkeys(journals, (0, 0))
+            for path in journals:
+                with contextlib.suppress(OSError):
+                    stat = path.stat()
+                    stamps[path] = (stat.st_size, stat.st_mtime_ns)
+            has_grown = stamps != self._stamps
+            self._stamps = stamps
+            if has_grown:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._event.wait(), _GLANCE if journals else REST)
@@ -89,7 +98,7 @@ class Loop:
         return self._bell
 
     async def rung(self, bell: asyncio.Event, timeout: float) -> bool:
-        """Until the next `ring` after the bell was taken; False after `timeout` seconds without one."""
+        """Wait for the next `ring` after the bell was taken; False after `timeout` seconds without one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(bell.wait(), timeout)
         return bell.is_set()
@@ -104,17 +113,3 @@ class Loop:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
         self.poke()
-
-    def _grown(self, journals: list[Path]) -> bool:
-        stamps = {path: _stamp(path) for path in journals}
-        changed = stamps != self._stamps
-        self._stamps = stamps
-        return changed
-
-
-def _stamp(path: Path) -> _Stamp:
-    try:
-        stat = path.stat()
-    except OSError:
-        return (0, 0)
-    return stat.st_size, stat.st_mtime_ns

@@ -192,11 +192,13 @@ def setup_for(
     on_nodes = isinstance(devices[0], Shape)
     is_slot = devices[0].name != devices[0].kind and not on_nodes
     slots = len(devices) / config.devices.cpu_slots if is_slot else 1  # of the CPU that the pool has
+    # on a GPU the checkpoint's own, with bfloat16 in place of whatever is not float32
+    usual: Dtype = "float32" if on_cpu or dtype == "float32" else "bfloat16"
     return PoolSetup(
         pool="",
         model=spec.model.path,
         model_path=model_path,
-        dtype=_dtype_of(spec, dtype, on_cpu=on_cpu),
+        dtype=usual if spec.model.dtype == "auto" else spec.model.dtype,
         quantize=spec.model.quantize,
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
@@ -240,17 +242,6 @@ def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
         return ()
     names = tuple(device.name for device in devices)
     return () if names == (devices[0].kind,) else names
-
-
-def _dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
-    """Choose the dtype that the spec asks for.
-
-    For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's own, with bfloat16 in place of whatever
-    is not float32.
-    """
-    if spec.model.dtype != "auto":
-        return spec.model.dtype
-    return "float32" if on_cpu or checkpoint == "float32" else "bfloat16"
 
 
 def _mode_of(spec: Spec, on_cpu: bool) -> Mode:

@@ -6,9 +6,8 @@ wait for a moment.
 """
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -38,26 +37,19 @@ class Readers:
 
         Raises what it raises.
         """
-        async with self._counted():
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._threads, lambda: self._ask(question, *arguments, **options)
-            )
 
-    def _ask(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        if not hasattr(self._own, "reader"):
-            self._own.reader = Reader(self._store.path)
-            self._opened.append(self._own.reader)
-        with self._own.reader.at_once() as reader:
-            return question(reader, *arguments, **options)
+        def ask() -> T:
+            if not hasattr(self._own, "reader"):
+                self._own.reader = Reader(self._store.path)
+                self._opened.append(self._own.reader)
+            with self._own.reader.at_once() as reader:
+                return question(reader, *arguments, **options)
 
-    @contextlib.asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
         while not self._open.is_set():
             await self._open.wait()
         self.active += 1
         try:
-            yield
+            return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         finally:
             self.active -= 1
             if not self.active and not self._open.is_set():

@@ -3,6 +3,7 @@ daemon.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from itertools import takewhile
@@ -68,7 +69,10 @@ async def reconcile(ctx: Context) -> None:
             guarded(ctx, Item(), verb)
             await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)
-        await ctx.loop.wait(_journals(ctx))
+        journals: list[Path] = []
+        with contextlib.suppress(LoradError):  # none while the database cannot be read
+            journals = [run.dir.journal for run in _active_runs(ctx)]
+        await ctx.loop.wait(journals)
 
 
 def _collect(ctx: Context) -> None:
@@ -217,11 +221,3 @@ ON_GROWTH: tuple[Callable[[Context], None], ...] = (
 
 def _active_runs(ctx: Context) -> list[RunRow]:
     return runs.in_states(ctx.store, *ACTIVE)
-
-
-def _journals(ctx: Context) -> list[Path]:
-    """List the journals that the loop waits for; none while the database cannot be read."""
-    try:
-        return [run.dir.journal for run in _active_runs(ctx)]
-    except LoradError:
-        return []

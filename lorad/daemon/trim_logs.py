@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.process.log_trim import cut_all
 from lorad.daemon.services.table import living_services
@@ -22,11 +21,11 @@ def rotate(ctx: Context) -> None:
     living = [run.attempt_dir for run in runs.in_states(ctx.store, *ACTIVE)]
     living += [pool.attempt() for pool in ctx.pools.values() if pool.process.is_up]
     living += [attempt for _, attempt in living_services(ctx)]
-    ctx.spawn(_rotated(ctx, living))
 
+    async def cut() -> None:
+        try:
+            await asyncio.to_thread(cut_all, living, ctx.config.supervision.log_bytes)
+        finally:
+            ctx.storage.rotated_at = time.monotonic()
 
-async def _rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
-    try:
-        await asyncio.to_thread(cut_all, attempts, ctx.config.supervision.log_bytes)
-    finally:
-        ctx.storage.rotated_at = time.monotonic()
+    ctx.spawn(cut())

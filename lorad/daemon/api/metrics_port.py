@@ -18,15 +18,11 @@ def scraped(ctx: Context) -> AbstractAsyncContextManager[None]:
     port = ctx.config.metrics.port
     if port is None:
         return contextlib.nullcontext()
-    return serve(_scrape_app(ctx), [port], ctx.requests.bounds, name="/metrics", goodbye=1.0)
 
-
-def _scrape_app(ctx: Context) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
         host = request.headers.get("Host", "")
-        port = str(ctx.config.metrics.port)
-        name, _, number = host.rpartition(":") if ":" in host else (host, "", port)
-        if name.lower() not in _NAMES or number != port:
+        name, _, number = host.rpartition(":") if ":" in host else (host, "", str(port))
+        if name.lower() not in _NAMES or number != str(port):
             return web.Response(status=403, text="ask by the name of 127.0.0.1 or localhost\n")
         if request.headers.get("Origin"):
             return web.Response(status=403, text="not for web pages\n")
@@ -36,4 +32,4 @@ def _scrape_app(ctx: Context) -> web.Application:
 
     app = web.Application(client_max_size=1024)
     app.router.add_route("*", "/{rest:.*}", answer)
-    return app
+    return serve(app, [port], ctx.requests.bounds, name="/metrics", goodbye=1.0)

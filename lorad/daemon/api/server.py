@@ -75,7 +75,12 @@ def _endpoint(
             ctx.users.refuse_stranger(uid)
             caller = Caller(uid, user_name(uid))
             call = Call(request, caller, await read_body(request, ctx.requests.bounds.body))
-            _authorize(ctx, call, access)
+            # what only the body names is left to the handler: `must_own`, `find_version`
+            if access is Access.ADMIN:
+                must_be_admin(ctx, caller)
+            subject = _subject_of(ctx, call) if access in (Access.READ, Access.OWN) else None
+            if access is Access.OWN and subject is not None:
+                must_own(ctx, caller, subject)
             result = await handler(ctx, call)
             if isinstance(result, web.StreamResponse):
                 return result
@@ -85,31 +90,13 @@ def _endpoint(
             return in_words(error, error.status)
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
-            return in_words(_unforeseen(error), 500)
+            said = f"{type(error).__name__}: {error}"
+            cause = in_words_of(said)  # the machine ran out of something, or lorad has a defect
+            if cause is None:
+                return in_words(LoradError(said, hint=_UNEXPECTED), 500)
+            return in_words(LoradError(f"{cause.what} ({said})", hint=cause.advice), 500)
 
     return answer
-
-
-def _unforeseen(error: Exception) -> LoradError:
-    """Turn an unforeseen error into words: the machine ran out of something, or lorad has a defect."""
-    said = f"{type(error).__name__}: {error}"
-    cause = in_words_of(said)
-    if cause is None:
-        return LoradError(said, hint=_UNEXPECTED)
-    return LoradError(f"{cause.what} ({said})", hint=cause.advice)
-
-
-def _authorize(ctx: Context, call: Call, access: Access) -> None:
-    """Check whether the caller has the access that a route needs to what its path names.
-
-    Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `find_version`.
-    """
-    if access is Access.ADMIN:
-        must_be_admin(ctx, call.caller)
-    if access in (Access.READ, Access.OWN):
-        subject = _subject_of(ctx, call)
-        if access is Access.OWN and subject is not None:
-            must_own(ctx, call.caller, subject)
 
 
 def _subject_of(ctx: Context, call: Call) -> Subject | None:

@@ -1,5 +1,6 @@
 """Rows as clients see them: the shapes of `lorad.client`."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
@@ -271,6 +272,14 @@ def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) 
 def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
     status = _believed(ctx, pool)
     tenants = status.tenants if status else []
+    runtime = None  # what the process of the pool was started with, where that was kept
+    with contextlib.suppress(msgspec.ValidationError):
+        runtime = msgspec.convert(told_runtime(pool.attempt()), PoolRuntime | None)
+    trainer = PoolTrainer(pool.setup.trainer)
+    if status is not None and status.trainer is not None:
+        versions = status.info.versions.items()  # of what trains apart from the pool
+        software = {key.removeprefix(_OWN): version for key, version in versions if key.startswith(_OWN)}
+        trainer = extended(PoolTrainer, status.trainer, name=pool.setup.trainer, software=software)
     return Pool(
         pool=pool.id,
         state=pool.state,
@@ -279,7 +288,7 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         device=(*pool.holds, pool.where)[0],
         mode=pool.setup.mode,
         threads=pool.setup.threads,
-        runtime=_runtime_view(pool.attempt()),
+        runtime=runtime,
         tenants=[tenant.run for tenant in tenants],
         runs=[PoolRun(tenant.run, tenant.phase, tenant.bytes, tenant.waited) for tenant in tenants],
         capacity=status.capacity if status else None,
@@ -287,21 +296,13 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         engine_tokens_per_second=status.engine_tokens_per_second if status else 0.0,
         trainer_tokens_per_second=status.trainer_tokens_per_second if status else 0.0,
         engine=engine_view(pool.setup.engine, status),
-        trainer=_trainer_view(pool.setup.trainer, status),
+        trainer=trainer,
         devices=list(pool.holds),
         memory_bytes=status.rss_bytes if status else None,
         idle_seconds=pool.idle_seconds,
         nodes=[node.node for node in pool.nodes],
         waiting=pool.waits_for,
     )
-
-
-def _runtime_view(attempt: AttemptDir) -> PoolRuntime | None:
-    """Read what the process of a pool's attempt was started with; None where that was not kept."""
-    try:
-        return msgspec.convert(told_runtime(attempt), PoolRuntime | None)
-    except msgspec.ValidationError:
-        return None
 
 
 def _believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
@@ -314,21 +315,8 @@ def _believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
     return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)
 
 
-def _trainer_view(name: str, status: PoolStatus | None) -> PoolTrainer:
-    """The backend's name, the versions of what trains apart from the pool, and how it is;
-    as `engine_view`.
-    """
-    if status is None or status.trainer is None:
-        return PoolTrainer(name)
-    versions = status.info.versions.items()
-    software = {key.removeprefix(_OWN): version for key, version in versions if key.startswith(_OWN)}
-    return extended(PoolTrainer, status.trainer, name=name, software=software)
-
-
 def engine_view(name: str, status: PoolStatus | None) -> PoolEngine:
-    """The backend's name, the versions of what serves, and what it does; no more than the name before it
-    answers.
-    """
+    """Describe the backend that serves: its versions, and what it does; its name alone before it answers."""
     if status is None or status.engine is None:
         return PoolEngine(name)
     return extended(PoolEngine, status.engine, name=name, software=status.info.versions.get(name))

@@ -110,7 +110,7 @@ def environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def lock_file(device: Device) -> Path | None:
-    """The file whose lock holds the device, made if need be, in a directory where every user may make one."""
+    """Make the file whose lock holds the device, if need be, where every user may make one."""
     if not device.uuid:
         return None
     return gpu_locks.make_lock(LOCKS, device.uuid)

@@ -138,13 +138,17 @@ def holder_of(device: Device) -> Holder | None:
     """Read who holds the device from its holder's note; None when the device is free or has no such note."""
     if not device.uuid or not is_taken(device):
         return None
-    owner = _uid_of(lock_pid(device))
-    believed = None if owner is None else {0, owner}
+    believed = None
+    pid = lock_pid(device)
+    with contextlib.suppress(OSError):  # there may be no such process
+        believed = {0, os.stat(f"/proc/{pid}").st_uid}
     notes: list[tuple[bool, float, Holder]] = []
     for uid, _, path in _notes_of(device.uuid, "holder"):
         note = _read_note(path, uid, Holder) if believed is None or uid in believed else None
         if note is not None and (uid == 0 or note[0].uid == uid):
-            notes.append((_is_there(note[0]), note[1], note[0]))
+            process = stat_of(note[0].pid or 0)  # or a zombie of it
+            is_there = process is not None and process.start == note[0].start_time
+            notes.append((is_there, note[1], note[0]))
     if not notes:
         return None
     *_, holder = max(notes, key=lambda note: note[:2])
@@ -154,12 +158,6 @@ def holder_of(device: Device) -> Holder | None:
         user=one_line(holder.user)[:32],
         why=one_line(holder.why)[:160],
     )
-
-
-def _is_there(note: Holder) -> bool:
-    """Check whether the holder's process is there, or a zombie of it."""
-    process = stat_of(note.pid or 0)
-    return process is not None and process.start == note.start_time
 
 
 def lock_pid(device: Device) -> int | None:
@@ -177,14 +175,6 @@ def lock_pid(device: Device) -> int | None:
         if fields[1:2] == ["FLOCK"] and len(fields) > 5 and fields[5].rpartition(":")[2] == inode:
             return int(fields[4]) if int(fields[4]) > 0 else None
     return None
-
-
-def _uid_of(pid: int | None) -> int | None:
-    """Find the user whose process it is; None when there is no such process."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
 
 
 def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:

@@ -140,7 +140,10 @@ def _read(driver: Any, device: Device, family: set[int], mine: Ours) -> Sight:
     """Read one GPU; leave out what the driver does not report, or not to this user."""
     try:
         handle = driver.nvmlDeviceGetHandleByUUID(device.uuid)
-        used = _memory_of(driver, handle)
+        try:  # without the driver's own memory where it counts that separately
+            used = int(driver.nvmlDeviceGetMemoryInfo(handle, version=driver.nvmlMemory_v2).used)
+        except driver.NVMLError:
+            used = int(driver.nvmlDeviceGetMemoryInfo(handle).used)
     except driver.NVMLError as error:
         return Sight(time.monotonic(), lost=str(error))
     computing = _listed(driver, driver.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -159,14 +162,6 @@ def _read(driver: Any, device: Device, family: set[int], mine: Ours) -> Sight:
         for pid, memory in sorted((drawing | computing).items())
     )
     return Sight(time.monotonic(), used, utilization, processes, is_held, "", power, temperature)
-
-
-def _memory_of(driver: Any, handle: Any) -> int:
-    """Read the bytes in use, without the driver's own where it counts those separately."""
-    try:
-        return int(driver.nvmlDeviceGetMemoryInfo(handle, version=driver.nvmlMemory_v2).used)
-    except driver.NVMLError:
-        return int(driver.nvmlDeviceGetMemoryInfo(handle).used)
 
 
 def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
@@ -193,17 +188,9 @@ def _described(
         user = one_line(process.username())
     except (psutil.Error, KeyError):
         name = user = ""
-    attempt = _attempt_of(pid)
+    attempt = b""  # the variable by which a daemon of lorad marks what it starts, and so the children of that
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        attempt = next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")
     is_ours = pid in family or attempt.startswith(mine.mark) or (is_held and not name)
     return Process(pid, user, name, memory, computes, is_ours, bool(attempt))
-
-
-def _attempt_of(pid: int) -> bytes:
-    """Read the variable by which a daemon of lorad marks the processes that it starts, and so their children;
-    b"" where there is none, or it cannot be read.
-    """
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return b""
-    return next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")

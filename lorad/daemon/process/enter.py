@@ -30,11 +30,14 @@ _MOST = 256  # files that are looked at
 
 def main() -> None:
     uid, gid, groups, cwd, *argv = sys.argv[1:]
-    read = _reader() if os.environ.pop(OWN_SECRETS, "") else None  # before: the user may have no way to lorad
+    has_secrets = bool(os.environ.pop(OWN_SECRETS, ""))
+    if has_secrets:  # before: the user may have no way to lorad
+        sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
+        from lorad.daemon.process.shim import read_secret
     _drop(int(uid), int(gid), [int(group) for group in groups.split(",") if group])
     os.umask(_UMASK)
-    if read is not None:
-        os.environ.update(_secrets_in(os.path.join(os.environ.get("HOME", "/"), PLACE), read))
+    if has_secrets:
+        os.environ.update(_secrets_in(os.path.join(os.environ.get("HOME", "/"), PLACE), read_secret))
     try:
         os.chdir(cwd)
     except OSError:
@@ -43,13 +46,6 @@ def main() -> None:
         os.execvpe(argv[0], argv, os.environ)
     except OSError as error:
         sys.exit(f"lorad: cannot start {argv} as user {uid}: {error}")
-
-
-def _reader() -> Callable[[str], str]:
-    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
-    from lorad.daemon.process.shim import read_secret
-
-    return read_secret
 
 
 def _secrets_in(directory: str, read: Callable[[str], str]) -> dict[str, str]:

@@ -42,10 +42,13 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
 def end_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
     """Stop every orphan: SIGTERM, then SIGKILL after _TERM_SECONDS. Return the ones that were signalled."""
     signalled: dict[int, Orphan] = {}
+    roots = _roots_of(home)
     for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _TERM_SECONDS)):
         for orphan in find_orphans(home, settled):
-            if _send(orphan.pid, number, _roots_of(home)):
-                signalled[orphan.pid] = orphan
+            with contextlib.suppress(OSError), opened(orphan.pid) as pidfd:
+                if _attempt_of(orphan.pid, roots) is not None:  # else its pid is another process's by now
+                    signal.pidfd_send_signal(pidfd, number)
+                    signalled[orphan.pid] = orphan
         deadline = time.monotonic() + seconds
         while find_orphans(home, settled) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -114,12 +117,3 @@ def _described(pid: int, attempt: AttemptDir) -> Orphan:
         user = str(uid)
         user = pwd.getpwuid(uid).pw_name
     return Orphan(pid, str(attempt.root), command, user)
-
-
-def _send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
-    """Send a signal to an orphan; False when it is gone, or its pid is another process's by now."""
-    with contextlib.suppress(OSError), opened(pid) as pidfd:
-        if _attempt_of(pid, roots) is not None:
-            signal.pidfd_send_signal(pidfd, number)
-            return True
-    return False

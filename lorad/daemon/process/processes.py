@@ -129,7 +129,7 @@ class Processes:
             own = {key: value for key, value in user.environment.items() if key not in kept}
             command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
         write_json(attempt.command, command | dict(about or {}), durable=False)
-        self._shims[attempt.root] = self._start_shim(attempt.root)
+        self._shims[attempt.root] = self.start_shim(attempt.root)
 
     def inspect(self, attempt: AttemptDir) -> ProcessState:
         """Find out what became of the process of `attempt`.
@@ -191,16 +191,16 @@ class Processes:
         for root in [root for root, pid in self._shims.items() if pid]:
             self._shim_lives(AttemptDir(root))
 
-    def _start_shim(self, root: Path) -> int:
+    def start_shim(self, root: Path) -> int:
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         return os.posix_spawn(SHIM[0], [*SHIM, str(root)], os.environ, file_actions=quiet, setsid=True)
 
-    def _has_ended(self, root: Path, pid: int) -> bool:
+    def has_ended(self, root: Path, pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
 
     def _shim_lives(self, attempt: AttemptDir) -> bool:
         pid = self._shims.get(attempt.root, 0)
-        if pid and self._has_ended(attempt.root, pid):
+        if pid and self.has_ended(attempt.root, pid):
             self._shims[attempt.root] = pid = 0
         return pid > 0
 

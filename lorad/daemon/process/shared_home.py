@@ -40,7 +40,9 @@ def prepare_shared(home: Home) -> None:
 
 
 def _refuse_powerless() -> None:
-    lacking = [name for bit, name in _POWERS.items() if not _effective() >> bit & 1]
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    lacking = [name for bit, name in _POWERS.items() if not effective >> bit & 1]
     if not lacking:
         return
     if os.geteuid() == 0:
@@ -57,15 +59,8 @@ def _refuse_powerless() -> None:
     raise NotAllowed(f"a shared daemon lacks {', '.join(lacking)}", hint=hint)
 
 
-def _effective() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
-
-
 def _refuse_closed() -> None:
-    """Whoever runs as another user must get at the interpreter and at lorad."""
+    """Raises NotAllowed where processes of other users cannot get at the interpreter, or at lorad."""
     for path in (Path(sys.executable), Path(sys.base_prefix), Path(__file__)):
         for place in (path.absolute(), path.resolve()):
             if (closed := closed_part(place)) is not None:

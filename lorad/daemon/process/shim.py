@@ -26,7 +26,6 @@ import time
 
 _TYPE_CHECKING = False
 if _TYPE_CHECKING:  # typing itself would double the start-up
-    from collections.abc import Callable
     from typing import Any
 
 EX_LOCKED = 75  # another shim or its child has the directory, or a lock of `locks` is taken
@@ -42,7 +41,10 @@ def main() -> int:
     root = sys.argv[1]
     # whatever the daemon was started with: none of it is for the child
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    _new_session()
+    try:  # noqa: SIM105
+        os.setsid()
+    except PermissionError:
+        pass  # the leader of a group already, with a session of its own
     if _take_lock(os.path.join(root, "lock")) is None:
         return EX_LOCKED
     if os.path.exists(os.path.join(root, "status.json")):
@@ -69,7 +71,13 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
 
     It waits for its status to be on disk before it becomes the program. locks: files to let go of at its end.
     """
-    end_the_rest = _adopt_orphans() if command.get("ends_all") else None
+    end_the_rest = None
+    if command.get("ends_all"):  # it becomes the parent of every orphaned descendant, and kills them all
+        sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
+        from lorad.children import guard
+
+        guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
+        end_the_rest = guard.end_the_rest
     _block_signals()
     gate, opened = os.pipe()
     child = os.fork()
@@ -92,7 +100,7 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
     for lock in locks:
         os.close(lock)
     status.update(died(code, time.clock_gettime(time.CLOCK_BOOTTIME) - since))
-    _overwrite(fd, status)
+    overwrite(fd, status)
     return 0
 
 
@@ -150,22 +158,6 @@ def wait(child: int) -> int:
     except (ProcessLookupError, PermissionError):
         pass
     return os.waitpid(child, 0)[1]
-
-
-def _adopt_orphans() -> Callable[[], None]:
-    """Become the parent of every orphaned descendant. The function that is returned kills them all."""
-    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
-    from lorad.children import guard
-
-    guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
-    return guard.end_the_rest
-
-
-def _new_session() -> None:
-    try:  # noqa: SIM105
-        os.setsid()
-    except PermissionError:
-        pass  # the leader of a group already, with a session of its own
 
 
 def _take_lock(path: str, patience: float = 0) -> int | None:
@@ -235,7 +227,10 @@ def born(child: int) -> dict[str, Any]:
 
 
 def never_began(*, locked: bool = False) -> dict[str, Any]:
-    """The status of an attempt whose child was never started. locked: somebody else has one of its locks."""
+    """Make the status of an attempt whose child was never started.
+
+    locked: somebody else has one of its locks.
+    """
     never = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
     return {**never, "boot_id": "", "ended_at": time.time(), "locked": locked}
 
@@ -297,7 +292,7 @@ def _write_status(root: str, status: dict[str, Any]) -> int:
     return fd
 
 
-def _overwrite(fd: int, status: dict[str, Any]) -> None:
+def overwrite(fd: int, status: dict[str, Any]) -> None:
     os.pwrite(fd, padded(status), 0)
     os.fsync(fd)
     os.close(fd)

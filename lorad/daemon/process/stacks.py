@@ -1,5 +1,6 @@
 """Write where a hung process and its descendants are right now into its log, where py-spy is installed."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -27,9 +28,14 @@ def dump_stacks(attempt: AttemptDir) -> None:
     status = read_status(attempt)
     if spy is None or status is None or status["pid"] is None:
         return
+    family: list[tuple[int, str]] = []  # with descendants in other sessions
+    with contextlib.suppress(psutil.Error):
+        first = psutil.Process(status["pid"])
+        processes = [first, *first.children(recursive=True)][:_MOST]
+        family = [(process.pid, process.name()) for process in processes]
     deadline = time.monotonic() + _ALL_SECONDS
     with open(attempt.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as log:
-        for pid, name in _family(status["pid"]):
+        for pid, name in family:
             left = min(_DUMP_SECONDS, deadline - time.monotonic())
             log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode())
             log.write(_dump(spy, pid, left) if left > 0 else b"no time is left for these\n")
@@ -40,15 +46,6 @@ def py_spy() -> str | None:
     """Find py-spy beside this Python, else on the path."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
-def _family(pid: int) -> list[tuple[int, str]]:
-    """List pid and name of a process and its descendants, those of other sessions included."""
-    try:
-        first = psutil.Process(pid)
-        return [(process.pid, process.name()) for process in [first, *first.children(recursive=True)][:_MOST]]
-    except psutil.Error:
-        return []
 
 
 def _dump(spy: str, pid: int, seconds: float) -> bytes:

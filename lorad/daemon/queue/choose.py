@@ -110,21 +110,14 @@ def choose_devices(
         cleared_first = sorted(tried, key=lambda item: item[0] is not cleared)
         claims_here = [Claim(run, place, o.claim) for place, o in cleared_first if o.claim is not None]
     obstacles = [in_the_way for _, in_the_way in tried]
+    why = "; ".join(dict.fromkeys(part for o in obstacles for part in o.parts or (o.reason,)))
+    if len(now.devices) > 1 and not all(isinstance(place.devices[0], Shape) for place, _ in tried):
+        why = f"{now.count_free()} of {len(now.devices)} devices free; {why}"
     return Blocked(
-        _in_words(now, tried),
+        why,
         frozenset(o.by for o in obstacles),
         idle=next((o.idle for o in obstacles if o.idle), ()),
         taken=[o.taken for o in obstacles if o.taken],
         victims=victims,
         claims=claims_here[:1],
     )
-
-
-def _in_words(now: Snapshot, tried: Sequence[tuple[Placement, Obstacle]]) -> str:
-    """Say what is in the way everywhere, and how many of several devices are free, unless all that it asks
-    for is on a cluster.
-    """
-    reasons = "; ".join(dict.fromkeys(part for _, o in tried for part in o.parts or (o.reason,)))
-    if len(now.devices) == 1 or all(isinstance(place.devices[0], Shape) for place, _ in tried):
-        return reasons
-    return f"{now.count_free()} of {len(now.devices)} devices free; {reasons}"

@@ -4,6 +4,7 @@ A daemon that wants a GPU of another one's idle pool leaves a note; the other da
 `queue.idle_timeout_wanted`.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -106,20 +107,16 @@ def _doing(pool: Pool, tenants: Sequence[RunRow], reader: Reader) -> str:
 def held_in_words(device: Device, note: Holder | None) -> str:
     """Describe who locked a device that no pool of this daemon has, by the note that they left."""
     if note is None:
+        holder = ""  # the process that has the lock, where it can be seen
         pid = lock_notes.lock_pid(device)
-        return f"{device.name} is in use by another process or user{_described(pid)}"
+        with contextlib.suppress(psutil.Error):
+            if pid:
+                process = psutil.Process(pid)
+                holder = f" ({process.name()}, pid {pid}, {process.username()})"
+        return f"{device.name} is in use by another process or user{holder}"
     back = ""
     if (idle := note.idle_timeout) is not None:
         length = duration(idle).removesuffix("00s") if idle >= 60 else f"{idle:g}s"  # 600 -> 10m
         back = f", free after {length} idle"
     pool = f"pool {note.pool}" if note.pool else "a pool"
     return f"{device.name} held by {pool} ({note.user}, uid {note.uid}, {note.why}){back}"
-
-
-def _described(pid: int | None) -> str:
-    """Describe the process that has a lock, as ` (python, pid 4711, alice)`; "" when it cannot be seen."""
-    try:
-        process = psutil.Process(pid) if pid else None
-        return f" ({process.name()}, pid {pid}, {process.username()})" if process else ""
-    except psutil.Error:
-        return ""

@@ -81,14 +81,19 @@ def obstacle(now: Snapshot, place: Placement, run: RunRow | None, claims: Sequen
 
     claims: the runs before it that wait.
     """
-    return (
-        (run and _passed(now, place, run, claims))
-        or (run and _let_others_pass(now, place, run))
-        or _set_aside(now, place.devices, run)
-        or (run and _beside_others(now, place.devices, run))
-        or _limited(now, place, run)
-        or _used_by_pools(now, place, run)
-    )
+    if run is not None and (ahead := _passed(now, place, run, claims) or _let_others_pass(now, place, run)):
+        return ahead
+    names = [device.name for device in place.devices]
+    asides = [now.set_aside[name] for name in names if name in now.set_aside]
+    reasons = [aside.says for aside in asides if aside.reserved or run is not None]
+    if reasons:
+        return Obstacle("; ".join(reasons), Hindrance.ASIDE, claim=None, parts=reasons)
+    if run is not None and now.neighbours and yields(run):
+        neighbours = [(now.neighbours[name], name) for name in names if name in now.neighbours]
+        reasons = [waits_for(who, name, now.limits.foreign_settle) for who, name in neighbours]
+        if reasons:
+            return Obstacle("; ".join(reasons), Hindrance.NEIGHBOUR, claim=None, parts=reasons)
+    return _limited(now, place, run) or _used_by_pools(now, place, run)
 
 
 def _passed(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[Claim]) -> Obstacle | None:
@@ -113,23 +118,6 @@ def _let_others_pass(now: Snapshot, place: Placement, run: RunRow) -> Obstacle |
     who = now.reader_of(run, place.setup).name_all([first])
     words = f"{place.devices[0].name} were not granted in time; {who} is tried before it"
     return Obstacle(words, Hindrance.QUEUE, claim=None)
-
-
-def _set_aside(now: Snapshot, devices: Devices, run: RunRow | None) -> Obstacle | None:
-    """Find devices that are not for runs now, or for nothing of lorad."""
-    asides = [now.set_aside[device.name] for device in devices if device.name in now.set_aside]
-    reasons = [aside.says for aside in asides if aside.reserved or run is not None]
-    return Obstacle("; ".join(reasons), Hindrance.ASIDE, claim=None, parts=reasons) if reasons else None
-
-
-def _beside_others(now: Snapshot, devices: Devices, run: RunRow) -> Obstacle | None:
-    """Find who is on the devices, for a run that yields to them."""
-    if not now.neighbours or not yields(run):
-        return None
-    settle = now.limits.foreign_settle
-    names = [device.name for device in devices if device.name in now.neighbours]
-    reasons = [waits_for(now.neighbours[name], name, settle) for name in names]
-    return Obstacle("; ".join(reasons), Hindrance.NEIGHBOUR, claim=None, parts=reasons) if reasons else None
 
 
 def _limited(now: Snapshot, place: Placement, run: RunRow | None) -> Obstacle | None:

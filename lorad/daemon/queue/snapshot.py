@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lorad.box.config import Queue
 from lorad.daemon.access import EVERYTHING, Reader, reader
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import Device, Shape, is_taken
+from lorad.daemon.gpu.devices import Shape, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
 from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.pool import Pool
@@ -126,15 +126,15 @@ class Snapshot:
         used = [pool for pool in self.pools if pool.setup.nodes is not None and self.is_used(pool)]
         waiting = [pool for pool in used if pool.is_waiting]
         same = [pool for pool in used if pool.setup.key == setup.key]
-        first = [pool for pool in waiting if pool not in same and run and self._goes_first(pool, run)]
+        first = []  # these get what the run could have
+        for pool in waiting:
+            priority = max((tenant.priority for tenant in self.tenants_of(pool)), default=None)
+            if pool in same or run is None or priority is None:
+                continue
+            is_before = priority == run.priority and pool.id in self.lacking
+            if priority > run.priority or is_before:
+                first.append(pool)
         return first or same or waiting
-
-    def _goes_first(self, pool: Pool, run: RunRow) -> bool:
-        """Check whether a pool that waits for nodes gets what the run could have."""
-        priority = max((tenant.priority for tenant in self.tenants_of(pool)), default=None)
-        if priority is None:
-            return False
-        return priority > run.priority or (priority == run.priority and pool.id in self.lacking)
 
     def pools_on(self, devices: Devices) -> list[Pool]:
         """List the pools in use that have one of the devices of this machine; a CPU with other slots than
@@ -192,17 +192,28 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
         head = [run for run in head if run.name != newcomer.name]  # it may be about to replace a run
         head.insert(names.index(newcomer.name), newcomer)
     looked_at = head if newcomer is None or newcomer in head else [*head, newcomer]
-    by_run = {run.name: _candidates_of(ctx, run) for run in looked_at}
+    by_run: dict[str, _Candidates] = {}
+    for run in looked_at:
+        try:
+            by_run[run.name] = candidates(ctx, run)
+        except Exception as error:  # which is the trouble of this run alone, when its turn comes
+            by_run[run.name] = error
     ctx.queue.on_cluster = frozenset(name for name, places in by_run.items() if asks_cluster(places))
     if ctx.queue.on_cluster <= ctx.queue.passed:
         ctx.queue.passed = frozenset()  # all had their turn: it begins again
+    taken = {}
+    for device in devices:
+        if not now.pools_on((device,)) and is_taken(device):
+            note = holder_of(device)
+            is_idle = note is not None and note.idle_since is not None
+            taken[device.name] = _Taken(held_in_words(device, note), is_idle)
     return replace(
         now,
         queued=head,
         far_back=queue[LOOKED_AT:],
         candidates=by_run,
         widest=_widest(by_run),
-        taken={d.name: _taken(d) for d in devices if not now.pools_on((d,)) and is_taken(d)},
+        taken=taken,
         occupied=occupied(ctx),
         set_aside=ctx.gpus.set_aside,
         neighbours=ctx.gpus.neighbours,
@@ -239,13 +250,6 @@ def _in_order(
     return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
 
 
-def _candidates_of(ctx: Context, run: RunRow) -> _Candidates:
-    try:
-        return candidates(ctx, run)
-    except Exception as error:  # which is the trouble of this run alone, when its turn comes
-        return error
-
-
 def _widest(by_run: Mapping[str, _Candidates]) -> dict[tuple[Devices, str], PoolSetup]:
     """Find the widest server that any of these runs asks for, for each group of devices and kind of pool."""
     widest: dict[tuple[Devices, str], PoolSetup] = {}
@@ -255,8 +259,3 @@ def _widest(by_run: Mapping[str, _Candidates]) -> dict[tuple[Devices, str], Pool
                 key = devices, setup.kind
                 widest[key] = setup.widened(widest.get(key, setup))
     return widest
-
-
-def _taken(device: Device) -> _Taken:
-    note = holder_of(device)
-    return _Taken(held_in_words(device, note), note is not None and note.idle_since is not None)

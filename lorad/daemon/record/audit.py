@@ -58,19 +58,14 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
     with opened_whole(directory.journal, JOURNAL_BYTES) as file:
         whole = sum(line.endswith(b"\n") for line in file)
     records = [record for record, _ in read(directory.journal)]
-    return [*_audit_journal(whole, records), *_audit_steps(directory, records, spared=spared)]
-
-
-def _audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
-    """Check that the records follow each other without a gap. A torn last line counts as never written.
-
-    whole: number of whole lines in the file.
-    """
+    problems = []
     for before, record in zip([0, *(record.seq for record in records)], records, strict=False):
         if record.seq != before + 1:
-            yield f"journal: record {record.seq} follows record {before}"
-    if whole > len(records):
-        yield f"journal: {whole - len(records)} lines from line {len(records) + 1} on cannot be read"
+            problems.append(f"journal: record {record.seq} follows record {before}")
+    if whole > len(records):  # a torn last line counts as never written
+        count = whole - len(records)
+        problems.append(f"journal: {count} lines from line {len(records) + 1} on cannot be read")
+    return [*problems, *_audit_steps(directory, records, spared=spared)]
 
 
 def _audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 incomplete.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -77,6 +78,10 @@ def of_directory(directory: Path) -> Row:
     # the weights that a fork began with lie in its directory, wherever that was when the spec was written
     if Path(lora.get("adapter_path") or "").parts[-2:] == origin.parts[-2:]:
         lora["adapter_path"] = str(origin)
+    forked_from = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads(read_file(origin / "manifest.json", SPEC_BODY_BYTES))
+        forked_from = f"{manifest['run']}@{manifest['version']}"
     about = directory.stat() if directory.is_dir() else None
     journal = RunDir(directory).journal
     began = [record for record, _ in read(journal) if record.kind == "attempt"]
@@ -94,7 +99,7 @@ def of_directory(directory: Path) -> Row:
         "priority": spec.get("resources", {}).get("priority", 0),
         "steps": began[-1].data["steps"] if began else spec.get("trainer", {}).get("steps", 0),
         "attempt": max([*numbers, *(record.attempt for record in began)], default=0),
-        "origin": _origin_of(directory),
+        "origin": forked_from,
         "pool": began[-1].data["pool"] if began else None,
         "wanted": None,
         "resume_step": None,
@@ -137,18 +142,6 @@ def _as_it_went(directory: Path) -> Row:
         "detail": end.detail,
         "ended_at": records[-1].at,
     }
-
-
-def _origin_of(directory: Path) -> str | None:
-    """Find the version that a fork began with: its files lie in the run's directory.
-
-    None for a run that is no fork.
-    """
-    try:
-        manifest = json.loads(read_file(RunDir(directory).origin / "manifest.json", SPEC_BODY_BYTES))
-        return f"{manifest['run']}@{manifest['version']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _attempts_of(directory: RunDir) -> Iterator[Row]:

@@ -58,7 +58,7 @@ def place_of(run: RunRow) -> RunPlace:
 
 
 def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
-    """The place of a run whose files lie in `runs_root` while its row says elsewhere; None for any other.
+    """Correct the place of a run whose files lie in `runs_root` though its row says elsewhere; None for others.
 
     Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to
     see that its home was moved may have made the old one again; there is neither a request nor a journal in
@@ -66,9 +66,15 @@ def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
     """
     old = Path(run.directory)
     new = runs_root / run.name
-    is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
-    if old == new or not _is_run(new) or (is_there and not _is_copy(old, new)):
+    is_real = os.path.isdir(new) and not os.path.islink(new)  # no link that leads elsewhere
+    if old == new or not is_real or new.name == ".." or not os.path.isfile(new / "request.json"):
         return None
+    if any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal)):
+        try:
+            if old.samefile(new) or _beginning(RunDir(old)) != _beginning(RunDir(new)):
+                return None
+        except OSError:
+            return None
     return RunPlace(run.name, str(new), _respecified(run.spec, old.parent, runs_root))
 
 
@@ -85,22 +91,8 @@ def _is_known(ctx: Context, place: RunPlace) -> bool:
     return False
 
 
-def _is_run(directory: Path) -> bool:
-    """Check for the directory of a run; a link that leads elsewhere is none."""
-    is_real = os.path.isdir(directory) and not os.path.islink(directory)
-    return is_real and directory.name != ".." and os.path.isfile(directory / "request.json")
-
-
-def _is_copy(old: Path, new: Path) -> bool:
-    """Check that both began alike, and that they are not one directory with two names."""
-    try:
-        return not old.samefile(new) and _beginning(RunDir(old)) == _beginning(RunDir(new))
-    except OSError:
-        return False
-
-
 def _beginning(run: RunDir) -> bytes:
-    """The first record, with when it was written; the spec of a run that has not begun."""
+    """Read the first record, with when it was written; the spec of a run that has not begun."""
     path = run.journal if run.journal.exists() else run.spec
     with open_file(path) as file:
         return file.readline(_MOST)

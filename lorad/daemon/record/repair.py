@@ -60,14 +60,19 @@ def _repaired(home: Home) -> Repaired:
     try:
         journals = {
             name: journal
-            for (name,), row in tables.rows["runs"].items()
-            if (journal := RunDir(Path(row["directory"])).journal).exists()
+            for (name,), run in tables.rows["runs"].items()
+            if (journal := RunDir(Path(run["directory"])).journal).exists()
         }
         newest = journal_read.changes[-1][1].number if journal_read.changes else 0
         # one less makes the next daemon write the whole database to the journal
         number = newest if is_complete else max(0, newest - 1)
         words += rebuild(store, tables, journals, number)
-        words += _missing_checkpoints(store, is_complete=is_complete)
+        if not is_complete:  # the journal does not say which checkpoints were deleted
+            with store.write():
+                for row in not_deleted(store, lineage=False):
+                    path = Path(row.path)
+                    if path.parent.is_dir() and not path.is_dir():
+                        mark_deleted(store, row.run, row.step, row.attempt)
         counts = {table: store.count(table) for table in _COUNTED}
     finally:
         store.close()
@@ -102,18 +107,6 @@ def _facts_of(home: Home, journal_read: Told, runs_root: Path) -> tuple[Tables, 
     return tables, words
 
 
-def _missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
-    """Mark checkpoints without files as deleted, where the journal does not say which ones were."""
-    if is_complete:
-        return []
-    with store.write():
-        for row in not_deleted(store, lineage=False):
-            path = Path(row.path)
-            if path.parent.is_dir() and not path.is_dir():
-                mark_deleted(store, row.run, row.step, row.attempt)
-    return []
-
-
 def _give(home: Home, path: Path) -> None:
     """Give a file to the owner of the home: root may repair the home of another user."""
     owner = home.root.stat()
@@ -122,7 +115,10 @@ def _give(home: Home, path: Path) -> None:
 
 
 def _put_in_place(database: Path, fresh: Path) -> str | None:
-    """The old one, with its -wal, goes first: at no moment is there one with the -wal of the other."""
+    """Put the new database in place, and return where the old one is kept.
+
+    The old one, with its -wal, goes first: at no moment is there one with the -wal of the other.
+    """
     fsync(fresh)
     kept = database.with_name(f"{database.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     present = [part for part in _PARTS if Path(f"{database}{part}").exists()]

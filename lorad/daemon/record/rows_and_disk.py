@@ -36,12 +36,17 @@ def of_home(home: Home, runs_root: Path) -> Census:
     try:
         with reader.at_once():
             rows = {row.name: row for row in runs.every(reader)}
-            missing = [
-                *_missing_directories(rows, runs_root),
-                *_missing_versions(reader, rows),
-                *_missing_checkpoints(reader, rows),
-            ]
-            unknown = [*_unknown_runs(runs_root, rows), *_unknown_files(reader, rows), *_unknown_pools(home)]
+            missing = [*_missing_directories(rows, runs_root), *_missing_versions(reader, rows)]
+            for row in not_deleted(reader, lineage=True):
+                if _is_there(rows[row.run]) and not Path(row.path).is_dir():
+                    what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
+                    advice = f"`lorad resume {row.run} --from STEP` continues from another one."
+                    missing.append(Finding(what, advice))
+            unknown = [*_unknown_runs(runs_root, rows), *_unknown_files(reader, rows)]
+            for path in listed(home.pools):
+                if path.is_dir() and not (path / "pool.json").exists():
+                    what = f"{path} is the directory of no pool"
+                    unknown.append(Finding(what, "Delete it once nothing works there."))
     finally:
         reader.close()
     return Census(report.problems, report.warnings, _bounded(missing), _bounded(unknown), len(rows))
@@ -87,13 +92,6 @@ def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding
         yield Finding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
 
 
-def _missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    for row in not_deleted(reader, lineage=True):
-        if _is_there(rows[row.run]) and not Path(row.path).is_dir():
-            what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
-            yield Finding(what, f"`lorad resume {row.run} --from STEP` continues from another one.")
-
-
 def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
@@ -123,9 +121,3 @@ def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
 def _unknown(run: str, path: Path, kind: str) -> Finding:
     what = f"{path} is no {kind} that the journal of run {run} records"
     return Finding(what, "A writer died before it said so; delete it, it is used by nothing.")
-
-
-def _unknown_pools(home: Home) -> Iterator[Finding]:
-    for path in listed(home.pools):
-        if path.is_dir() and not (path / "pool.json").exists():
-            yield Finding(f"{path} is the directory of no pool", "Delete it once nothing works there.")

@@ -60,16 +60,16 @@ def check_files(run: Subject) -> list[VerificationCheck]:
         "evals": partial(_check_samples, run, records, "eval", run.keep_evals),
         "audit": partial(_check_audit, run),
     }
-    return [_timed(name, check) for name, check in checks.items()]
-
-
-def _timed(name: str, check: Callable[[], VerificationCheck]) -> VerificationCheck:
-    started = time.monotonic()
-    try:
-        done = check()
-    except OSError as error:  # as of a link that its owner put there, to what they may not read
-        done = VerificationCheck(name, "what could be read", [f"{error.filename}: {error.strerror}"])
-    return VerificationCheck(done.check, done.looked_at, done.problems, time.monotonic() - started)
+    timed = []
+    for name, check in checks.items():
+        started = time.monotonic()
+        try:
+            done = check()
+        except OSError as error:  # as of a link that its owner put there, to what they may not read
+            done = VerificationCheck(name, "what could be read", [f"{error.filename}: {error.strerror}"])
+        seconds = time.monotonic() - started
+        timed.append(VerificationCheck(done.check, done.looked_at, done.problems, seconds))
+    return timed
 
 
 def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
@@ -123,7 +123,7 @@ def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> Veri
 
 
 def _check_versions(run: Subject, records: list[Record]) -> VerificationCheck:
-    """Files as written, and tensors with the digest that was attested."""
+    """Check that files are as written, and tensors have the digest that was attested."""
     facts = {record.data["version"]: record.data for record in records if record.kind == "version"}
     problems: list[str] = []
     gone = 0
@@ -204,7 +204,7 @@ def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) ->
 
 
 def _check_audit(run: Subject) -> VerificationCheck:
-    """Every batch once, every token of an attested version: `audit.py`."""
+    """Check that every batch counts once and every token is of an attested version, by `audit.py`."""
     looked_at = "steps, batches and the version of each token"
     if not run.directory.journal.exists():
         return VerificationCheck("audit", "nothing: it has not begun", [])

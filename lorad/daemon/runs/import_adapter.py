@@ -6,8 +6,10 @@ attested, so that an adapter that is refused leaves nothing behind.
 """
 
 import asyncio
+import contextlib
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,9 +147,15 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     sha256 = await asyncio.to_thread(adapter.digest)
     if not runs.exists(ctx.store, name):
         refuse_used(ctx, spec)
-    alike = [row for row in versions(ctx.store, name) if row.sha256 == sha256]
-    same = await on_behalf(ctx, uid, lambda: [row for row in alike if _is_alike(row, adapter.config)])
-    number = same[-1].version if same else _next_number(ctx, name, uid)
+    same_tensors = [row for row in versions(ctx.store, name) if row.sha256 == sha256]
+    same = await on_behalf(ctx, uid, _alike, same_tensors, adapter.config)
+    if same:
+        number = same[-1].version
+    else:  # one that no engine has ever seen with this name, not even of an import that was refused just now
+        loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
+        seen = [text.removeprefix(f"{name}@") for text in loaded if text.startswith(f"{name}@")]
+        seen += [path.name for path in RunDir(ctx.runs_root / name).versions.glob("[0-9]*")]
+        number = max([first_number(ctx.store, name), *(1 + int(text) for text in seen)])
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
     files = Path(same[-1].path) if same else RunDir(staged).version(number)
     source = Path(request.source)
@@ -166,13 +174,16 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     return adapter_import
 
 
-def _is_alike(version: VersionRow, config: AdapterConfig) -> bool:
-    """Check whether its files are there and mean what `config` does: a digest is of tensors only."""
-    try:
-        settings = json.loads(read_file(Path(version.path) / CONFIG, CONFIG_BYTES, links=False))
-        return (float(settings["lora_alpha"]), bool(settings["use_rslora"])) == (config.alpha, config.rslora)
-    except (OSError, ValueError, KeyError):
-        return False
+def _alike(versions: Sequence[VersionRow], config: AdapterConfig) -> list[VersionRow]:
+    """Keep the versions whose files are there and mean what `config` does: a digest is of tensors only."""
+    alike = []
+    for version in versions:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            settings = json.loads(read_file(Path(version.path) / CONFIG, CONFIG_BYTES, links=False))
+            meaning = float(settings["lora_alpha"]), bool(settings["use_rslora"])
+            if meaning == (config.alpha, config.rslora):
+                alike.append(version)
+    return alike
 
 
 def _write_version(adapter_import: Import, adapter: Adapter) -> None:
@@ -180,17 +191,6 @@ def _write_version(adapter_import: Import, adapter: Adapter) -> None:
     facts = {"run": adapter_import.name, "version": adapter_import.number, "step": 0, "parent": None}
     facts |= {"sha256": adapter_import.sha256, "model": model}
     write_directory(adapter_import.files, lambda path: write_peft(adapter, path, model), facts)
-
-
-def _next_number(ctx: Context, name: str, uid: int) -> int:
-    """Choose a number that no engine has ever seen with this name, not even of an import that was refused
-    just now.
-    """
-    prefix = f"{name}@"
-    loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
-    seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]
-    seen += [path.name for path in RunDir(ctx.runs_root / name).versions.glob("[0-9]*")]
-    return max([first_number(ctx.store, name), *(1 + int(number) for number in seen)])
 
 
 def settle(

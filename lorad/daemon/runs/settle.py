@@ -84,8 +84,12 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
                 is_without_pool and not evidence.began and (evidence.end is None or evidence.lost_its_pool)
             )
             restart(ctx, run, reason, evidence.life[0] if evidence.life else None, never_began=never_began)
-    if evidence.lost_its_pool:
-        _put_away(ctx, run)
+    # The next attempt would lose the pool too, as a broken one takes seconds to end itself. One that started
+    # again since, or has other runs, stays: perhaps only this run lost it, and else they will all report it.
+    pool = ctx.pools.get(run.pool or "") if evidence.lost_its_pool else None
+    if pool is not None and not tenants_of(ctx, pool) and pool.process.is_up:
+        if life_number(run) in (None, pool.number):
+            stop_pool(ctx, pool)
     ctx.pools.gone_since.pop(name, None)
     ctx.storage.last_words.pop(name, None)
     ctx.storage.cuts.pop((name, run.attempt), None)
@@ -94,9 +98,10 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
 
 
 def _last_word(ctx: Context, run: RunRow, evidence: _Evidence) -> tuple[EndReason, str] | None:
-    """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was
-    just moved. A journal that is not to be believed makes the run fail. Raises OSError for one that cannot be
-    read, unless the run is to be killed.
+    """Return the verdict on the attempt once all of its journal is taken in; None before, and in a home that
+    was just moved. A journal that is not to be believed makes the run fail.
+
+    Raises OSError for one that cannot be read, unless the run is to be killed.
     """
     reason, detail = _verdict(run, evidence)
     try:
@@ -158,17 +163,3 @@ def was_killed(process: ProcessState) -> bool:
     known.
     """
     return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
-
-
-def _put_away(ctx: Context, run: RunRow) -> None:
-    """Stop the pool that a run lost: the next attempt would lose it too, as a broken pool takes seconds to
-    end itself.
-
-    A pool that has started again since, or that has other runs, stays: perhaps only this run lost it, and if
-    not, they will all report it.
-    """
-    pool = ctx.pools.get(run.pool or "")
-    if pool is None or tenants_of(ctx, pool):
-        return
-    if pool.process.is_up and life_number(run) in (None, pool.number):
-        stop_pool(ctx, pool)

@@ -12,6 +12,7 @@ that does: a name never decides between equal runs. (ASHA, Li et al., 2020, keep
 
 import logging
 import math
+import operator
 import time
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
@@ -157,14 +158,25 @@ def _decide(ctx: Context, sweep: Sweep) -> None:
     entered = [runs.get(ctx.store, name) for name in names if name in set(members)]
     if not all(_has_reached(ctx, run, step, metric) for run in entered):
         return
-    points = (_point_at(ctx, run, step, metric) for run in entered)
+    points = []
+    for run in entered:  # who ended before it was done is out of the race; it has a score if it came that far
+        score = None if run.step < step else _score_of(ctx, run.name, step, metric)
+        points.append(_Point(run, score, not _has_failed(run)))
     sign = 1 if metric in LOWER_IS_BETTER else -1
     ranked = sorted(points, key=lambda p: (not p.in_race, p.score is None, sign * (p.score or 0.0)))
     most = math.ceil(len(ranked) / halving.eta)
     racing = [point for point in ranked if point.in_race]
     ties = [point for point in racing[most:] if point.score == racing[most - 1].score]
     kept = [*racing[:most], *ties]
-    _settle(ctx, sweep, step, ranked, kept)
+    stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
+    rung = Rung(
+        step=step,
+        kept=[point.run.name for point in kept],
+        stopped=[point.run.name for point in stopped],
+        scores={point.run.name: point.score for point in ranked},
+        at=time.time(),
+    )
+    _stop_at(ctx, sweep, rung, stopped)
 
 
 def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
@@ -188,12 +200,13 @@ def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
         scores.sort(reverse=halving.metric not in LOWER_IS_BETTER)
         most = math.ceil(len(rung.scores) / halving.eta)
         limit = scores[min(most, len(scores)) - 1] if scores else None  # the score of the last that continues
-        stopped = [
-            _Point(members[name], score, in_race=True)
-            for name, score in rung.scores.items()
-            if name in members.keys() - out and members[name].state != RunState.ENDED
-            if last[name] == rung.step and not _is_as_good(score, limit, halving.metric)
-        ]
+        better_than = operator.lt if halving.metric in LOWER_IS_BETTER else operator.gt
+        stopped = []
+        for name, score in rung.scores.items():
+            is_worse = limit is not None and (score is None or better_than(limit, score))
+            is_at_work = name in members.keys() - out and members[name].state != RunState.ENDED
+            if is_at_work and last[name] == rung.step and is_worse:
+                stopped.append(_Point(members[name], score, in_race=True))
         lost = [*rung.stopped, *(point.run.name for point in stopped)]
         kept = [name for name in rung.scores if name not in lost and name not in failed]
         earlier = before.get(rung.step)
@@ -215,13 +228,6 @@ def _with_scores(
     return structs.replace(rung, scores=rung.scores | new)
 
 
-def _is_as_good(score: float | None, limit: float | None, metric: str) -> bool:
-    """Compare a score with that of the last run that continues; without any score all are equal."""
-    if score is None or limit is None:
-        return limit is None
-    return score <= limit if metric in LOWER_IS_BETTER else score >= limit
-
-
 def _has_failed(run: RunRow) -> bool:
     return run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
 
@@ -237,15 +243,9 @@ def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     return newest_eval(ctx.store, run.name, step, step) is not None
 
 
-def _point_at(ctx: Context, run: RunRow, step: int, metric: str) -> _Point:
-    """A run that ended before it was done is out of the race; it has a score if it came that far."""
-    score = None if run.step < step else _score_of(ctx, run.name, step, metric)
-    return _Point(run, score, not _has_failed(run))
-
-
 def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
-    """The newest evaluation up to `step`, or the mean reward or loss of the last steps up to it, of those
-    after the first update.
+    """Read the newest evaluation up to `step`, or the mean reward or loss of the last steps up to it, without
+    steps before the first update.
     """
     if metric in _OF_EVALS:
         evaluation = newest_eval(ctx.store, name, 0, step)
@@ -258,18 +258,6 @@ def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
 
 def _finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
-
-
-def _settle(ctx: Context, sweep: Sweep, step: int, ranked: list[_Point], kept: list[_Point]) -> None:
-    stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
-    rung = Rung(
-        step=step,
-        kept=[point.run.name for point in kept],
-        stopped=[point.run.name for point in stopped],
-        scores={point.run.name: point.score for point in ranked},
-        at=time.time(),
-    )
-    _stop_at(ctx, sweep, rung, stopped)
 
 
 def _stop_at(ctx: Context, sweep: Sweep, rung: Rung, stopped: Sequence[_Point]) -> None:

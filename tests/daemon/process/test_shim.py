@@ -160,7 +160,7 @@ def test_device_locks_are_free_before_the_end(tmp_path: Path) -> None:
     look = "open(sys.argv[1] + '/seen', 'w').write(str(shim._take_lock(LOCK) is not None))"
     code = (
         f"import sys; from lorad.daemon.process import shim; LOCK = {str(lock)!r}; "
-        f"shim._overwrite = lambda fd, status: {look}; sys.exit(shim.main())"
+        f"shim.overwrite = lambda fd, status: {look}; sys.exit(shim.main())"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")]).returncode == 0
     assert (tmp_path / "a" / "seen").read_text() == "True"

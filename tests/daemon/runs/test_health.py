@@ -359,8 +359,8 @@ async def test_a_waiting_run_says_what_its_pool_does(home: Path) -> None:
         pulse = Pulse(Beat(0, 0, "", "loading tiny"), now - 75.0, now)
         run = runs.get(api.ctx.store, "a")
         api.ctx.processes.pulses = {pool.attempt(): pulse}
-        assert health._in_words(api.ctx, run).startswith("loading tiny, 1m1")
+        assert health.activity_of(api.ctx, run).startswith("loading tiny, 1m1")
         api.ctx.processes.pulses[run.attempt_dir] = Pulse(Beat(0, 0, "", "training"), now, now)
-        assert health._in_words(api.ctx, run).startswith("training")
+        assert health.activity_of(api.ctx, run).startswith("training")
         release(home)
         await api.until("a", "ended")

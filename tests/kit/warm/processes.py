@@ -37,9 +37,9 @@ class WarmProcesses(Processes):
 
     _ends: ClassVar[dict[Path, int]] = {}  # descriptors that can be read when the shim of a directory is over
 
-    def _start_shim(self, root: Path) -> int:
+    def start_shim(self, root: Path) -> int:
         if not is_warm():
-            return super()._start_shim(root)
+            return super().start_shim(root)
         asked: dict[str, object] = {"kind": "shim", "root": str(root), "detached": True}
         asked |= {"env": dict(os.environ), "cwd": os.getcwd()}
         connection, pid = client.ask(os.environ[PLACE], asked, argv_of(root), [])
@@ -49,9 +49,9 @@ class WarmProcesses(Processes):
         WarmProcesses._ends[root] = connection.detach()
         return pid
 
-    def _has_ended(self, root: Path, pid: int) -> bool:
+    def has_ended(self, root: Path, pid: int) -> bool:
         if not is_warm():
-            return super()._has_ended(root, pid)
+            return super().has_ended(root, pid)
         fd = WarmProcesses._ends.get(root)
         if fd is None:
             return True
@@ -106,8 +106,8 @@ def keep_warm() -> None:
 
         remote._config = warm_config  # type: ignore[attr-defined]
     for place, name, value in (
-        (Processes, "_start_shim", WarmProcesses._start_shim),
-        (Processes, "_has_ended", WarmProcesses._has_ended),
+        (Processes, "start_shim", WarmProcesses.start_shim),
+        (Processes, "has_ended", WarmProcesses.has_ended),
         (preflight, "under_guard", warm_guarded),
         (trial, "under_guard", warm_guarded),
         (launch, "_spawn", WarmDaemon),

@@ -24,7 +24,7 @@ from lorad.store.versions import get_version, held_versions
 
 
 async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
-    """All aliases, what they serve, and what their gateway says of requests for them."""
+    """List all aliases, what they serve, and what their gateway says of requests for them."""
     rows = seen_aliases(ctx, call.caller)
     owners = [of_alias(row).owner_uid for row in rows]
     names = {uid: user_name(uid) for uid in {*owners}}

@@ -3,10 +3,10 @@ how much.
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable
-from pathlib import Path
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -30,8 +30,8 @@ from lorad.daemon.bill.answer import KEYS, bill_of
 from lorad.daemon.bill.take_in import take_in_all
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
+from lorad.daemon.gpu.lock_notes import Holder
 from lorad.daemon.gpu.occupancy import Sight
-from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import end_pools, timeout_of
 from lorad.daemon.pools.watch_gpus import fresh, sight_of_cpu
 from lorad.daemon.process.orphans import find_orphans
@@ -61,6 +61,10 @@ _TROUBLES = 20  # how many things that failed and are tried again are listed
 async def show_status(ctx: Context, call: Call) -> Status:
     """Describe the daemon and its state."""
     owner = None if is_admin(ctx, call.caller) else call.caller.uid
+    disk = None
+    with contextlib.suppress(OSError):  # a filesystem that does not answer
+        usage = shutil.disk_usage(ctx.runs_root)  # for users other than root
+        disk = Disk(usage.free, usage.total)
     return Status(
         pid=os.getpid(),
         version=lorad.__version__,
@@ -72,19 +76,10 @@ async def show_status(ctx: Context, call: Call) -> Status:
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
         troubles=ctx.loop.troubles.lines(owner)[:_TROUBLES],
-        disk=_disk(ctx.runs_root),
+        disk=disk,
         database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
         forecasts=forecasts_lately(ctx),
     )
-
-
-def _disk(storage: Path) -> Disk | None:
-    """Measure the filesystem that runs write to, for users other than root; None where it does not answer."""
-    try:
-        usage = shutil.disk_usage(storage)
-    except OSError:
-        return None
-    return Disk(usage.free, usage.total)
 
 
 async def shutdown(ctx: Context, call: Call) -> Shutdown:
@@ -100,21 +95,18 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
             await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
-        staying = [_stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
+        staying = []
+        for pool in (pool for pool in up if pool.process.is_up):
+            tenants = [run.name for run in tenants_of(ctx, pool)]
+            kept = pool.status.kept if pool.status and serves else []
+            idle = 0.0 if tenants else pool.idle_seconds
+            staying.append(StayingPool(pool.id, tenants, kept, max(0.0, timeout_of(ctx, pool) - idle)))
         ended = [pool.id for pool in up if not pool.process.is_up]
         if body.gateway or (body.pools and not staying):
             await stop(ctx, DOOR)
         if body.pools and not staying and not stopped:  # nothing is left that it could serve
             stopped = await stop(ctx, GATEWAY)
         return Shutdown(os.getpid(), stopped, ended, staying)
-
-
-def _stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
-    """Describe why a pool stays up without a daemon, and for how many more seconds it may be idle."""
-    runs = [run.name for run in tenants_of(ctx, pool)]
-    kept = pool.status.kept if pool.status and serves else []
-    idle = 0.0 if runs else pool.idle_seconds
-    return StayingPool(pool.id, runs, kept, max(0.0, timeout_of(ctx, pool) - idle))
 
 
 async def list_devices(ctx: Context, call: Call) -> list[Device]:
@@ -124,22 +116,17 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
     await fresh(ctx)
     cpu = await asyncio.to_thread(sight_of_cpu, _CPU_SECONDS) if ctx.gpus.devices[0].is_cpu else None
     past = ctx.gpus.history.samples if call.number("history", 0) else {}
-    return [
-        _device_view(ctx, call, device, cpu, past.get(device.name, ())) for device in ctx.gpus.devices
-    ] + _on_nodes(ctx, reader(ctx, call.caller))
-
-
-def _on_nodes(ctx: Context, who: Reader) -> list[Device]:
-    """Describe the devices of nodes that pools have; nobody measures them here."""
-    listed = []
+    own = [_device_view(ctx, call, device, cpu, past.get(device.name, ())) for device in ctx.gpus.devices]
+    on_nodes = []  # nobody measures these here
     for pool in ctx.pools.values():
         if pool.nodes and pool.process.is_up:
-            holder = holder_of_pool(ctx, pool, who)
-            lease = Lease(
-                holder.pool or None, holder.uid, holder.user, holder.why, holder.since, holder.idle_timeout
-            )
-            listed += [Device(name, pool=lease.pool, lease=lease) for name in pool.holds]
-    return sorted(listed, key=lambda device: device.device)
+            lease = _lease_of(holder_of_pool(ctx, pool, reader(ctx, call.caller)))
+            on_nodes += [Device(name, pool=lease.pool, lease=lease) for name in pool.holds]
+    return own + sorted(on_nodes, key=lambda device: device.device)
+
+
+def _lease_of(holder: Holder) -> Lease:
+    return Lease(holder.pool or None, holder.uid, holder.user, holder.why, holder.since, holder.idle_timeout)
 
 
 def _device_view(
@@ -158,13 +145,8 @@ def _device_view(
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
     own_pools = [pool for pool in up if who.sees(pool.setup.owner)]
     holder = lease_of(ctx, device, who)
-    lease = None
     reserved = _reserved(ctx, device)
     aside = ctx.gpus.set_aside.get(device.name)
-    if holder is not None:
-        lease = Lease(
-            holder.pool or None, holder.uid, holder.user, holder.why, holder.since, holder.idle_timeout
-        )
     return Device(
         device=device.name,
         name=device.label,
@@ -173,7 +155,7 @@ def _device_view(
         utilization=sight.utilization if sight else None,
         pool=own_pools[0].id if own_pools else None,
         part=own_pools[0].part_on(device.name) if own_pools else "",
-        lease=lease,
+        lease=None if holder is None else _lease_of(holder),
         processes=[
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
             for one in (sight.processes if sight else ())

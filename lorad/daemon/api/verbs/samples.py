@@ -193,7 +193,13 @@ def _fitting(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
     """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
     for sample in samples:
-        shown = _brief(sample) if excerpt.is_brief else sample
+        shown = sample
+        if excerpt.is_brief:
+            logprobs = [value for value in sample.logprobs if value is not None]
+            has_all = bool(logprobs) and len(logprobs) == len(sample.logprobs)
+            mean = sum(logprobs) / len(logprobs) if has_all else None
+            empty = {key: [] for key in ("tokens", "logprobs", "widths", "forks")}
+            shown = replace(sample, **empty, length=sample.size, logprob=mean)
         texts = {key: value for key, value in asdict(shown).items() if isinstance(value, str)}
         long = {key: value[:SAMPLE_TEXT] + "…" for key, value in texts.items() if len(value) > SAMPLE_TEXT}
         size += sum(min(len(value), SAMPLE_TEXT) for value in texts.values()) + _TOKEN * len(shown.tokens)
@@ -201,9 +207,3 @@ def _fitting(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
         if size > ANSWER_BYTES:
             return
         yield replace(shown, **long) if long else shown
-
-
-def _brief(sample: Sample) -> Sample:
-    logprobs = [value for value in sample.logprobs if value is not None]
-    mean = sum(logprobs) / len(logprobs) if logprobs and len(logprobs) == len(sample.logprobs) else None
-    return replace(sample, tokens=[], logprobs=[], widths=[], forks=[], length=sample.size, logprob=mean)

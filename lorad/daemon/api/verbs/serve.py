@@ -135,19 +135,29 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
         with _blamed(adapter.name, source):
             adapters.append(_FoundAdapter(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
     adapters.sort(key=lambda outlined: -outlined.outline.config.max_rank)
-    largest = replace(
-        _brief(spec, body.overrides), lora=replace(spec.lora, rank=adapters[0].outline.config.max_rank)
-    )
+    largest = replace(spec, lora=replace(spec.lora, rank=adapters[0].outline.config.max_rank))
+    has_lengths = bool(_LENGTHS & {overridden(text) for text in body.overrides})
+    if not has_lengths:  # the base's longest context is known once it was checked
+        largest = replace(largest, rollout=replace(spec.rollout, max_new_tokens=1))
     facts = await preflight(ctx, largest, body.cwd, uid)
-    spec = _roomy(spec, body.overrides, facts.max_positions)
+    if not has_lengths:  # the context that users expect of a server; runs of the same base join it with less
+        longest = min(_CONTEXT, facts.max_positions)
+        data = replace(spec.data, max_prompt_tokens=longest - longest // 4)
+        spec = replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
     model = facts.model_path, facts.model_dtype, facts.parameters
     request = Request(body.cwd, "", body.overrides, *model, facts)
     await refresh(ctx)
     imports: list[Import] = []
     try:
-        for place, outlined in enumerate(adapters, 1):
+        for place, (name, source, shape) in enumerate(adapters, 1):
             doing().tell(f"reading adapter {place} of {len(adapters)}")
-            imports.append(await _staged(ctx, uid, outlined, spec, request))
+            own = replace(spec, name=name)
+            with _blamed(name, source):
+                adapter_read, own = await on_behalf(
+                    ctx, uid, import_adapter.read, source, shape, own, Path(facts.model_path)
+                )
+            own_request = import_adapter.request_for(request, source, adapter_read)
+            imports.append(await import_adapter.stage(ctx, uid, own, own_request, adapter_read))
     except BaseException:
         for staged_before in imports:
             discard(staged_before.staged)
@@ -155,36 +165,9 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
     return imports
 
 
-def _brief(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """Shorten the answers for the check, which runs before the base's longest context is known."""
-    if _LENGTHS & {overridden(text) for text in overrides}:
-        return spec
-    return replace(spec, rollout=replace(spec.rollout, max_new_tokens=1))
-
-
-def _roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
-    """Set the context that users expect of a server; runs of the same base join it with less."""
-    if _LENGTHS & {overridden(text) for text in overrides}:
-        return spec
-    longest = min(_CONTEXT, positions)
-    data = replace(spec.data, max_prompt_tokens=longest - longest // 4)
-    return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
-
-
-async def _staged(ctx: Context, uid: int, adapter_found: _FoundAdapter, spec: Spec, asked: Request) -> Import:
-    name, source, shape = adapter_found
-    with _blamed(name, source):
-        adapter, own = await on_behalf(
-            ctx, uid, import_adapter.read, source, shape, replace(spec, name=name), Path(asked.model_path)
-        )
-    return await import_adapter.stage(
-        ctx, uid, own, import_adapter.request_for(asked, source, adapter), adapter
-    )
-
-
 @contextlib.contextmanager
 def _blamed(name: str, source: Path) -> Iterator[None]:
-    """Errors say which adapter they are about."""
+    """Name the adapter in what is raised within the block."""
     try:
         yield
     except LoradError as error:

@@ -199,7 +199,7 @@ def _need(spec: Spec) -> bytes:
 def _placed(
     ctx: Context, body: SweepRequest, point: _GridPoint, facts: SpecFacts, reference: Staged | None
 ) -> Path:
-    """The directory of a run that is to be, with its reference."""
+    """Make the directory of a run that is to be, with its reference."""
     model = facts.model_path, facts.model_dtype, facts.parameters
     kept = reference and reference.reference
     request = Request(body.cwd, body.source, point.overrides, *model, facts, reference=kept)
@@ -212,20 +212,25 @@ def _split_pools(
     ctx: Context, points: list[_GridPoint], facts: list[SpecFacts], keys: list[str]
 ) -> list[str]:
     """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
-    kinds = {_kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
+    kinds = set()
+    for (spec, _), fact in zip(points, facts, strict=True):
+        count = 1 if ctx.gpus.devices[0].is_cpu else min(spec.gpus, len(ctx.gpus.devices))
+        setup = setup_for(
+            spec,
+            ctx.config,
+            *ctx.gpus.devices[:count],
+            model_path=fact.model_path,
+            dtype=fact.model_dtype,
+            threads=spec.pool.threads or 1,
+            facts=fact,
+        )
+        kinds.add(setup.key)
     if len(kinds) == 1:
         return []
     return [
         f"the points need {len(kinds)} kinds of pools, each with a base of its own: {', '.join(keys)} "
         "decide that"
     ]
-
-
-def _kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
-    model = {"model_path": facts.model_path, "dtype": facts.model_dtype}
-    count = 1 if ctx.gpus.devices[0].is_cpu else min(spec.gpus, len(ctx.gpus.devices))
-    threads = spec.pool.threads or 1
-    return setup_for(spec, ctx.config, *ctx.gpus.devices[:count], **model, threads=threads, facts=facts).key
 
 
 async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:
@@ -269,19 +274,17 @@ def _members_of(rows: Rows, sweep: str, grid: list[str]) -> list[_Member]:
     for name in sweeps.members(rows, sweep):
         run = runs.get(rows, name)
         spec = json.loads(run.spec)
-        values = {key: _value(spec, key.split(".")) for key in grid}
+        values = {}
+        for key in grid:
+            value: Any = spec
+            for part in key.split("."):
+                if not isinstance(
+                    value, dict
+                ):  # the `name` of a section that is written as a word is that word
+                    value = value if part == "name" else None
+                    break
+                value = value.get(part)
+            values[key] = value
         best = best_eval(rows, run.name)
         members.append(_Member(run, values, best, mean(run, "reward"), mean(run, "loss")))
     return members
-
-
-def _value(spec: Any, path: list[str]) -> Any:
-    """Look a dotted key up in a spec's JSON; None where the path leads nowhere.
-
-    The `name` of a section that is written as a word, as in `reward: exact_match`, is that word.
-    """
-    for part in path:
-        if not isinstance(spec, dict):
-            return spec if part == "name" else None
-        spec = spec.get(part)
-    return spec

@@ -85,22 +85,18 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     return response
 
 
-def _light(spec: Spec) -> Spec:
-    """Leave out what only training needs."""
-    return replace(
-        spec,
-        algorithm=replace(spec.algorithm, teacher=None),
-        eval=replace(spec.eval, every=0),
-        rollout=replace(spec.rollout, max_staleness=0),
-    )
-
-
 async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
     """Put the events of a trial into the queue; the last is `end`."""
     try:
         await events.put(TrialEvent("phase", "the spec is being checked"))
         facts = await preflight(ctx, spec, body.cwd, uid, body=body)
-        spec, facts = rated(_light(spec), facts)
+        spec = replace(  # without what only training needs
+            spec,
+            algorithm=replace(spec.algorithm, teacher=None),
+            eval=replace(spec.eval, every=0),
+            rollout=replace(spec.rollout, max_staleness=0),
+        )
+        spec, facts = rated(spec, facts)
         model = facts.model_path, facts.model_dtype, facts.parameters
         request = Request(body.cwd, body.source, body.overrides, *model, facts)
         with staged(ctx, uid, "try", spec, request) as row:
@@ -111,21 +107,13 @@ async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events
             async with _guest(ctx, row) as pool:
                 doing().tell("sampling")
                 attempt = _attempt(ctx, row, spec, request, pool)
-                async with contextlib.aclosing(_lines(ctx, uid, attempt, body.n)) as lines:
-                    async for line in lines:
-                        await events.put(_event_of(line))
+                async with contextlib.aclosing(_events_of(ctx, uid, attempt, body.n)) as tried:
+                    async for event in tried:
+                        await events.put(event)
     except Exception as error:
         if not isinstance(error, LoradError):
             log.exception("a trial")
         await events.put(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
-
-
-def _event_of(line: bytes) -> TrialEvent:
-    """Decode a line of a trial. Raises PoolLost: user code may have written it."""
-    try:
-        return msgspec.json.decode(line, type=TrialEvent)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise PoolLost(f"the trial printed something else: {error}", hint="Try again.") from None
 
 
 @contextlib.asynccontextmanager
@@ -165,8 +153,8 @@ def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool
     return attempt
 
 
-async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncGenerator[bytes, None]:
-    """Yield what the process prints. Raises PoolLost when it ends too early."""
+async def _events_of(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncGenerator[TrialEvent, None]:
+    """Yield what the process prints. Raises PoolLost when it ends too early, or user code printed a line."""
     user = ctx.user(uid)
     command = [*ctx.processes.commands.trial, str(attempt.work), str(n)]
     argv, env = ctx.processes.commands.asked_as(user, command, ctx.home)
@@ -176,6 +164,10 @@ async def _lines(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncGe
         contextlib.aclosing(lines_of(process, "the trial")) as lines,
     ):
         async for line in lines:
-            yield line
+            try:
+                event = msgspec.json.decode(line, type=TrialEvent)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise PoolLost(f"the trial printed something else: {error}", hint="Try again.") from None
+            yield event
             if line.startswith(b'{"kind":"end"'):
                 return
