@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 from msgspec.structs import replace
 
-from lorad.box.config import Prices
 from lorad.daemon.access import sees_all
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
@@ -16,7 +15,7 @@ from lorad.daemon.queue.quotas import quotas_of
 from lorad.daemon.state import bytes_of
 from lorad.records.bill import Bill, BillLine
 from lorad.store import runs
-from lorad.store.bill import HOUR, BillRow, By, bill, owners_of_uses
+from lorad.store.bill import HOUR, By, bill, owners_of_uses
 
 KEYS: Sequence[By] = get_args(By)
 _OF_RUNS = ("run", "user", "sweep")
@@ -41,7 +40,13 @@ async def bill_of(
     """
     mine = None if sees_all(ctx, caller) else caller.uid
     rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=mine)
-    lines = list(_lines(rows, ctx.config.prices))
+    by_key: dict[str, list[BillLine]] = {}  # rows of a key differ by their device
+    for row in rows:
+        price = ctx.config.prices.of(row.device)
+        cost = None if price is None else row.held / HOUR * price
+        by_key.setdefault(row.key, []).append(replace(row, cost=cost if row.held else 0.0))
+    lines = [_sum(key, of_devices) for key, of_devices in by_key.items()]
+    lines.sort(key=lambda line: (not line.key, -line.held, line.key))
     if by in _OF_RUNS:
         disk = await _disk(ctx, by, {line.key for line in lines if line.key}, mine)
         lines = [replace(line, disk=disk.get(line.key)) for line in lines]
@@ -49,17 +54,6 @@ async def bill_of(
     first = None if since is None else float(since // HOUR * HOUR)
     quotas = [] if by not in _OF_RUNS else quotas_of(ctx, await ctx.read(owners_of_uses), mine, user)
     return Bill(by, lines, total, ctx.config.prices.currency, first, until, quotas)
-
-
-def _lines(rows: Iterable[BillRow], prices: Prices) -> Iterable[BillLine]:
-    """Make one line of the rows of each key, which differ by their device."""
-    by_key: dict[str, list[BillLine]] = {}
-    for row in rows:
-        price = prices.of(row.device)
-        cost = None if price is None else row.held / HOUR * price
-        by_key.setdefault(row.key, []).append(replace(row, cost=cost if row.held else 0.0))
-    lines = [_sum(key, of_devices) for key, of_devices in by_key.items()]
-    return sorted(lines, key=lambda line: (not line.key, -line.held, line.key))
 
 
 def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:

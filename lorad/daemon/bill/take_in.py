@@ -13,20 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.bounds import STATUS_BYTES
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.as_owner import connection_to
-from lorad.daemon.pools.life import ANSWER_SECONDS
+from lorad.daemon.pools.life import ANSWER_SECONDS, have_done
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.daemon.state import UsesFile
 from lorad.errors import LoradError, StorageError
 from lorad.files import log as logs
 from lorad.files import open_file
-from lorad.protocol.calls import Nothing
 from lorad.protocol.listener import user_name
 from lorad.protocol.status import USES, Use, Uses, decode_uses
 from lorad.store import bill
@@ -61,22 +58,9 @@ async def take_in_all(ctx: Context) -> None:
     up = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and not pool.is_slow]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ANSWER_SECONDS):
-            await asyncio.gather(*(_written(ctx, pool) for pool in up))
+            await asyncio.gather(*(have_done(ctx, pool, "write_uses") for pool in up))
     ctx.bill.read_at = float("-inf")
     keep_bill(ctx)
-
-
-async def _written(ctx: Context, pool: Pool) -> None:
-    """Have a pool write down what it was used up to now."""
-
-    def call() -> None:
-        with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
-            connection.call("write_uses", Nothing())
-
-    try:
-        await ctx.users.polls.do(pool.setup.owner, call)
-    except (LoradError, OSError) as error:
-        log.debug("pool %s: write_uses: %s", pool.id, error)
 
 
 def _open(ctx: Context, pool: Pool) -> list[AttemptDir]:

@@ -17,7 +17,7 @@ from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import attempts_under
 from lorad.errors import StorageError
 from lorad.files import read_file
-from lorad.protocol.nodes import GRANT, GrantedNode, GrantStatus, NodesSetup
+from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup
 from lorad.store import events, pools, runs
 from lorad.store.pools import GrantRow, NodeRow
 
@@ -145,27 +145,24 @@ def _put(
     rows = {row.node: row for row in pools.nodes(ctx.store)}
     elsewhere = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
     for node in status.nodes:
-        base = pool.setup.model_path if is_ready else ""
+        base = [pool.setup.model_path] if is_ready else []
+        before = rows[node.node].bases if node.node in rows else []
         gone = is_lost(status, node)
         now = "lost" if gone else "granted" if is_held or node.node in elsewhere else "free"
-        pools.put_node(ctx.store, _node_row(setup, node, rows.get(node.node), now, base))
+        node_row = NodeRow(
+            node=node.node,
+            cluster="static" if setup.kind == "static" else setup.address,
+            address=node.ip,
+            boot_id=node.boot_id,
+            uid=node.uid,
+            devices=devices_on(node),
+            bases=[*(name for name in before if name not in base), *base][-_BASES:],
+            seen_at=time.time(),
+            state=now,
+        )
+        pools.put_node(ctx.store, node_row)
         for device in devices_on(node) if is_held and not gone else ():
             pools.lease(ctx.store, pool.id, device, "pool", node.node)
-
-
-def _node_row(setup: NodesSetup, node: GrantedNode, before: NodeRow | None, state: str, base: str) -> NodeRow:
-    bases = [one for one in (before.bases if before else []) if one != base]
-    return NodeRow(
-        node=node.node,
-        cluster="static" if setup.kind == "static" else setup.address,
-        address=node.ip,
-        boot_id=node.boot_id,
-        uid=node.uid,
-        devices=devices_on(node),
-        bases=[*bases, *([base] if base else [])][-_BASES:],
-        seen_at=time.time(),
-        state=state,
-    )
 
 
 def _tell(ctx: Context, pool: Pool, status: GrantStatus) -> None:

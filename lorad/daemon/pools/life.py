@@ -241,35 +241,32 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
     """Ask the pool how it is. Calls that come while one is asked share the answer to the next question."""
     came = time.monotonic()
     async with pool.asking:
-        if pool.asked_at < came:
-            pool.asked_at = time.monotonic()
-            await _asked(ctx, pool)
-
-
-async def _asked(ctx: Context, pool: Pool) -> None:
-    """Ask the pool, and have it close the slots of drivers that died without closing them."""
-    opened: list[Connection] = []
-    active = runs.in_states(ctx.store, *ACTIVE)
-    at_work = {(run.name, run.attempt) for run in active} | {(name, 1) for name in ctx.requests.trials}
-    tenants = pool.status.tenants if pool.status else []
-    evicted = [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
-    call = partial(_call_status, ctx, pool, evicted, opened)
-    try:
-        async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
-            status = await ctx.users.polls.do(pool.setup.owner, call)
-        if pool.process.phase == "alive":
-            first = pool.status is None
-            pool.status = status
-            if first:
-                _note(ctx, pool)
-                ctx.loop.poke()
-    except (LoradError, OSError) as error:
-        log.debug("pool %s does not answer: %s", pool.id, error)
-    finally:
-        for connection in opened:
-            connection.abort()
-        pool.polled_at = time.monotonic()
-        pool.is_slow = pool.polled_at - pool.asked_at > ANSWER_SECONDS
+        if pool.asked_at >= came:
+            return
+        pool.asked_at = time.monotonic()
+        opened: list[Connection] = []
+        active = runs.in_states(ctx.store, *ACTIVE)
+        at_work = {(run.name, run.attempt) for run in active} | {(name, 1) for name in ctx.requests.trials}
+        tenants = pool.status.tenants if pool.status else []
+        # it closes the slots of drivers that died without closing them
+        evicted = [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
+        call = partial(_call_status, ctx, pool, evicted, opened)
+        try:
+            async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
+                status = await ctx.users.polls.do(pool.setup.owner, call)
+            if pool.process.phase == "alive":
+                first = pool.status is None
+                pool.status = status
+                if first:
+                    _note(ctx, pool)
+                    ctx.loop.poke()
+        except (LoradError, OSError) as error:
+            log.debug("pool %s does not answer: %s", pool.id, error)
+        finally:
+            for connection in opened:
+                connection.abort()
+            pool.polled_at = time.monotonic()
+            pool.is_slow = pool.polled_at - pool.asked_at > ANSWER_SECONDS
 
 
 def _call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
@@ -334,7 +331,7 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
         pool.stop_asked = time.monotonic()
         log.info("pool %s: stopping", pool.id)
         _note(ctx, pool)
-        ctx.spawn(_ask_shutdown(ctx, pool))
+        ctx.spawn(have_done(ctx, pool, "shutdown"))
 
 
 async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
@@ -350,15 +347,17 @@ async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _ask_shutdown(ctx: Context, pool: Pool) -> None:
+async def have_done(ctx: Context, pool: Pool, verb: str) -> None:
+    """Have a pool do what takes it no time; one that does not answer is only logged."""
+
     def call() -> None:
         with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
-            connection.call("shutdown", Nothing())
+            connection.call(verb, Nothing())
 
     try:
         await ctx.users.polls.do(pool.setup.owner, call)
     except (LoradError, OSError) as error:
-        log.debug("pool %s: shutdown: %s", pool.id, error)
+        log.debug("pool %s: %s: %s", pool.id, verb, error)
 
 
 def _insist(ctx: Context, pool: Pool, seconds: float) -> None:

@@ -85,22 +85,18 @@ def occupied(ctx: Context) -> dict[str, tuple[str, bool]]:
     The flag: the next look may clear it.
     """
     look(ctx)
-    return {
-        device.name: hindrance for device in ctx.gpus.devices if (hindrance := _in_the_way(ctx, device))[0]
-    }
-
-
-def _in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
-    """Say why nothing can be placed on a device; "" when something can."""
-    if not device.uuid:
-        return "", False
-    sight = ctx.gpus.sights.seen.get(device.uuid)
-    if sight is None or time.monotonic() - sight.at > STALE_SECONDS:
-        since = ctx.gpus.sights.since
-        if since is not None and time.monotonic() - since > STALE_SECONDS:
-            return f"{device.name}: NVIDIA's driver does not answer, so who uses it is not known", False
-        return f"checking who uses {device.name}", True
-    return sight.strangers(device), False
+    reasons: dict[str, tuple[str, bool]] = {}
+    since = ctx.gpus.sights.since
+    for device in (device for device in ctx.gpus.devices if device.uuid):
+        sight = ctx.gpus.sights.seen.get(device.uuid)
+        if sight is not None and time.monotonic() - sight.at <= STALE_SECONDS:
+            reasons[device.name] = sight.strangers(device), False
+        elif since is not None and time.monotonic() - since > STALE_SECONDS:
+            why = f"{device.name}: NVIDIA's driver does not answer, so who uses it is not known"
+            reasons[device.name] = why, False
+        else:
+            reasons[device.name] = f"checking who uses {device.name}", True
+    return {name: reason for name, reason in reasons.items() if reason[0]}
 
 
 def _ours(ctx: Context) -> Ours:

@@ -47,26 +47,17 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
     """
     limit = ctx.config.queue.limit_of(run.owner)
     user = run.owner
-    if group_is_full := _over_group(ctx, run, active):
-        return group_is_full
-    working = sum(other.owner_uid == run.owner_uid for other in active)
+    mine = [other for other in active if other.owner_uid == run.owner_uid]
+    if run.group and (most := groups.limit_of(ctx.store, run.owner_uid, run.group)) is not None:
+        in_group = sum(other.group == run.group for other in mine)
+        if in_group >= most:
+            return f"waits for group {run.group} ({in_group} of {most} running)"
+    working = len(mine)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
     if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid, at)):
         return used_up
     return _over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
-
-
-def _over_group(ctx: Context, run: RunRow, active: Sequence[RunRow]) -> str:
-    """Say that as many runs of its group work as may; "" when another one may."""
-    if not run.group:
-        return ""
-    limit = groups.limit_of(ctx.store, run.owner_uid, run.group)
-    mine = (other for other in active if other.owner_uid == run.owner_uid)
-    working = sum(other.group == run.group for other in mine)
-    if limit is None or working < limit:
-        return ""
-    return f"waits for group {run.group} ({working} of {limit} running)"
 
 
 def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
@@ -75,9 +66,18 @@ def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     That is measured, unless it was done in the last minute or is under way.
     """
     disk = ctx.storage.by_owner
+
+    async def measure(directories: dict[int, list[Path]]) -> None:
+        try:
+            disk.used = {uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()}
+        finally:
+            disk.at = time.monotonic()
+            disk.is_measured = False
+            ctx.loop.poke()
+
     if not disk.is_measured and time.monotonic() - disk.at >= _MEASURE_SECONDS:
         disk.is_measured = True
-        ctx.spawn(_measured(ctx, runs.directories(ctx.store)))
+        ctx.spawn(measure(runs.directories(ctx.store)))
     used = disk.used.get(run.owner_uid)
     if used is None:
         return f"checking how much {run.owner}'s runs take on disk"
@@ -86,14 +86,3 @@ def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     return (
         f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
     )
-
-
-async def _measured(ctx: Context, directories: dict[int, list[Path]]) -> None:
-    try:
-        ctx.storage.by_owner.used = {
-            uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()
-        }
-    finally:
-        ctx.storage.by_owner.at = time.monotonic()
-        ctx.storage.by_owner.is_measured = False
-        ctx.loop.poke()

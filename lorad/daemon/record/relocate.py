@@ -58,7 +58,7 @@ def place_of(run: RunRow) -> RunPlace:
 
 
 def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
-    """Correct the place of a run whose files lie in `runs_root` though its row says elsewhere; None for others.
+    """Correct the place of a run whose files lie in `runs_root` though its row says elsewhere; else None.
 
     Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to
     see that its home was moved may have made the old one again; there is neither a request nor a journal in

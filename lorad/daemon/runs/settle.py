@@ -87,9 +87,9 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     # The next attempt would lose the pool too, as a broken one takes seconds to end itself. One that started
     # again since, or has other runs, stays: perhaps only this run lost it, and else they will all report it.
     pool = ctx.pools.get(run.pool or "") if evidence.lost_its_pool else None
-    if pool is not None and not tenants_of(ctx, pool) and pool.process.is_up:
-        if life_number(run) in (None, pool.number):
-            stop_pool(ctx, pool)
+    is_idle = pool is not None and not tenants_of(ctx, pool) and pool.process.is_up
+    if pool is not None and is_idle and life_number(run) in (None, pool.number):
+        stop_pool(ctx, pool)
     ctx.pools.gone_since.pop(name, None)
     ctx.storage.last_words.pop(name, None)
     ctx.storage.cuts.pop((name, run.attempt), None)

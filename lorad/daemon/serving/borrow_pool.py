@@ -54,7 +54,7 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     """Hold a pool of a run's base, up and answering, within the block: one that is warm at once, else the one
     that the loop finds a place for.
 
-    Raises Conflict (no device), PoolLost.
+    Raises Conflict (no device), and PoolLost where it ends before it answers, or takes too long.
     """
     pool = warm_pool(ctx, run)
     if pool is not None:
@@ -63,7 +63,14 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
         pool = await _placed(ctx, run)
     try:
         doing().tell(f"waiting for pool {pool.id}", lambda: ctx.processes.in_words(pool.attempt()))
-        await _ready(ctx, pool)
+        deadline = time.monotonic() + ctx.patience.pool_ready
+        while pool.status is None:
+            look_at_process(ctx, pool)
+            if not pool.process.is_up or time.monotonic() > deadline:
+                what = f"pool {pool.id} {pool.process.in_words()} before it answered"
+                raise PoolLost(clauses(what, log_end(pool.attempt().log, 3)), hint="Try again.")
+            await ask_status(ctx, pool)
+            await asyncio.sleep(_POLL_SECONDS)
         yield pool
     finally:
         pool.guests = pool.guests - 1
@@ -86,18 +93,6 @@ async def _placed(ctx: Context, run: RunRow) -> Pool:
         raise
     finally:
         ctx.queue.requests.remove(request)
-
-
-async def _ready(ctx: Context, pool: Pool) -> None:
-    """Wait until the pool has answered once. Raises PoolLost when it ends before, or takes too long."""
-    deadline = time.monotonic() + ctx.patience.pool_ready
-    while pool.status is None:
-        look_at_process(ctx, pool)
-        if not pool.process.is_up or time.monotonic() > deadline:
-            what = f"pool {pool.id} {pool.process.in_words()} before it answered"
-            raise PoolLost(clauses(what, log_end(pool.attempt().log, 3)), hint="Try again.")
-        await ask_status(ctx, pool)
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:

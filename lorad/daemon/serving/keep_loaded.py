@@ -47,7 +47,7 @@ def _hold_in(ctx: Context, pool: Pool) -> None:
 
 def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     """List the versions to load, most important first, as far as there is room, and the names of those to
-    unload.
+    unload. Warns about versions that do not fit beside the pool's runs.
     """
     kept = set(pool.status.kept if pool.status else [])
     served = held_versions(ctx.store)
@@ -57,18 +57,13 @@ def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     asked = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
     at_home = {name for name, base in asked.items() if base is not None and pool.setup.serves(base)}
     due = [row for row in missing if row.run in at_home]
-    return _with_room(ctx, pool, due), spare
-
-
-def _with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
-    """Select the versions that fit beside the pool's runs, and warn about the others."""
-    if not lacking or pool.status is None:
-        return []
+    if not due or pool.status is None:
+        return [], spare
     room = room_in(pool, tenants_of(ctx, pool))
     versions = room.versions
     memory = room.memory_used
     fitting = []
-    for row in lacking:
+    for row in due:
         if row.name not in pool.status.loaded:
             is_short = bool(room.memory) and memory + row.bytes > room.memory
             if is_short or versions >= room.max_versions:
@@ -77,7 +72,7 @@ def _with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[Vers
             versions += 1
             memory += row.bytes
         fitting.append(row)
-    return fitting
+    return fitting, spare
 
 
 async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:

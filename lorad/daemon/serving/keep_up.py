@@ -29,8 +29,11 @@ def keep_serving(ctx: Context) -> None:
             pool, waiting = _brought_up(ctx, run)
         if pool is not None:
             serves.setdefault(pool.id, set()).add(run.name)
-        if RunState(run.state).is_over:
-            _note_waiting(ctx, run, pool, waiting)
+        if RunState(run.state).is_over and waiting != run.waiting:
+            with ctx.store.write():
+                runs.set_fields(ctx.store, run.name, waiting=waiting)
+                facts = {"waiting": waiting, "pool": pool.id if pool else None}
+                events.append(ctx.store, run.name, "serving", facts)
 
     each(ctx, keep_run_serving, runs.that_serve(ctx.store), of_run)
     for pool in ctx.pools.values():
@@ -68,16 +71,6 @@ def _brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
     return pool, ""
 
 
-def _note_waiting(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
-    """Write into the run's row what serving it waits for, with an event when that changed."""
-    if waiting == run.waiting:
-        return
-    with ctx.store.write():
-        runs.set_fields(ctx.store, run.name, waiting=waiting)
-        facts = {"waiting": waiting, "pool": pool.id if pool else None}
-        events.append(ctx.store, run.name, "serving", facts)
-
-
 def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
     """Keep `pool`, or one like it, up for these runs."""
     for name in names:
@@ -90,7 +83,7 @@ def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
 
 
 def end_serving(ctx: Context, names: Iterable[str]) -> None:
-    """Their pools may end when they are idle. Aliases stay, and what asks for them starts a pool."""
+    """Let the pools of these runs end when they are idle. Aliases stay; what asks for them starts a pool."""
     with ctx.store.write():
         for name in names:
             columns = {"waiting": ""} if RunState(runs.get(ctx.store, name).state).is_over else {}

@@ -30,18 +30,6 @@ def write_table(ctx: Context) -> None:
     tries again.
     """
     served = ctx.serving.served
-    table = _table(ctx)
-    for uid in GATEWAY.look(ctx):
-        part = table
-        if uid != OWN:
-            versions = {name: version for name, version in table.versions.items() if version.owner_uid == uid}
-            aliases = {alias: name for alias, name in table.aliases.items() if name in versions}
-            part = Names(aliases, versions)
-        give_table(ctx, process_of(ctx, GATEWAY, uid), part)
-    ctx.serving.table = served
-
-
-def _table(ctx: Context) -> Names:
     aliases: dict[str, str] = {}
     by_run: dict[str, list[VersionRow]] = {}
     for version in held_versions(ctx.store):
@@ -52,7 +40,14 @@ def _table(ctx: Context) -> Names:
         for name, rows in by_run.items()
         for entry in _entries(ctx, runs.get(ctx.store, name), rows)
     }
-    return Names(dict(sorted(aliases.items())), entries)
+    table = Names(dict(sorted(aliases.items())), entries)
+    for uid in GATEWAY.look(ctx):
+        part = table
+        if uid != OWN:
+            own = {name: entry for name, entry in table.versions.items() if entry.owner_uid == uid}
+            part = Names({alias: name for alias, name in table.aliases.items() if name in own}, own)
+        give_table(ctx, process_of(ctx, GATEWAY, uid), part)
+    ctx.serving.table = served
 
 
 def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Served]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.adapters.directory import discard
@@ -61,7 +61,11 @@ async def _make_room(ctx: Context, excess: int) -> int:
     freed = 0
     gone = defaultdict[str, list[tuple[Doomed, int]]](list)
     for group in (everything(ctx), _spare(ctx)):
-        candidates = [item async for item in _paced(group)]
+        candidates = []
+        for number, item in enumerate(group):
+            candidates.append(item)
+            if number % 100 == 99:
+                await asyncio.sleep(0)  # the event loop has its turn
         sizes = await asyncio.to_thread(measure, candidates)
         for item in candidates:
             if freed >= excess:
@@ -75,14 +79,6 @@ async def _make_room(ctx: Context, excess: int) -> int:
     for run, items in gone.items():
         _report(ctx, run, items)
     return freed
-
-
-async def _paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
-    """Yield items, giving the event loop its turn in between."""
-    for number, item in enumerate(items):
-        yield item
-        if number % 100 == 99:
-            await asyncio.sleep(0)
 
 
 def _spare(ctx: Context) -> Iterator[Doomed]:

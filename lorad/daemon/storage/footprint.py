@@ -44,13 +44,10 @@ def footprint(spec: Spec, facts: SpecFacts, place: Path) -> KeptFiles:
     numbers = _OF_SLOT * (facts.adapter_parameters + facts.critic_parameters)
     checkpoint = _NUMBER * numbers + _OF_SLOT * tensors + _BESIDE + _STATES
     total = at_once * version + checkpoints * checkpoint
-    return KeptFiles(versions, at_once, version, checkpoints, checkpoint, total, _free_on(place))
-
-
-def _free_on(place: Path) -> int | None:
+    free = None
     with contextlib.suppress(OSError):
-        return shutil.disk_usage(place).free
-    return None
+        free = shutil.disk_usage(place).free
+    return KeptFiles(versions, at_once, version, checkpoints, checkpoint, total, free)
 
 
 def short_of_disk(files: KeptFiles) -> list[str]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
@@ -66,14 +65,11 @@ def _orphans(ctx: Context) -> Iterator[Doomed]:
     """Find directories of removed runs. Others that the database does not know stay: it may be an old one."""
     names = {*runs.names(ctx.store)}
     for path in sorted(ctx.runs_root.iterdir()):
-        if path.name.startswith(REMOVED) or (path.name not in names and _was_removed(ctx, path)):
+        is_removed = path.name.startswith(REMOVED)
+        if not is_removed and path.name not in names and events.has_kind(ctx.store, path.name, "removed"):
+            is_removed = path.is_dir() and time.time() - path.stat().st_mtime > ORPHAN_SECONDS
+        if is_removed:
             yield Doomed("", path, "run", "its run was removed")
-
-
-def _was_removed(ctx: Context, path: Path) -> bool:
-    if not events.has_kind(ctx.store, path.name, "removed"):
-        return False
-    return path.is_dir() and time.time() - path.stat().st_mtime > ORPHAN_SECONDS
 
 
 def _old_pools(ctx: Context) -> Iterator[Doomed]:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -61,8 +61,14 @@ def prune(ctx: Context, run: RunRow) -> None:
     ctx.storage.unpruned.add(run.name)  # `prune_again` does what this cannot
     if not _may_be_pruned(run):
         return
-    if gone := [path for item in doomed(ctx, run)[:_AT_ONCE] if (path := delete(ctx, item)) is not None]:
-        ctx.spawn(_discarded(ctx, run.owner_uid, gone))
+    gone = [path for item in doomed(ctx, run)[:_AT_ONCE] if (path := delete(ctx, item)) is not None]
+
+    async def discard_as_owner() -> None:
+        with contextlib.suppress(Conflict):  # a user with too many requests: they go later, as leftovers
+            await in_thread(ctx, run.owner_uid, discard_all, gone)
+
+    if gone:
+        ctx.spawn(discard_as_owner())
     if not _has_silent_pool(ctx, run):
         ctx.storage.unpruned.discard(run.name)
     if still_used := [version for version in _unkept_versions(ctx, run) if _is_in_use(ctx, version)]:
@@ -99,15 +105,6 @@ def _has_silent_pool(ctx: Context, run: RunRow) -> bool:
     return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
 
 
-async def _discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
-    """Discard files as their owner.
-
-    If the user has too many requests in flight, they go later, as leftovers.
-    """
-    with contextlib.suppress(Conflict):
-        await in_thread(ctx, uid, discard_all, paths)
-
-
 def discard_all(paths: Iterable[Path]) -> None:
     for path in paths:
         discard(path)
@@ -121,13 +118,20 @@ def _may_be_pruned(run: RunRow) -> bool:
 def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     if not _may_be_pruned(run):
         return []
-    kept = _kept_checkpoints(ctx, run)
     begun_at = time.time()  # an attempt may still write what it began
     if run.state == RunState.RUNNING:
         begun_at = max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
     paths = leftovers_in(run.dir, before=begun_at)
     leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
-    old_checkpoints = [*_old_checkpoints(ctx, run, kept)]
+    recorded = ever_made(ctx.store, run.name)
+    staying = {(row.step, row.attempt) for row in _kept_checkpoints(ctx, run)}
+    why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
+    old_checkpoints = []
+    for path in (run.dir.checkpoints / name for name in names_in(run.dir.checkpoints)):
+        key = key_of(path)
+        is_on_its_way = key is not None and key not in recorded and key[1] == run.attempt
+        if key is not None and key not in staying and not is_on_its_way:
+            old_checkpoints.append(Doomed(run.name, path, "checkpoint", why))
     why = f"checkpoint.keep_versions is {spec_of(run).checkpoint.keep_versions}"
     old_versions = [
         Doomed(run.name, run.dir.version(row.version), "version", why)
@@ -153,22 +157,6 @@ def best_numbers(ctx: Context, run: RunRow) -> set[int]:
         return set()
     _, evals = best_evals(ctx.store, run.name, kept.best_by)
     return {row.version for row in evals[: kept.keep_best]}
-
-
-def _old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[Checkpoint]) -> list[Doomed]:
-    """List the checkpoints that are not kept; one whose record is on its way stays."""
-    recorded = ever_made(ctx.store, run.name)
-    staying = {(row.step, row.attempt) for row in kept}
-    why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
-    old = []
-    for name in names_in(run.dir.checkpoints):
-        path = run.dir.checkpoints / name
-        if (key := key_of(path)) is None:
-            continue
-        is_new = key not in recorded and key[1] == run.attempt
-        if key not in staying and not is_new:
-            old.append(Doomed(run.name, path, "checkpoint", why))
-    return old
 
 
 def key_of(checkpoint: Path) -> tuple[int, int] | None:
@@ -240,9 +228,8 @@ def _old_samples(run: RunRow, of: Literal["samples", "evals"]) -> list[Doomed]:
 
 
 def age(samples: Path) -> tuple[int, int]:
-    """Attempt and step: what a resume does again is newer than what it goes back behind.
-
-    Strange files are oldest.
+    """Order files of samples by attempt and step: what a resume does again is newer than what it goes back
+    behind. Strange files are oldest.
     """
     match = _SAMPLES.fullmatch(samples.stem)
     return (int(match[2] or 0), int(match[1])) if match else (-1, -1)

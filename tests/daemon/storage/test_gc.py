@@ -4,6 +4,7 @@ import math
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -376,7 +377,8 @@ async def test_version_goes_once_no_request_has_it(home: Path) -> None:
 
 
 async def test_run_too_large_for_the_disk_warns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "_free_on", lambda place: 10)
+    full = SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=10))
+    monkeypatch.setattr(footprint, "shutil", full)
     async with serving(home) as api:
         await api.run("a")
         (warning,) = (await api("show", "a")).warnings
