@@ -13,8 +13,10 @@ def publish(session: Session, step: int) -> Published:
 
     Raises AttestationFailed, AdapterRefused, StorageError (the run's directory is gone).
     """
-    state, lora = session.state, session.spec.lora
-    number, parent = state.next_version, state.version if state.version >= 0 else None
+    state = session.state
+    lora = session.spec.lora
+    number = state.next_version
+    parent = state.version if state.version >= 0 else None
     before = (session.params.origin or None) if parent is None else f"{session.params.run}@{parent}"
     directory = session.run_dir.version(number)
     with session.timed("publish"):
@@ -22,7 +24,9 @@ def publish(session: Session, step: int) -> Published:
         published: Published = session.pool.call("publish", Publish(number, step, before, str(directory)))
         fact = version_fact(published, number, parent, session.run_dir, lora)
         session.journal.append("version", step, fact)
-    state.version, state.next_version, state.published = number, number + 1, step
+    state.version = number
+    state.next_version = number + 1
+    state.published = step
     session.current_sha256 = published.sha256
     session.moved = movement(published)
     session.seconds["attest"] = session.seconds.get("attest", 0.0) + published.attest_seconds
@@ -37,11 +41,13 @@ def publish_changes(session: Session, step: int) -> None:
 
 def reset_reference(session: Session) -> None:
     """Make the current version the reference of the KL penalty, every algorithm.kl.reset_every steps."""
-    every, state = session.spec.algorithm.kl.reset_every, session.state
+    every = session.spec.algorithm.kl.reset_every
+    state = session.state
     if not every or state.step % every:
         return
     directory = session.run_dir.version(state.version)
     name = f"{session.params.run}@reference"
     session.pool.call("set_reference", LoadVersion(name, str(directory), session.current_sha256))
-    session.reference, state.reference_sha256 = directory, session.current_sha256
+    session.reference = directory
+    state.reference_sha256 = session.current_sha256
     print(f"{session.name_of(state.version)} is the reference of the KL penalty from now on", flush=True)

@@ -359,7 +359,8 @@ class _FunctionScores:
             with self._changed:
                 if self._changed.wait_for(lambda: self._left == 0, _LOOK_SECONDS if workers else None):
                     return
-            before, words = words, workers.words() if workers else ""
+            before = words
+            words = workers.words() if workers else ""
             if words != before:
                 HEART.tell(words or "grading")
 

@@ -211,9 +211,11 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
         raise LoradError(
             f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log says more"
         )
-    tokens, logprobs = joined([c.tokens for c in chunks]), joined([c.logprobs for c in chunks])
+    tokens = joined([c.tokens for c in chunks])
+    logprobs = joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
-    read, size = len(example.tokens), tokens.size
+    read = len(example.tokens)
+    size = tokens.size
     routes, of_prompt = routes_of([said(None, chunks, read, size)], [(read, size)])
     return Sample(
         example,

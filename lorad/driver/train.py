@@ -156,7 +156,8 @@ def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bo
 
 def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     """Return the loss that the spec asks for. kl_coef: the adapted one; None: the spec's."""
-    a, parts = spec.algorithm, spec.algorithm.parts
+    a = spec.algorithm
+    parts = spec.algorithm.parts
     coef = a.kl_coef if kl_coef is None else kl_coef
     if a.loss:
         return PolicyLoss(

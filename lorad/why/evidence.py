@@ -27,7 +27,8 @@ def leaking(facts: Facts) -> Finding | None:
     begun = facts.run.begun
     if begun is None or not begun.rows.seen:
         return None
-    seen, held_out = begun.rows.seen, begun.rows.held_out
+    seen = begun.rows.seen
+    held_out = begun.rows.held_out
     return Finding(
         "leaking",
         "cause" if seen > held_out / 10 else "look",
@@ -43,7 +44,8 @@ def duplicates(facts: Facts) -> Finding | None:
     begun = facts.run.begun
     if begun is None or begun.rows.rows < 2:
         return None
-    rows, distinct = begun.rows.rows, begun.rows.distinct
+    rows = begun.rows.rows
+    distinct = begun.rows.distinct
     if 1 - distinct / rows < _TWICE:
         return None
     return Finding(
@@ -77,7 +79,8 @@ def overfit(facts: Facts) -> Finding | None:
 
 def few_trained(facts: Facts) -> Finding | None:
     """Find supervised rows of which hardly a token is trained."""
-    tokens, trained = facts.mean("tokens"), facts.mean("trained_tokens")
+    tokens = facts.mean("tokens")
+    trained = facts.mean("trained_tokens")
     if facts.spec.algorithm.kind == "rl" or not tokens or trained is None or trained > 0.01 * tokens:
         return None
     return Finding(
@@ -99,7 +102,8 @@ def few_evals(facts: Facts) -> Finding | None:
     learnt = (facts.end("reward") or 0.0) - (facts.start("reward") or 0.0)
     if len(scores) < 2 or not facts.learns or learnt <= 0:
         return None
-    (first, _), (last, problems) = scores[0], scores[-1]
+    first, _ = scores[0]
+    last, problems = scores[-1]
     if not (0 <= first <= 1 and 0 <= last <= 1):
         return None  # no share of right ones, whose noise is known
     # Agresti and Caffo, 2000: the difference of two shares, each with one right and one wrong one more

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections import defaultdict
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
@@ -94,12 +94,12 @@ class Facts(Struct, frozen=True, dict=True):
 
     @property
     def flat_from_start(self) -> float:
-        """The share of the base's groups that have one reward, see `from_start`."""
+        """Return the share of the base's groups that have one reward, see `from_start`."""
         return min(self.from_start("zero_variance_groups") / self.spec.data.prompts_per_step, 1.0)
 
     @property
     def flat(self) -> float:
-        """The share of all groups that have one reward."""
+        """Return the share of all groups that have one reward."""
         return min((self.mean("zero_variance_groups") or 0.0) / self.spec.data.prompts_per_step, 1.0)
 
     @cached_property
@@ -127,7 +127,7 @@ class Facts(Struct, frozen=True, dict=True):
 
 
 def answer_of(sample: Sample) -> str:
-    """Return the final answer of a row: of GSM8K what stands behind ####."""
+    """Return the final answer of a row; in GSM8K it stands behind ####."""
     return (sample.answer or "").rpartition("####")[2].strip()
 
 
@@ -149,7 +149,10 @@ def gather(client: Client, run: str) -> Facts:
     steps = {step.step: step for step in client.steps(run, limit=_EARLY)}
     steps |= {step.step: step for step in client.steps(run, every=max(every, 1))}
     numbers = sorted(steps)
-    samples = {number: _samples(client, run, number) for number in {*numbers[:_EARLY], *numbers[-_EARLY:]}}
+    samples = defaultdict[int, list[Sample]](list)
+    for number in {*numbers[:_EARLY], *numbers[-_EARLY:]}:
+        with suppress(NotFound):  # they were deleted
+            samples[number] += client.samples(run, step=number, limit=_MOST_SAMPLES, brief=True)
     return Facts(
         details,
         spec,
@@ -159,10 +162,3 @@ def gather(client: Client, run: str) -> Facts:
         [sample for number in numbers[:_EARLY] for sample in samples[number]],
         [sample for number in numbers[-_EARLY:] for sample in samples[number]],
     )
-
-
-def _samples(client: Client, run: str, step: int) -> Sequence[Sample]:
-    """Read samples of a step; none where they were deleted."""
-    with suppress(NotFound):
-        return client.samples(run, step=step, limit=_MOST_SAMPLES, brief=True)
-    return []

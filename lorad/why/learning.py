@@ -18,14 +18,16 @@ _APART = 0.05  # nats per token between trainer and engine, as `alarms.logprob_d
 _FAR = 0.5  # nats per token from the reference, as `alarms.kl`
 _STRONG = 0.2  # a coefficient of KL, five times the largest of published runs (TRL and DeepSeek: 0.04)
 _CERTAIN = 0.02  # nats of entropy per token
-_LONGER, _EARNED = 1.5, 0.4  # times the first length; correlation of reward and length in a group
+_LONGER = 1.5  # times the first length
+_EARNED = 0.4  # correlation of reward and length in a group
 _LOW_RANK = 8
 _REPEATED = 0.4  # share of runs of four tokens
 
 
 def not_finite(facts: Facts) -> Finding | None:
     """Find updates that were skipped because loss or gradient was not finite."""
-    skipped, updates = sum(facts.curve("skipped_updates")), sum(facts.curve("updates"))
+    skipped = sum(facts.curve("skipped_updates"))
+    updates = sum(facts.curve("updates"))
     if not skipped or skipped < 0.2 * (skipped + updates):
         return None
     return Finding(
@@ -39,11 +41,14 @@ def not_finite(facts: Facts) -> Finding | None:
 
 def still(facts: Facts) -> Finding | None:
     """Find an adapter that its updates do not move."""
-    trainer, lora = facts.spec.trainer, facts.spec.lora
-    updates, moved = sum(facts.curve("updates")), facts.curve("policy_change")
+    trainer = facts.spec.trainer
+    lora = facts.spec.lora
+    updates = sum(facts.curve("updates"))
+    moved = facts.curve("policy_change")
     if not updates or not moved:
         return None
-    norms, gradients = facts.curve("adapter_norm"), facts.curve("grad_norm")
+    norms = facts.curve("adapter_norm")
+    gradients = facts.curve("grad_norm")
     figures: dict[str, float | int | str] = {"policy_change": moved[-1], "updates": updates}
     figures |= {"adapter_norm": norms[-1]} if norms else {}
     steps = facts.curve("policy_step")
@@ -54,16 +59,20 @@ def still(facts: Facts) -> Finding | None:
         f"{updates:.0f} updates have moved the policy by {moved[-1]:.2g} nats per token from where it began"
     )
     if trainer.lr == 0:
-        reason, step = "trainer.lr is 0", "trainer.lr=null"
+        reason = "trainer.lr is 0"
+        step = "trainer.lr=null"
     elif gradients and max(gradients) == 0 and lora.init == "zero":
-        reason, step = "lora.init is zero, so that A and B have no gradient", "lora.init=kaiming"
+        reason = "lora.init is zero, so that A and B have no gradient"
+        step = "lora.init=kaiming"
     elif gradients and max(gradients) == 0:
-        reason, step = "every gradient is 0", f"lorad samples {facts.run.name}"
+        reason = "every gradient is 0"
+        step = f"lorad samples {facts.run.name}"
     elif trainer.loraplus_lr_ratio < 0.1:
         reason = f"B has {trainer.loraplus_lr_ratio:g} times the rate of A, and begins at 0"
         step = "trainer.loraplus_lr_ratio=1"
     else:
-        reason, step = f"trainer.lr is {trainer.lr:g}", "trainer.lr=null"
+        reason = f"trainer.lr is {trainer.lr:g}"
+        step = "trainer.lr=null"
     reason += f"; the norm of B A is {norms[-1]:.2g}" if norms else ""
     return Finding("still", "cause" if is_still else "look", f"{says}: {reason}.", figures, step)
 
@@ -113,7 +122,8 @@ def apart(facts: Facts) -> Finding | None:
 
 def rate(facts: Facts) -> Finding | None:
     """Find a learning rate, or a rank, that is far from those with which such runs have learnt."""
-    fits, spec = facts.run.rate, facts.spec
+    fits = facts.run.rate
+    spec = facts.spec
     if fits is None or not (doubts := rate_doubts(spec, fits)) or facts.learns:
         return None
     lr = spec.trainer.lr or fits.lr
@@ -135,7 +145,8 @@ def _moved(facts: Facts) -> str:
 
 def length_hacking(facts: Facts) -> Finding | None:
     """Find completions that get longer because length itself is rewarded."""
-    first, last = facts.start("response_length"), facts.end("response_length")
+    first = facts.start("response_length")
+    last = facts.end("response_length")
     if not first or last is None or last < _LONGER * first or facts.trend("response_length") < 2:
         return None
     earned = _correlation(facts.samples)
@@ -178,7 +189,8 @@ def _right(samples: Iterable[Sample]) -> float:
 
 def repetition(facts: Facts) -> Finding | None:
     """Find completions that have come to repeat themselves."""
-    first, last = facts.start("repetition"), facts.end("repetition")
+    first = facts.start("repetition")
+    last = facts.end("repetition")
     if first is None or last is None or last < max(_REPEATED, 2 * first):
         return None
     return Finding(
@@ -193,7 +205,8 @@ def repetition(facts: Facts) -> Finding | None:
 
 def entropy_gone(facts: Facts) -> Finding | None:
     """Find a policy that tries nothing any more."""
-    first, last = facts.start("entropy"), facts.end("entropy")
+    first = facts.start("entropy")
+    last = facts.end("entropy")
     if first is None or last is None or last > min(_CERTAIN, first / 5) or not facts.flat or facts.learns:
         return None
     return Finding(
@@ -208,7 +221,8 @@ def entropy_gone(facts: Facts) -> Finding | None:
 
 def kl_away(facts: Facts) -> Finding | None:
     """Find a policy that ran away from its reference while it earned less."""
-    kl, fell = facts.end("kl"), facts.trend("reward")
+    kl = facts.end("kl")
+    fell = facts.trend("reward")
     far = kl if kl is not None else (facts.end("policy_change") or 0.0)
     if far < _FAR or fell > -2:
         return None
@@ -241,9 +255,13 @@ def kl_holds(facts: Facts) -> Finding | None:
 def rises_not(facts: Facts) -> Finding | None:
     """Find a reward, or a loss, that goes the wrong way without another reason."""
     if facts.trend("reward") < -3:
-        name, first, last = "reward", facts.start("reward"), facts.end("reward")
+        name = "reward"
+        first = facts.start("reward")
+        last = facts.end("reward")
     elif not facts.curve("reward") and facts.trend("loss") > 3:
-        name, first, last = "loss", facts.start("loss"), facts.end("loss")
+        name = "loss"
+        first = facts.start("loss")
+        last = facts.end("loss")
     else:
         return None
     return Finding(

@@ -18,7 +18,8 @@ _COLD = 0.4  # temperature
 
 def graders_fail(facts: Facts) -> Finding | None:
     """Find rewards that fail: their samples teach nothing."""
-    counts, group = facts.curve("failed_rewards"), facts.spec.data.prompts_per_step * facts.group_size
+    counts = facts.curve("failed_rewards")
+    group = facts.spec.data.prompts_per_step * facts.group_size
     share = sum(counts) / (len(counts) * group) if counts else 0.0
     if share < _FAILING:
         return None
@@ -69,7 +70,8 @@ def blind_reward(facts: Facts) -> Finding | None:
 
 def no_end(facts: Facts) -> Finding | None:
     """Find completions that write a special token and go on: none of these ends them."""
-    cut, inside = facts.from_start("truncated"), facts.from_start("special_inside")
+    cut = facts.from_start("truncated")
+    inside = facts.from_start("special_inside")
     if cut < _MANY or inside < _MANY:
         return None
     return Finding(
@@ -85,7 +87,8 @@ def no_end(facts: Facts) -> Finding | None:
 
 def cut_off(facts: Facts) -> Finding | None:
     """Find completions that are cut before they can earn anything."""
-    cut, limit = facts.from_start("truncated"), facts.spec.rollout.max_new_tokens
+    cut = facts.from_start("truncated")
+    limit = facts.spec.rollout.max_new_tokens
     if cut < _MANY or facts.learns:
         return None
     whole = [sample.reward for sample in facts.early if sample.reward is not None and sample.finish == "stop"]
@@ -206,7 +209,8 @@ def constant(facts: Facts) -> Finding | None:
 
 def floor(facts: Facts) -> Finding | None:
     """Find a base that never earns more than the floor, so that nothing can be reinforced."""
-    passed, span = _passed(facts), facts.reward_span
+    passed = _passed(facts)
+    span = facts.reward_span
     if passed is None or span is None or passed > _RARE or facts.learns or span[0] == span[1] > 0:
         return None
     return Finding(
@@ -236,7 +240,9 @@ def _passed(facts: Facts) -> float | None:
 
 def alike(facts: Facts) -> Finding | None:
     """Find samples of a prompt that are nearly all the same, before training has made them so."""
-    kinds, flat, size = facts.curve("distinct")[:1], facts.flat_from_start, facts.group_size
+    kinds = facts.curve("distinct")[:1]
+    flat = facts.flat_from_start
+    size = facts.group_size
     if not kinds or size < 3 or flat < _MANY or kinds[0] > 1 / size + 0.15:
         return None
     temperature = facts.spec.rollout.temperature
@@ -252,7 +258,8 @@ def alike(facts: Facts) -> Finding | None:
 
 def solved(facts: Facts) -> Finding | None:
     """Find rows that the base gets right already."""
-    reward, span = facts.from_start("reward"), facts.reward_span
+    reward = facts.from_start("reward")
+    span = facts.reward_span
     if span is None or span[0] == span[1]:
         return None
     place = (reward - span[0]) / (span[1] - span[0])
@@ -269,7 +276,8 @@ def solved(facts: Facts) -> Finding | None:
 
 def small_groups(facts: Facts) -> Finding | None:
     """Find groups too small to have rewards that differ."""
-    flat, size = facts.flat, facts.group_size
+    flat = facts.flat
+    size = facts.group_size
     if size > 3 or flat < _MANY or facts.learns:
         return None
     return Finding(
@@ -284,7 +292,8 @@ def small_groups(facts: Facts) -> Finding | None:
 
 def flat_groups(facts: Facts) -> Finding | None:
     """Find groups that have one reward each from the start."""
-    flat, span = facts.flat_from_start, facts.reward_span
+    flat = facts.flat_from_start
+    span = facts.reward_span
     if flat < 0.8 or facts.learns or span is None or span[0] == span[1]:
         return None
     return Finding(

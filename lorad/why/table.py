@@ -60,26 +60,18 @@ def explain(client: Client, run: str) -> Why:
 def judge(facts: Facts) -> Why:
     """Answer by the figures alone."""
     findings = [finding for rule in RULES if (finding := rule.judge(facts)) is not None]
-    return Why(facts.run.name, findings, _in_words(facts), _looked(facts))
-
-
-def _in_words(facts: Facts) -> str:
-    """Say how the run does."""
     name = "reward" if facts.curve("reward") else "loss"
-    first, last = facts.start(name), facts.end(name)
+    first = facts.start(name)
+    last = facts.end(name)
     steps = f"{facts.run.step} step{'s' * (facts.run.step != 1)}"
-    if first is None or last is None:
-        return f"It has made {steps}."
     how = "that is within its noise"
     if facts.learns:
         how = "it learns"
     elif len(facts.steps) < 6:
         how = "that is too early to tell"
-    return f"Its {name} went from {first:.3g} to {last:.3g} in {steps}: {how}."
-
-
-def _looked(facts: Facts) -> str:
-    """Say what was looked at."""
+    says = f"It has made {steps}."
+    if first is not None and last is not None:
+        says = f"Its {name} went from {first:.3g} to {last:.3g} in {steps}: {how}."
     counts = {
         "steps": len(facts.steps),
         "samples": len(facts.samples),
@@ -87,4 +79,5 @@ def _looked(facts: Facts) -> str:
         "versions": len(facts.versions),
         "questions": len(RULES),
     }
-    return f"Looked at {', '.join(f'{count} {noun}' for noun, count in counts.items())}."
+    looked = f"Looked at {', '.join(f'{count} {noun}' for noun, count in counts.items())}."
+    return Why(facts.run.name, findings, says, looked)

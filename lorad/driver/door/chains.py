@@ -179,7 +179,9 @@ class Chains:
         with self._lock:
             rows = [*self._rows]
         parts = [part for row in rows for part in row.parts]
-        forks, turns, at = list[Fork](), list[EpisodeTurn](), 0
+        forks = list[Fork]()
+        turns = list[EpisodeTurn]()
+        at = 0
         for row in rows:
             if turns:
                 forks.append(Fork(at, row.prompt))

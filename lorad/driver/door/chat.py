@@ -42,7 +42,8 @@ class Refusal(LoradError):
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_request_error") -> None:
         super().__init__(message)
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
     @property
     def body(self) -> dict[str, Any]:

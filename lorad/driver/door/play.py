@@ -75,7 +75,10 @@ class _Speakers:
     def __init__(self, session: Session, pool: Connection, version: str, how: Sampling, count: Count) -> None:
         from lorad.driver.door.door import Door  # aiohttp, where it is needed alone
 
-        self._session, self._pool, self._version, self._how = session, pool, version, how
+        self._session = session
+        self._pool = pool
+        self._version = version
+        self._how = how
         self._count = count
         self._threads = ThreadPoolExecutor(_MOST, "episode-turn")
         self._door = Door(self._threads)

@@ -8,7 +8,8 @@ def judge_expectations(session: Session) -> None:
     """Journal and print what became of the expectations that are judged after the present step, which is
     over.
     """
-    step, steps = session.state.step, session.params.steps
+    step = session.state.step
+    steps = session.params.steps
     figures: dict[str, float | None] = {**session.metrics}
     for evaluated_at, of_eval in session.evals[-1:]:
         figures |= of_eval if evaluated_at == step else {}

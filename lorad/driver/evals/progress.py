@@ -50,12 +50,16 @@ def _standstill(session: Session) -> str:
     metric = chosen(session.spec.checkpoint.best_by, [measured for _, measured in session.evals])
     if stop is None or metric is None:
         return ""
-    best, best_step, since = None, 0, 0
+    best = None
+    best_step = 0
+    since = 0
     for step, measured in session.evals:
         if (value := measured.get(metric)) is None:
             continue
         if best is None or is_better(metric, value, best, stop.min_delta):
-            best, best_step, since = value, step, 0
+            best = value
+            best_step = step
+            since = 0
         elif step > session.patient_from:
             since += 1
     if since < stop.patience:

@@ -172,7 +172,8 @@ def begun(
             episode.fail("reset began with other words or tools than in another episode of the same row")
         elif len(example.tokens) + how.max_new_tokens > limit:
             episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
-        episode.context, episode.tools = [*example.tokens], tools
+        episode.context = [*example.tokens]
+        episode.tools = tools
         episode.scores_at_limit = answer.scores_at_limit
     return example
 
@@ -254,7 +255,8 @@ def earn(episode: Live, answer: Answer) -> None:
     turn = episode.turns[-1]
     if answer.error:
         episode.fail(answer.error)
-    reward, seconds = turn.reward + answer.reward, turn.seconds + answer.seconds
+    reward = turn.reward + answer.reward
+    seconds = turn.seconds + answer.seconds
     episode.turns[-1] = changed(turn, reward=reward, seconds=seconds)
 
 

@@ -110,7 +110,8 @@ class _Players:
             answers[episode.index] = answer
             if len(answers) < self._n:
                 return
-        group, example = self._episodes[episode.place], self._examples[episode.place]
+        group = self._episodes[episode.place]
+        example = self._examples[episode.place]
         said = [answers[index] for index in range(self._n)]
         self._examples[episode.place] = begun(self._session, self._format, example, group, said, self._how)
         live = [one for one in group if one.end is None]
@@ -130,7 +131,8 @@ class _Players:
     def _speak(self, episode: Live, turn: int) -> None:
         if not hasattr(self._of_thread, "pool"):
             self._of_thread.pool = self._pool.another()
-        context, seed = np.array(episode.context, np.int32), np.array([episode.seed(turn)], np.uint64)
+        context = np.array(episode.context, np.int32)
+        seed = np.array([episode.seed(turn)], np.uint64)
         generated = generate(
             self._of_thread.pool,
             self._version,

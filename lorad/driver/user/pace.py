@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from lorad.box.machine import available_memory
 
-_FIRST_SECONDS, _FIRST_TIMES = 60.0, 10.0
+_FIRST_SECONDS = 60.0
+_FIRST_TIMES = 10.0
 _MOST_LOST = 3  # first calls that take too long, while none has ended
 _MOST_PROCESSES = 64  # where the spec names no number
 _MEASURED_SECONDS = 0.3  # of calls, until their processor time says something

@@ -280,7 +280,8 @@ class Workers:
     def take_note(self) -> str:
         """Return what the run should say of the function, once."""
         with self._changed:
-            note, self._first.note = self._first.note, ""
+            note = self._first.note
+            self._first.note = ""
             return note
 
     def next(self, worker: "_Worker", *, waits: bool) -> Call | None:
@@ -365,7 +366,8 @@ class _Worker:
     """
 
     def __init__(self, workers: Workers, *, is_extra: bool) -> None:
-        self._workers, self.is_extra = workers, is_extra
+        self._workers = workers
+        self.is_extra = is_extra
         self.process: UserProcess | None = None
         self._under_way: dict[int, _UnderWay] = {}
         self._count = 0
@@ -421,7 +423,8 @@ class _Worker:
             self.first_began = self.first_began or now
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
         self._under_way[self._count] = _UnderWay(call, now, seconds, now + seconds + grace)
-        loaded, samples = self._workers.start(), call.samples
+        loaded = self._workers.start()
+        samples = call.samples
         if not loaded.wants_ids:
             samples = [replace(sample, completion_ids=[]) for sample in samples]
         if not loaded.wants_raw:
