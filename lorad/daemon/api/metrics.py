@@ -26,7 +26,6 @@ from lorad.store.bill import BillRow, bill
 from lorad.store.db import Rows
 from lorad.store.events import last_id
 from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
-from lorad.store.rows import RunRow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RUNS = 50
@@ -89,29 +88,28 @@ async def exposition(ctx: Context) -> str:
 
 def _read(rows: Rows, before: StepTotals) -> _Read:
     states = runs.count_by_state(rows)
+    progress = {}
+    for run in runs.in_states(rows, *ACTIVE)[:_RUNS]:
+        progress[run.name] = {
+            "step": run.step,
+            "reward": run.reward,
+            "kl": run.signals.kl,
+            "entropy": run.signals.entropy,
+            "tokens_per_second": run.rates.tokens_per_second,
+            "eval": run.eval_last,
+        }
     return _Read(
         totals=add_new_steps(rows, before),
         states={state: states.get(state, 0) for state in RunState},
         attempts=ended_attempts(rows),
         waits=list(waits(rows)),
         lags=dict(lags(rows)),
-        progress={run.name: _progress(run) for run in runs.in_states(rows, *ACTIVE)[:_RUNS]},
+        progress=progress,
         versions=rows.count("versions"),
         aliases=rows.count("aliases"),
         events=last_id(rows),
         bill=bill(rows, "user"),
     )
-
-
-def _progress(run: RunRow) -> dict[str, float | None]:
-    return {
-        "step": run.step,
-        "reward": run.reward,
-        "kl": run.signals.kl,
-        "entropy": run.signals.entropy,
-        "tokens_per_second": run.rates.tokens_per_second,
-        "eval": run.eval_last,
-    }
 
 
 def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:

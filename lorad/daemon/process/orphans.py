@@ -34,7 +34,10 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
     roots = _roots_of(home)
     marked = {pid: attempt for pid in pids() if (attempt := _attempt_of(pid, roots)) is not None}
     over = {attempt: _is_over(attempt, settled) for attempt in set(marked.values())}
-    spared = {os.getpid(), *map(_shim_of, over)}
+    shims = {
+        (read_status(attempt) or {}).get("shim_pid") for attempt in over
+    }  # these end with their children
+    spared = {os.getpid(), *shims}
     left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
     return [_described(pid, attempt) for pid, attempt in sorted(left.items())]
 
@@ -98,12 +101,6 @@ def _is_over(attempt: AttemptDir, settled: float) -> bool:
         return status["ended_at"] is None or not 0 <= time.time() - status["ended_at"] <= settled
     newest = max(int(other.root.name) for other in attempts_under(attempt.root.parent.parent))
     return newest > int(attempt.root.name)
-
-
-def _shim_of(attempt: AttemptDir) -> int | None:
-    """Read the pid of the attempt's shim, which is no orphan: it ends with its child."""
-    pid: int | None = (read_status(attempt) or {}).get("shim_pid")
-    return pid
 
 
 def _described(pid: int, attempt: AttemptDir) -> Orphan:

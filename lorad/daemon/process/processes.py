@@ -313,22 +313,14 @@ def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             for child in map(int, children):
                 if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
-                    return _status_of(Identity.of(pid), Identity.of(child))
+                    parent = Identity.of(pid)
+                    status = dict.fromkeys(_Status.__struct_fields__) | {
+                        "locked": False,
+                        "boot_id": boot_id(),
+                    }
+                    status |= {"shim_pid": parent.pid, "shim_start_time": parent.start}
+                    return status | {"pid": child, "start_time": Identity.of(child).start}
     return None
-
-
-def _status_of(parent: Identity, child: Identity) -> dict[str, Any]:
-    """Make the status of a child that lives, as the shim that is its parent would have written it."""
-    unknown = ("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after")
-    return {
-        "shim_pid": parent.pid,
-        "shim_start_time": parent.start,
-        "pid": child.pid,
-        "start_time": child.start,
-        "boot_id": boot_id(),
-        "locked": False,
-        **dict.fromkeys(unknown),
-    }
 
 
 def read_object(path: Path) -> dict[str, Any]:

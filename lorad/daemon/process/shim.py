@@ -49,7 +49,13 @@ def main() -> int:
         return EX_LOCKED
     if os.path.exists(os.path.join(root, "status.json")):
         return EX_USED
-    _redirect(os.path.join(root, "log"))
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(os.path.join(root, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(fd, target)
+    for fd in (null, out):
+        if fd > 2:
+            os.close(fd)
     try:
         with open(os.path.join(root, "command.json")) as file:
             command = json.load(file)
@@ -179,16 +185,6 @@ def _take_lock(path: str, patience: float = 0) -> int | None:
     os.close(fd)
     print(f"lorad: {path} is locked by another process", file=sys.stderr)
     return None
-
-
-def _redirect(log: str) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for fd, target in ((null, 0), (out, 1), (out, 2)):
-        os.dup2(fd, target)
-    for fd in (null, out):
-        if fd > 2:
-            os.close(fd)
 
 
 def _block_signals() -> None:

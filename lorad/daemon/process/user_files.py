@@ -38,7 +38,7 @@ _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def passable(*directories: Path) -> None:
-    """Made if need be; whatever the umask is. The daemon's own."""
+    """Make directories of the daemon's own, if need be, through which others may pass, whatever the umask."""
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(_PASSABLE)

@@ -7,7 +7,6 @@ comes back when the device stayed free for `queue.foreign_settle`. Nothing is ev
 import time
 
 from lorad.daemon.context import Context, spec_of
-from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.occupancy import STALE_SECONDS
 from lorad.daemon.gpu.state import Neighbour
 from lorad.daemon.pool import Pool
@@ -25,32 +24,29 @@ def watch_neighbours(ctx: Context) -> None:
         ctx.gpus.in_the_way = frozenset()
         return
     look(ctx)
+    neighbours = ctx.gpus.neighbours
     for device in gpus:
-        _watch(ctx, device)
+        now = time.monotonic()
+        sight = ctx.gpus.sights.seen.get(device.uuid)
+        before = neighbours.get(device.name)
+        is_here = before is not None and before.left is None
+        if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
+            if before is not None and is_here:  # perhaps still there, which moves nobody
+                neighbours[device.name] = Neighbour(before.who, now)
+        elif programs := sight.foreign():
+            since = before.since if before is not None and is_here else sight.at
+            more = f" and {len(programs) - 1} more" if len(programs) > 1 else ""
+            neighbours[device.name] = Neighbour(f"{programs[0].in_words()}{more}", since)
+        elif before is not None and is_here:
+            neighbours[device.name] = Neighbour(before.who, before.since, sight.at)
+        elif before is not None and now - (before.left or 0.0) > ctx.config.queue.foreign_settle:
+            del neighbours[device.name]
     shared = {name for name in ctx.gpus.neighbours if _stays(ctx, name)}
     queued = runs.in_states(ctx.store, RunState.QUEUED) if shared else []
     left = {run.pool for run in queued if yields(run)}
     ctx.gpus.in_the_way = frozenset(
         pool.id for pool in ctx.pools.values() if pool.id in left and shared & {*pool.names}
     )
-
-
-def _watch(ctx: Context, device: Device) -> None:
-    now = time.monotonic()
-    sight = ctx.gpus.sights.seen.get(device.uuid)
-    before = ctx.gpus.neighbours.get(device.name)
-    if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
-        if before is not None and before.left is None:  # perhaps still there, which moves nobody
-            ctx.gpus.neighbours[device.name] = Neighbour(before.who, now)
-        return
-    if programs := sight.foreign():
-        since = before.since if before is not None and before.left is None else sight.at
-        more = f" and {len(programs) - 1} more" if len(programs) > 1 else ""
-        ctx.gpus.neighbours[device.name] = Neighbour(f"{programs[0].in_words()}{more}", since)
-    elif before is not None and before.left is None:
-        ctx.gpus.neighbours[device.name] = Neighbour(before.who, before.since, sight.at)
-    elif before is not None and now - (before.left or 0.0) > ctx.config.queue.foreign_settle:
-        del ctx.gpus.neighbours[device.name]
 
 
 def _stays(ctx: Context, device: str) -> bool:

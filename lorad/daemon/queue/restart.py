@@ -77,7 +77,7 @@ def _too_soon(ctx: Context, run: RunRow, life: AttemptDir | None, *, never_began
 
 
 def delay(ctx: Context, futile: int) -> float:
-    """Seconds before the next attempt: twice as many with each that got no further."""
+    """Choose the seconds before the next attempt: twice as many with each that got no further."""
     return float(min(ctx.patience.restart * 2**futile, ctx.patience.restart_most))
 
 
@@ -116,32 +116,25 @@ def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
 
 
 def excuse(ctx: Context, run: RunRow) -> None:
-    """Pardon a run that lost its pool, if a younger one in it got no further either."""
-    if _is_stuck(ctx, run) and any(
-        other.created_at > run.created_at and _is_stuck(ctx, other) for other in _beside(ctx, run)
-    ):
-        pardon(ctx, run, f"pool {run.pool} was lost, and a younger run in it got no further either")
+    """Pardon a run that lost its pool, if a younger one in the same life of the pool got no further either.
+
+    The others run there, wait for their restart, or have begun the next attempt sooner than this run ended.
+    """
+    life = life_number(run)
+    if life is None or not _is_stuck(ctx, run):
+        return
+    for other in runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE):
+        if other.pool != run.pool or other.name == run.name or other.created_at <= run.created_at:
+            continue
+        attempts = [replace(other, attempt=attempt) for attempt in (other.attempt, other.attempt - 1)]
+        if any(life_number(attempt) == life and _is_stuck(ctx, attempt) for attempt in attempts):
+            pardon(ctx, run, f"pool {run.pool} was lost, and a younger run in it got no further either")
+            return
 
 
 def pardon(ctx: Context, run: RunRow, why: str) -> None:
     """Do not count the attempt of a run that is not to blame for its end."""
     events.append(ctx.store, run.name, _EXCUSED, {"attempt": run.attempt, "why": why})
-
-
-def _beside(ctx: Context, run: RunRow) -> list[RunRow]:
-    """List the other runs that were in the same life of the pool, each at its attempt there. They run there,
-    wait for their restart, or have begun the next attempt sooner than this run has ended.
-    """
-    life = life_number(run)
-    if life is None:
-        return []
-    others = [
-        replace(other, attempt=attempt)
-        for other in runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE)
-        if other.pool == run.pool and other.name != run.name
-        for attempt in (other.attempt, other.attempt - 1)
-    ]
-    return [other for other in others if life_number(other) == life]
 
 
 def _is_stuck(ctx: Context, run: RunRow) -> bool:

@@ -46,42 +46,38 @@ def repair(home: Home) -> Repaired:
             )
             raise Conflict(error.message, hint=hint) from None
         _give(home, home.daemon_lock)
-        return _repaired(home)
-
-
-def _repaired(home: Home) -> Repaired:
-    journal_read = read(home.journal)
-    runs_root = (config.load(home.config).storage or home.root) / "runs"
-    tables, words = _facts_of(home, journal_read, runs_root)
-    is_complete = not words
-    fresh = home.database.with_name(home.database.name + _NEW)
-    _discard(fresh)
-    store = Store(fresh)
-    try:
-        journals = {
-            name: journal
-            for (name,), run in tables.rows["runs"].items()
-            if (journal := RunDir(Path(run["directory"])).journal).exists()
-        }
-        newest = journal_read.changes[-1][1].number if journal_read.changes else 0
-        # one less makes the next daemon write the whole database to the journal
-        number = newest if is_complete else max(0, newest - 1)
-        words += rebuild(store, tables, journals, number)
-        if not is_complete:  # the journal does not say which checkpoints were deleted
-            with store.write():
-                for row in not_deleted(store, lineage=False):
-                    path = Path(row.path)
-                    if path.parent.is_dir() and not path.is_dir():
-                        mark_deleted(store, row.run, row.step, row.attempt)
-        counts = {table: store.count(table) for table in _COUNTED}
-    finally:
-        store.close()
-    if problems := check(fresh).problems:
-        raise IntegrityError(
-            f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}."
-        )
-    _give(home, fresh)
-    return Repaired(str(home.database), _put_in_place(home.database, fresh), counts, words)
+        journal_read = read(home.journal)
+        runs_root = (config.load(home.config).storage or home.root) / "runs"
+        tables, words = _facts_of(home, journal_read, runs_root)
+        is_complete = not words
+        fresh = home.database.with_name(home.database.name + _NEW)
+        _discard(fresh)
+        store = Store(fresh)
+        try:
+            journals = {
+                name: journal
+                for (name,), run in tables.rows["runs"].items()
+                if (journal := RunDir(Path(run["directory"])).journal).exists()
+            }
+            newest = journal_read.changes[-1][1].number if journal_read.changes else 0
+            # one less makes the next daemon write the whole database to the journal
+            number = newest if is_complete else max(0, newest - 1)
+            words += rebuild(store, tables, journals, number)
+            if not is_complete:  # the journal does not say which checkpoints were deleted
+                with store.write():
+                    for row in not_deleted(store, lineage=False):
+                        path = Path(row.path)
+                        if path.parent.is_dir() and not path.is_dir():
+                            mark_deleted(store, row.run, row.step, row.attempt)
+            counts = {table: store.count(table) for table in _COUNTED}
+        finally:
+            store.close()
+        if problems := check(fresh).problems:
+            raise IntegrityError(
+                f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}."
+            )
+        _give(home, fresh)
+        return Repaired(str(home.database), _put_in_place(home.database, fresh), counts, words)
 
 
 def _facts_of(home: Home, journal_read: Told, runs_root: Path) -> tuple[Tables, list[str]]:

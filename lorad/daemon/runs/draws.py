@@ -7,7 +7,7 @@ draws.
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lorad.bounds import POINTS
@@ -147,7 +147,8 @@ def given(points: Sequence[Sequence[str]]) -> tuple[Axes, list[list[str]]]:
         raise SpecError(f"{len(points)} points are not 1 to {POINTS}", hint="Sweep twice for more.")
     axes: Axes = {}
     for number, point in enumerate(points, 1):
-        if len(set(_keys(point))) < len(point) or "name" in _keys(point):
+        keys = {overridden(text) for text in point}
+        if len(keys) < len(point) or "name" in keys:
             hint = "Runs get their names from --name."
             raise SpecError(f"point {number}: a key is there twice, or it is `name`", hint=hint)
         for text in point:
@@ -155,7 +156,3 @@ def given(points: Sequence[Sequence[str]]) -> tuple[Axes, list[list[str]]]:
             if (value := text.partition("=")[2]) not in values:
                 values.append(value)
     return axes, [[*point] for point in points]
-
-
-def _keys(point: Sequence[str]) -> Iterator[str]:
-    return (overridden(text) for text in point)

@@ -14,7 +14,6 @@ from lorad.daemon.process.causes import (
     KILLED_FOR_MEMORY,
     MAYBE_KILLED_FOR_MEMORY,
     Clues,
-    Diagnosis,
     diagnose,
 )
 from lorad.daemon.process.log_trim import logs_of, open_log
@@ -34,7 +33,15 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
     """Say how `name` ended, why as far as that is known, and what to do about it."""
     if forced := by_force(attempt, process):
         return forced
-    diagnosis = _diagnosis_of(attempt, process)
+    if process.exit_code == 0:
+        return f"{name} {process.in_words()}"
+    status = read_status(attempt) or {}
+    before = status.get("oom_before")
+    after = status.get("oom_after")
+    ooms = None if before is None or after is None else after - before
+    log = "\n".join(_tail(path) for path in logs_of(attempt)[:_LOGS])
+    kernel = list(_kernel_lines(status)) if status.get("started_at") else []
+    diagnosis = diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
     if diagnosis is None:
         return f"{name} {process.in_words()}"
     if diagnosis in (KILLED_FOR_MEMORY, MAYBE_KILLED_FOR_MEMORY):
@@ -69,19 +76,6 @@ def was_restarted(attempt: AttemptDir) -> bool:
     if not status or status["ended_at"] is not None:
         return False
     return status["boot_id"] not in ("", boot_id())
-
-
-def _diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
-    """Diagnose why a process ended; None when no cause is known, or when it ended well."""
-    if process.exit_code == 0:
-        return None
-    status = read_status(attempt) or {}
-    before = status.get("oom_before")
-    after = status.get("oom_after")
-    ooms = None if before is None or after is None else after - before
-    log = "\n".join(_tail(path) for path in logs_of(attempt)[:_LOGS])
-    kernel = list(_kernel_lines(status)) if status.get("started_at") else []
-    return diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
 
 
 def _tail(path: Path) -> str:

@@ -23,7 +23,7 @@ Axes = dict[str, list[str]]
 
 
 def points_of(axes: Axes) -> list[list[str]]:
-    """The overrides of each point: every value of each key with every one of the others, the last key
+    """List the overrides of each point: every value of each key with every one of the others, the last key
     changing first.
 
     Raises SpecError for more than POINTS.

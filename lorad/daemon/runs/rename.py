@@ -42,7 +42,14 @@ def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
             write_whole(run.dir.spec, to_json(spec_of(run)))
         hint = "The run has its old name again."
         raise StorageError(f"{run.directory} cannot be renamed: {error.strerror}", hint=hint) from error
-    _forget(ctx, old, new)
+    # nothing that this daemon remembers names the run as it was
+    ctx.storage.unpruned.discard(old)
+    ctx.storage.unkept.pop(old, None)
+    ctx.storage.last_words.pop(old, None)
+    ctx.storage.unpruned.add(new)
+    if old in ctx.queue.not_before:
+        ctx.queue.not_before[new] = ctx.queue.not_before.pop(old)
+    ctx.tail.forget()
     return runs.get(ctx.store, new)
 
 
@@ -77,14 +84,3 @@ def finish_renames(ctx: Context) -> None:
         if directory.name != run.name and directory.is_dir() and not os.path.lexists(place):
             _move(ctx, run.name)
             log.warning("run %s: its directory was still named %s", run.name, directory.name)
-
-
-def _forget(ctx: Context, old: str, new: str) -> None:
-    """Let nothing that this daemon remembers name the run as it was."""
-    ctx.storage.unpruned.discard(old)
-    ctx.storage.unkept.pop(old, None)
-    ctx.storage.last_words.pop(old, None)
-    ctx.storage.unpruned.add(new)
-    if old in ctx.queue.not_before:
-        ctx.queue.not_before[new] = ctx.queue.not_before.pop(old)
-    ctx.tail.forget()

@@ -19,7 +19,13 @@ def stop(ctx: Context, run: RunRow) -> None:
     """Do to the driver of an active run what is wanted of it, once, and again when nothing comes of it."""
     if run.state == RunState.STOPPING:
         _send(ctx, run, signal.SIGKILL if run.wanted == "kill" else signal.SIGTERM)
-    if _is_pool_gone_for_long(ctx, run):
+    life = life_of(ctx, run)
+    if life is not None and (life[1].is_up or life[1].phase == "absent"):
+        ctx.pools.gone_since.pop(run.name, None)
+        return
+    since = ctx.pools.gone_since.setdefault(run.name, time.monotonic())
+    # a run that has yet to begin has nothing to save; another driver had time to notice
+    if run.state == RunState.STARTING or time.monotonic() - since > ctx.patience.pool_gone:
         _send(ctx, run, signal.SIGKILL)
 
 
@@ -37,16 +43,3 @@ def _send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
         return
     ctx.processes.signalled[attempt.root] = (number, time.monotonic())
     log.info("run %s: %s to its driver", run.name, number.name)
-
-
-def _is_pool_gone_for_long(ctx: Context, run: RunRow) -> bool:
-    """The run's pool is over and its driver had time to notice.
-
-    A run that has yet to begin has nothing to save.
-    """
-    life = life_of(ctx, run)
-    if life is not None and (life[1].is_up or life[1].phase == "absent"):
-        ctx.pools.gone_since.pop(run.name, None)
-        return False
-    since = ctx.pools.gone_since.setdefault(run.name, time.monotonic())
-    return run.state == RunState.STARTING or time.monotonic() - since > ctx.patience.pool_gone

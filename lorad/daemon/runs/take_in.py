@@ -27,8 +27,9 @@ MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts
 
 
 def take_in(ctx: Context, run: RunRow) -> Taken:
-    """A portion of what is new. Raises IntegrityError for what no driver of lorad does or writes; nothing
-    after it is taken in."""
+    """Ingest a portion of what is new. Raises IntegrityError for what no driver of lorad does or writes;
+    nothing after it is taken in.
+    """
     refuse_strange_journal(run.dir, ctx.user(run.owner_uid))
     taken = ingest_some(ctx.store, run.name, run.dir.journal)
     if taken.is_again:

@@ -49,7 +49,15 @@ async def look(ctx: Context, budget: int) -> None:
         disk.used = await asyncio.to_thread(used, [ctx.runs_root, ctx.home.root])
         if disk.used > budget:
             disk.used -= await _make_room(ctx, disk.used - budget)
-        _tell(ctx, disk.used, budget)
+        before = disk.told
+        disk.told = ""
+        if disk.used > budget:
+            excess = f"{in_words(disk.used)} are used, disk_budget is {in_words(budget)}"
+            disk.told = f"{excess}; nothing more can go"
+        if disk.told and not before:
+            log.warning("%s", disk.told)
+        elif before and not disk.told:
+            log.info("the home is within its disk budget again")
     except OSError as error:
         log.warning("the disk cannot be measured: %s", error)
     finally:
@@ -139,19 +147,6 @@ def _report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
     with ctx.store.write():
         events.append(ctx.store, run, "warning", {"message": message})
         events.append(ctx.store, run, GONE, {"bytes": sum(size for _, size in spared)} | counts)
-
-
-def _tell(ctx: Context, used: int, budget: int) -> None:
-    """Log when the home no longer fits its budget and nothing more can be deleted, and when it fits again."""
-    disk = ctx.storage.disk
-    before = disk.told
-    disk.told = ""
-    if used > budget:
-        disk.told = f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go"
-    if disk.told and not before:
-        log.warning("%s", disk.told)
-    elif before and not disk.told:
-        log.info("the home is within its disk budget again")
 
 
 def was_spared(ctx: Context, run: str) -> bool:

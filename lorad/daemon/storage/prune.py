@@ -242,26 +242,22 @@ def delete(ctx: Context, item: Doomed) -> Path | None:
     """
     log.info("deleting %s: %s", item.path, item.why)
     try:
-        return _delete(ctx, item)
+        if item.kind in ("samples", "log"):
+            item.path.unlink(missing_ok=True)
+            return None
+        if item.kind == "pool":
+            ctx.pools.pop(item.path.name, None)
+        if item.kind in ("leftover", "run", "life", "pool"):
+            return item.path
+        if item.kind == "checkpoint" and (key := key_of(item.path)):
+            mark_deleted(ctx.store, item.run, *key)
+        # renamed before it is deleted, so that no reader sees half of it
+        gone = item.path.with_name(f"{TEMPORARY}{item.path.name}-deleted-{time.time_ns()}")
+        item.path.rename(gone)
+        return gone
     except OSError as error:
         log.warning("%s cannot be deleted: %s", item.path, error.strerror)
         return None
-
-
-def _delete(ctx: Context, item: Doomed) -> Path | None:
-    if item.kind in ("samples", "log"):
-        item.path.unlink(missing_ok=True)
-        return None
-    if item.kind == "pool":
-        ctx.pools.pop(item.path.name, None)
-    if item.kind in ("leftover", "run", "life", "pool"):
-        return item.path
-    if item.kind == "checkpoint" and (key := key_of(item.path)):
-        mark_deleted(ctx.store, item.run, *key)
-    # renamed before it is deleted, so that no reader sees half of it
-    gone = item.path.with_name(f"{TEMPORARY}{item.path.name}-deleted-{time.time_ns()}")
-    item.path.rename(gone)
-    return gone
 
 
 def sweep(directory: RunDir) -> None:
@@ -276,7 +272,12 @@ def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
     if not paths:
         return []
     since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
-    return [path for path in paths if _is_older(path, since)]
+    old = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < since:
+                old.append(path)
+    return old
 
 
 def lag_of(directory: Path) -> float:
@@ -295,13 +296,6 @@ def lag_of(directory: Path) -> float:
         return lag
     except OSError:
         return math.inf
-
-
-def _is_older(path: Path, since: float) -> bool:
-    try:
-        return path.lstat().st_mtime < since
-    except OSError:
-        return False
 
 
 def listed(parent: Path) -> list[Path]:

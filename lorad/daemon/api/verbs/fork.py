@@ -135,8 +135,15 @@ def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
     Raises SpecError for overrides of what defines the adapter.
     """
     before = spec_of(parent)
-    for text in body.overrides:
-        _refuse_shape(before, text)
+    for text in body.overrides:  # one that says what the adapter is will do
+        key = overridden(text)
+        is_of_lora = key.partition(".")[0] == "lora" and key not in _FREE
+        if (is_of_lora or key in ("model", "model.path")) and override(before, [text]) != before:
+            raise SpecError(
+                f"override {text}: {key} is part of what the adapter is, and a fork continues with the "
+                "existing one",
+                hint="Leave it out, or start a new run with it.",
+            )
     before = replace(before, name=None, lora=replace(before.lora, adapter_path=None))
     rate = request_of(parent).facts.rate
     if rate is not None and before.trainer.lr == rate.lr:  # what fits another algorithm is another rate
@@ -150,19 +157,6 @@ def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
         _refuse_other_critic(before, spec)
         spec = fitted(spec, body.overrides, start.trained)
     return spec
-
-
-def _refuse_shape(before: Spec, text: str) -> None:
-    """Raise SpecError for an override that changes what the adapter is; one that says what it is will do."""
-    key = overridden(text)
-    section = key.partition(".")[0]
-    is_shape = (section == "lora" and key not in _FREE) or key in ("model", "model.path")
-    if is_shape and override(before, [text]) != before:
-        raise SpecError(
-            f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing "
-            "one",
-            hint="Leave it out, or start a new run with it.",
-        )
 
 
 def _refuse_other_critic(before: Spec, spec: Spec) -> None:

@@ -36,19 +36,10 @@ async def collect(ctx: Context, call: Call) -> Collected:
         doomed = await _deleted_of(ctx, call.caller.uid, doomed)
     deleted = [Deleted(item.run, str(item.path), sizes[item.path], item.why) for item in doomed]
     total = sum(sizes[item.path] for item in doomed)
-    return Collected(deleted, total, body.dry_run, _kept(ctx, call.caller))
-
-
-def _kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
-    """List the versions that stay although nothing serves them: an alias of the caller's would roll back to
-    them.
-    """
-    before = rollbacks(ctx.store)
-    return [
-        KeptVersion(row.alias, "{}@{}".format(*before[row.alias]))
-        for row in seen_aliases(ctx, caller)
-        if row.alias in before
-    ]
+    before = rollbacks(ctx.store)  # versions that stay, as an alias of the caller's would roll back to them
+    rolled_back = [row.alias for row in seen_aliases(ctx, call.caller) if row.alias in before]
+    kept = [KeptVersion(alias, "{}@{}".format(*before[alias])) for alias in rolled_back]
+    return Collected(deleted, total, body.dry_run, kept)
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:

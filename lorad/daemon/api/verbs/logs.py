@@ -32,19 +32,14 @@ async def read_log(ctx: Context, call: Call) -> LogPart:
     run = runs.get(ctx.store, call.run)
     of = call.text("of") or "driver"
     attempt = call.number("attempt", 0)
-    path = _of_attempt(ctx, run, of, attempt) if attempt else log_of(ctx, run, of)
-    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
-
-
-def _of_attempt(ctx: Context, run: RunRow, of: str, attempt: int) -> Path:
-    """Find the log of the driver of an attempt. Raises SpecError, NotFound."""
-    if of != "driver":
+    path = run.dir.attempt(attempt).log if attempt else log_of(ctx, run, of)
+    if attempt and of != "driver":
         hint = f"A pool outlives attempts and keeps one log: `lorad logs {run.name} --of {of}` shows it."
         raise SpecError(f"there is no log of {of!r} by attempts", hint=hint)
-    if attempt not in {one.attempt for one in runs.attempts(ctx.store, run.name)}:
+    if attempt and attempt not in {row.attempt for row in runs.attempts(ctx.store, run.name)}:
         hint = f"`lorad show {run.name}` lists its attempts."
         raise NotFound(f"run {run.name} has no attempt {attempt}", hint=hint)
-    return run.dir.attempt(attempt).log
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
 
 
 async def list_logs(ctx: Context, call: Call) -> list[str]:

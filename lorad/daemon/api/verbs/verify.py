@@ -4,7 +4,6 @@ from pathlib import Path
 
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, request_of, spec_of
-from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.record.verify import Subject, check_files, counted
@@ -16,7 +15,7 @@ from lorad.records.daemon import Verification, VerificationCheck
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.rows import RunRow, VersionRow
+from lorad.store.rows import RunRow
 from lorad.store.versions import versions
 
 
@@ -58,17 +57,14 @@ async def attest_again(ctx: Context, run: RunRow) -> VerificationCheck:
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
             with in_hand(ctx, rows[name]):
-                problems += await _verdict(ctx, pool, rows[name])
+                try:
+                    attestation = await in_thread(
+                        ctx, pool.setup.owner, call_attest_again, ctx, pool, rows[name]
+                    )
+                    if attestation.verdict == "failed":
+                        problems.append(f"{name} in pool {pool.id}: {attestation.detail}")
+                except NotFound:
+                    continue  # the version was unloaded meanwhile
+                except LoradError as error:
+                    problems.append(f"{name} in pool {pool.id}: {error.message}")
     return VerificationCheck("attestation", f"{counted(count, 'version')} loaded now", problems)
-
-
-async def _verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
-    """List what is wrong with a loaded version."""
-    try:
-        attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)
-    except NotFound:  # the version was unloaded meanwhile
-        return []
-    except LoradError as error:
-        return [f"{version.name} in pool {pool.id}: {error.message}"]
-    failed = attestation.verdict == "failed"
-    return [f"{version.name} in pool {pool.id}: {attestation.detail}"] if failed else []
