@@ -77,8 +77,9 @@ def prepare(home: Home) -> None:
 
 
 def _log_to(path: Path) -> str:
-    """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it
-    can.
+    """Log to a file that is kept small, or to stderr where that cannot be written.
+
+    Return why it cannot be written; "" when it can.
     """
     trouble = ""
     try:
@@ -96,7 +97,7 @@ def _log_to(path: Path) -> str:
 
 
 async def _serve(ctx: Context) -> None:
-    """Answers from its first moment; adopts before it starts anything."""
+    """Answer from the first moment, but adopt before anything is started."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ctx.close)
     # most of them wait for a pool

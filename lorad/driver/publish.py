@@ -9,7 +9,7 @@ from lorad.protocol.calls import LoadVersion, Publish, Published
 
 
 def publish(session: Session, step: int) -> Published:
-    """Version `next_version` with the slot's weights after `step` steps.
+    """Publish version `next_version` with the slot's weights after `step` steps.
 
     Raises AttestationFailed, AdapterRefused, StorageError (the run's directory is gone).
     """

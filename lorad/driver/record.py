@@ -73,7 +73,7 @@ def record(
 
 
 def count_skips(session: Session, skipped: int, *, has_stepped: bool) -> None:
-    """Add the updates of a step that were skipped to those of the run."""
+    """Add the skipped updates of a step to the count of the run."""
     state = session.state
     state.skipped_updates += skipped
     state.skipped_steps = state.skipped_steps + 1 if skipped and not has_stepped else 0

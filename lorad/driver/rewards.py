@@ -340,7 +340,7 @@ class _FunctionScores:
         self._function.workers.submit(self._made[number])
 
     def _finish(self, places: Sequence[int], replies: Sequence[Reply]) -> None:
-        """Called from any thread. What succeeded before stays."""
+        """Take replies, from any thread. What succeeded before stays."""
         with self._changed:
             for place, reply in zip(places, replies, strict=True):
                 before = self._replies[place]

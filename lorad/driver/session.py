@@ -285,7 +285,7 @@ class Plan:
 
     @property
     def staleness(self) -> int:
-        """Steps between the version that makes the samples and the newest one when they are trained on."""
+        """Return by how many steps the samples' version is behind the newest one when they are trained on."""
         return self.step - self.trained
 
 
@@ -372,7 +372,7 @@ class TrainBatch:
         return self.batch.part(slice(int(self.offsets[groups.start]), int(self.offsets[groups.stop])))
 
     def samples(self, groups: slice) -> slice:
-        """Return which samples those of some of the groups are."""
+        """Return which samples are of some of the groups."""
         return slice(*np.cumsum([0, *self.sizes])[[groups.start, groups.stop]].tolist())
 
     def tokens(self, groups: slice) -> slice:

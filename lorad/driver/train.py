@@ -54,7 +54,7 @@ class Trained:
 
     @property
     def skipped(self) -> int:
-        """Updates whose loss or gradient was not finite."""
+        """Return how many updates had a loss or gradient that was not finite."""
         every: list[Update | CriticUpdate] = [*self.updates, *self.critic]
         return sum(not update.is_finite for update in every)
 
@@ -89,7 +89,8 @@ def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) 
     # log-probabilities of the update's forward pass are compared with the engine's, and have dropout
     is_noisy = session.spec.lora.dropout > 0 and not needs_old(session.spec)
     with session.timed("train"):
-        minibatches = _minibatches(session, rollout, scored, weighed)
+        ranges = minibatch_ranges(session.spec, rollout)  # of contiguous groups
+        minibatches = [_minibatch(session, rollout, scored, weighed, *groups) for groups in ranges]
         updates_say_it = any(minibatches) and not is_noisy and not critic.is_warming(session)
         measured = _measured(session, rollout) if is_current and not updates_say_it else None
         updates: list[Update] = []
@@ -257,18 +258,12 @@ def _has_terms(spec: Spec) -> bool:
     return bool(algorithm.kl_coef and algorithm.kl_place == "loss") or algorithm.entropy_coef > 0
 
 
-def _minibatches(
-    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed
-) -> list[_MiniBatch | None]:
-    """Cut the groups into contiguous mini-batches; None in place of one without a group that is trained."""
-    ranges = minibatch_ranges(session.spec, rollout)
-    return [_minibatch(session, rollout, scored, weighed, first, end) for first, end in ranges]
-
-
 def _minibatch(
     session: Session, rollout: Rollout, scored: Scored, weighed: Weighed, first: int, end: int
 ) -> _MiniBatch | None:
-    """Return the mini-batch of the rollout's groups from `first` to before `end`."""
+    """Return the mini-batch of the rollout's groups from `first` to before `end`; None where none of them is
+    trained.
+    """
     training = weighed.training
     inside = within(training.groups, first, end)
     if inside.start == inside.stop:

@@ -12,7 +12,7 @@ from lorad.daemon.gpu.occupancy import Sights
 
 
 def _recently(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[], Machine]:
-    """The machine as it was read a moment ago: every run of a long queue asks for it."""
+    """Return what reads the machine once a moment, however many runs of a long queue ask for it."""
     seen: list[tuple[float, Machine]] = []
 
     def recent() -> Machine:

@@ -108,8 +108,8 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> GrantStatus | None:
 
 
 def _refuse_strange(pool: Pool, status: GrantStatus) -> None:
-    """The file may be a user's own: it names no more nodes than its pool asked for, and of kind static only
-    those that there are. Raises ValueError.
+    """Raises ValueError where a file, which may be a user's own, names more nodes than its pool asked for, or
+    static ones that there are not.
     """
     setup = pool.setup.nodes
     names = [node.node for node in status.nodes]

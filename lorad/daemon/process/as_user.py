@@ -28,7 +28,7 @@ _now = threading.local()
 
 @contextlib.contextmanager
 def as_user(user: User | None) -> Iterator[None]:
-    """Within it this thread opens, makes and removes files as `user`; None: as itself.
+    """Have this thread open, make and remove files as `user` within the block; None: as itself.
 
     Nothing may be awaited in it, and no thread or process be started: it would begin as that user. Raises
     OSError where this process lacks the power. A user within a user is refused (RuntimeError).

@@ -51,7 +51,7 @@ _DOING: ContextVar[_Doing | None] = ContextVar("doing", default=None)
 
 
 def begin_telling() -> _Doing:
-    """Have `doing` of this task, and of those that it starts, return what is returned here."""
+    """Return what `doing` returns from now on, in this task and in the tasks that it starts."""
     doing = _Doing()
     _DOING.set(doing)
     return doing

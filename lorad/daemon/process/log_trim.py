@@ -92,7 +92,7 @@ def collapse(fd: int, gone: int) -> bool:
 
 
 def mark(cut: int) -> bytes:
-    """Written over the first bytes of what stays, so that offsets are what they were, less `cut`."""
+    """Make the line that is written over the first bytes of what stays: offsets are as before, less `cut`."""
     text = f"[lorad] {cut} bytes of this log were cut before here".encode()
     return text.ljust(_MARK_BYTES - 1, b".") + b"\n"
 

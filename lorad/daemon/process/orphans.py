@@ -34,9 +34,7 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
     roots = _roots_of(home)
     marked = {pid: attempt for pid in pids() if (attempt := _attempt_of(pid, roots)) is not None}
     over = {attempt: _is_over(attempt, settled) for attempt in set(marked.values())}
-    shims = {
-        (read_status(attempt) or {}).get("shim_pid") for attempt in over
-    }  # these end with their children
+    shims = {(read_status(attempt) or {}).get("shim_pid") for attempt in over}  # end with their children
     spared = {os.getpid(), *shims}
     left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
     return [_described(pid, attempt) for pid, attempt in sorted(left.items())]

@@ -42,7 +42,7 @@ class Pulse:
         self.beat_at = now
 
     def begin_again(self, now: float) -> None:
-        """Whoever watched it was away: it has as much time as in the beginning."""
+        """Give it as much time as in the beginning: whoever watched it was away."""
         self.beat_at = self.got_on_at = now
 
     def trouble(self, now: float, limits: Supervision) -> str:

@@ -147,5 +147,5 @@ class SharedBox(Users):
         return home.pool(pool_id) / "work" / "pool.sock"
 
     def front(self, sharing: Sharing) -> dict[str, object]:
-        """Whoever may see a version may ask it; where only owners see what is theirs, they need a token."""
+        """Let whoever may see a version ask it; where only owners see what is theirs, they need a token."""
         return {"for_all": sharing.read == "all", "role": "front"}

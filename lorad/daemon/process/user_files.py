@@ -151,8 +151,11 @@ def _put_json(path: Path, data: Any, user: User) -> None:
 
 
 def refuse_strange_journal(run: RunDir, user: User | None) -> None:
-    """The journal of a user's run is read by the daemon. Raises IntegrityError unless it is a file of theirs
-    that nothing else is; nobody can replace it after that, as its directory is the daemon's."""
+    """Check the journal of a user's run, which the daemon reads. Nobody can replace it afterwards, as its
+    directory is the daemon's.
+
+    Raises IntegrityError unless it is a file of the user's with no other name.
+    """
     if user is None:
         return
     try:

@@ -33,7 +33,7 @@ MAX_VERSIONS = 64  # an engine holds so many unless its pool reports otherwise
 MAX_RANK = 512  # the builtin engine takes no more
 _TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
 
-Tenancy = tuple[str, int]  # run, attempt
+_Tenancy = tuple[str, int]  # run, attempt
 
 
 class Need(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Need(Struct, frozen=True):
     memory: int = 0
 
 
-class Lack(Struct, frozen=True):
+class _Lack(Struct, frozen=True):
     """What a pool does not have for a run.
 
     says: what the pool has and what the run needs.
@@ -99,7 +99,7 @@ def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capaci
     return replace(capacity, max_versions=capacity.max_versions - _TEMPORARY) if server else capacity
 
 
-def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
+def promised(capacity: Capacity, needs: Mapping[_Tenancy, Need], status: PoolStatus | None) -> Capacity:
     """Count everything as taken that the runs placed in a pool will take of its `capacity`.
 
     needs: the needs of all these runs.
@@ -127,22 +127,22 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
     )
 
 
-def lacking(capacity: Capacity, need: Need) -> Lack | None:
+def lacking(capacity: Capacity, need: Need) -> _Lack | None:
     """Find what a run with `need` lacks; None when it fits.
 
     capacity: as `promised` computes it.
     """
     if need.rank > capacity.max_rank:
-        return Lack(
+        return _Lack(
             f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank"
         )
     remedy = "lower rollout.max_staleness or lora.rank"
     if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
         plural = "" if left == 1 else "s"
-        return Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
+        return _Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
     left = max(0, capacity.memory - capacity.memory_used)
     if capacity.memory and need.memory > left:
-        return Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
+        return _Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
     return None
 
 
@@ -152,7 +152,7 @@ def impossible(capacity: Capacity, need: Need) -> str:
     return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""
 
 
-def lack_of(run: RunRow, dtype: str, capacity: Capacity) -> Lack | None:
+def lack_of(run: RunRow, dtype: str, capacity: Capacity) -> _Lack | None:
     """Find what a run lacks in a pool of this dtype; None when it fits. Raises StorageError.
 
     capacity: as `promised` computes it.
@@ -177,11 +177,11 @@ def room_in(pool: Pool, tenants: Iterable[RunRow]) -> Capacity:
     return promised(capacity_of(pool.setup.server, pool.status), needs_of(pool, tenants), pool.status)
 
 
-def needs_of(pool: Pool, tenants: Iterable[RunRow]) -> dict[Tenancy, Need]:
+def needs_of(pool: Pool, tenants: Iterable[RunRow]) -> dict[_Tenancy, Need]:
     """Compute what each run in the pool takes, except runs without files: only the pool's status counts
     those.
     """
-    needs: dict[Tenancy, Need] = {}
+    needs: dict[_Tenancy, Need] = {}
     for run in tenants:
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
             needs[run.name, run.attempt] = _need_in(run, pool.setup.dtype)

@@ -171,7 +171,7 @@ def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Cou
 
 
 def _spec_at(directory: RunDir, attempt: int) -> Spec:
-    """Read the spec of an attempt; that of the run where the attempt's was not kept."""
+    """Read the spec of an attempt, or of the run where the attempt's own was not kept."""
     own = directory.attempt(attempt)
     path = own.work / own.spec.name
     return from_json(read_file(path if path.exists() else directory.spec, SPEC_BODY_BYTES))

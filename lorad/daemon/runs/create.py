@@ -92,10 +92,10 @@ async def asked_for(ctx: Context, caller: Caller, body: RunRequest) -> Spec:
     spec = await in_thread(ctx, caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
     spec = await in_thread(ctx, caller.uid, anchored, spec, Path(body.cwd), ctx.user(caller.uid))
     name = spec.name or fresh_name(ctx)
-    return replace(spec, name=free_name(ctx, name) if body.suffix else name)
+    return replace(spec, name=_free_name(ctx, name) if body.suffix else name)
 
 
-def free_name(ctx: Context, name: str) -> str:
+def _free_name(ctx: Context, name: str) -> str:
     """Return the name, or where that is in use the first of NAME-2, NAME-3, … that is not."""
     for number in itertools.count(1):
         tried = name if number == 1 else f"{name[: _NAME_CHARACTERS - 1 - len(str(number))]}-{number}"

@@ -23,7 +23,7 @@ _HINT = "There are uniform(a,b), loguniform(a,b), int(a,b), logint(a,b) and choi
 _Draw = Callable[[random.Random], str]
 
 
-class Distribution(NamedTuple):
+class _Distribution(NamedTuple):
     """A key's values. draw: one of them as text. values: all of them, where they are listed."""
 
     text: str
@@ -31,12 +31,12 @@ class Distribution(NamedTuple):
     values: Sequence[str] = ()
 
 
-def distributions_of(overrides: Sequence[str]) -> tuple[dict[str, Distribution], list[str]]:
+def distributions_of(overrides: Sequence[str]) -> tuple[dict[str, _Distribution], list[str]]:
     """Find the keys that are drawn, in order, and the overrides with one value. Several values separated by
     commas are a choice. Raises SpecError.
     """
     refuse_many(overrides)
-    distributions: dict[str, Distribution] = {}
+    distributions: dict[str, _Distribution] = {}
     rest = []
     for text in overrides:
         key, distribution = _distribution(text)
@@ -71,7 +71,7 @@ def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
     return {key: [*distribution.values] for key, distribution in distributions.items()}, rest
 
 
-def drawn(distributions: dict[str, Distribution], count: int, seed: int) -> list[list[str]]:
+def drawn(distributions: dict[str, _Distribution], count: int, seed: int) -> list[list[str]]:
     """Draw the overrides of so many different points; equal arguments give equal points. Raises SpecError."""
     if not distributions:
         raise SpecError("no key is drawn, so all points would be the same", hint=_HINT)
@@ -90,7 +90,7 @@ def drawn(distributions: dict[str, Distribution], count: int, seed: int) -> list
     )
 
 
-def _distribution(text: str) -> tuple[str, Distribution | None]:
+def _distribution(text: str) -> tuple[str, _Distribution | None]:
     """Read an override; None where it has one value."""
     refuse_long(text)
     first, _, value = text.partition("=")
@@ -102,11 +102,11 @@ def _distribution(text: str) -> tuple[str, Distribution | None]:
     arguments = [part for part in split(call[2]) if part]
     if call[1] == "choice":
         return key, _choice(value, overridden_values(f"{first}={','.join(arguments)}")[1])
-    return key, Distribution(value.strip(), _number(call[1], arguments, text))
+    return key, _Distribution(value.strip(), _number(call[1], arguments, text))
 
 
-def _choice(text: str, values: Sequence[str]) -> Distribution:
-    return Distribution(text.strip(), lambda generator: generator.choice(values), tuple(values))
+def _choice(text: str, values: Sequence[str]) -> _Distribution:
+    return _Distribution(text.strip(), lambda generator: generator.choice(values), tuple(values))
 
 
 def _number(kind: str, arguments: Sequence[str], override: str) -> _Draw:

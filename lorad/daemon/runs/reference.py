@@ -76,8 +76,8 @@ class Begins(NamedTuple):
 async def staged(
     ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None
 ) -> Staged | None:
-    """A copy of the spec's reference; None where that is the base, or nothing is compared with it. `discard`
-    it in the end.
+    """Copy the spec's reference; None where that is the base, or nothing is compared with it. `discard` it in
+    the end.
 
     Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone),
     StorageError.

@@ -40,7 +40,7 @@ class _Evidence(NamedTuple):
 
     @property
     def lost_its_pool(self) -> bool:
-        """The driver said so."""
+        """Return whether the driver said that it lost its pool."""
         return self.end is not None and self.end.reason == EndReason.LOST
 
 

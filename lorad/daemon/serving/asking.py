@@ -25,7 +25,7 @@ class Question(Struct, frozen=True):
 
 
 class Said(Struct, frozen=True, omit_defaults=True):
-    """A line of what comes of it: what is being done, or at the end the answer (a Generated) or an error."""
+    """A line of the answer: what is being done, or at the end the answer itself (a Generated) or an error."""
 
     doing: str = ""
     answer: msgspec.Raw = msgspec.Raw()

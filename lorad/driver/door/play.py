@@ -155,7 +155,7 @@ class _Speakers:
 def _sample(
     example: Example, index: int, version: str, task: Task, rows: Rows, played: Played, refused: str
 ) -> Sample:
-    """A program's reward counts as that of its last turn."""
+    """Make a sample of an episode; a program's reward counts as that of its last turn."""
     turns = rows.turns
     end: EpisodeEnd = "done"
     if played.error:

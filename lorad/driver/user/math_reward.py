@@ -17,9 +17,9 @@ _MARKS = ("$", "\\boxed", "\\(", "\\[")
 
 
 def math(completion: str, answer: str) -> float:
-    """1 when the last expression of the completion equals that of the answer, as mathematics.
+    """Return 1 when the last expression of the completion equals the answer's, as mathematics.
 
-    An answer is LaTeX or a number, with or without `$` or `\\boxed`; of one with `####`, what follows.
+    An answer is LaTeX or a number, with or without `$` or `\\boxed`; where it has `####`, it is what follows.
     """
     text = answer.rpartition("####")[2].strip()
     is_marked = any(mark in text for mark in _MARKS)  # `1 + x` without a mark would be read as 1

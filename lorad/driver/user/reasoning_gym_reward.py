@@ -21,7 +21,7 @@ except ImportError:
 
 
 def score(completion: str, reasoning_gym: dict[str, Any]) -> float:
-    """The score of the task's own checker, 0 to 1. The answer is what stands between <answer> tags, else the
+    """Return the score of the task's own checker, 0 to 1, for the text between <answer> tags, or else for the
     whole completion.
 
     reasoning_gym: the column by which a row says where it is from.

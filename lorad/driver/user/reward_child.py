@@ -175,7 +175,15 @@ class _Function:
         request["started"] = time.monotonic()
         samples = request["samples"]
         prompts = [sample.pop("prompt_value", None) or sample["prompt"] for sample in samples]
-        keywords = [self._keywords_of(sample) for sample in samples]
+        keywords: list[
+            dict[str, Any]
+        ] = []  # the columns of the row, and what the sample has itself, which wins
+        for sample in samples:
+            row: dict[str, Any] = sample.pop("row", {})
+            answer = sample.pop("answer_value", None)
+            own = {} if answer is None or self._setup.is_packaged else {"answer": answer}
+            raw = {"raw_completion": sample.pop("raw_completion", "")} if self.wants_raw else {}
+            keywords.append({**row, **sample, **raw, **own})
         if not self.is_batch:
             return self._function(**self._keywords.chosen(keywords[0]))
         names = dict.fromkeys(name for sample in keywords for name in sample)
@@ -189,16 +197,6 @@ class _Function:
             for prompt, text in zip(prompts, columns.pop("completion"), strict=True)
         ]
         return self._function(**self._keywords.chosen(columns | {"groups": request["groups"]}))
-
-    def _keywords_of(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return what a function may ask for by name: the columns of the row, and what the sample has itself,
-        which wins.
-        """
-        row: dict[str, Any] = sample.pop("row", {})
-        answer = sample.pop("answer_value", None)
-        own = {} if answer is None or self._setup.is_packaged else {"answer": answer}
-        raw = {"raw_completion": sample.pop("raw_completion", "")} if self.wants_raw else {}
-        return {**row, **sample, **raw, **own}
 
     def answer(self, request: dict[str, Any], value: Any) -> dict[str, Any]:
         """Make a reply for each sample of what the function returned. Raises ValueError."""

@@ -317,7 +317,7 @@ class Workers:
         return max(self._calls[0].at, self._ready_at) + _BACKLOG_SECONDS - time.monotonic()
 
     def cannot_start(self, call: Call, why: str) -> None:
-        """Where there is no other process, this call and all others fail."""
+        """Let this call and all others fail where there is no other process."""
         with self._changed:
             self._calls.appendleft(call)
             if any(worker.is_ready for worker in self._workers):

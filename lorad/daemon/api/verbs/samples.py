@@ -198,8 +198,9 @@ def _fitting(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
             logprobs = [value for value in sample.logprobs if value is not None]
             has_all = bool(logprobs) and len(logprobs) == len(sample.logprobs)
             mean = sum(logprobs) / len(logprobs) if has_all else None
-            empty = {key: [] for key in ("tokens", "logprobs", "widths", "forks")}
-            shown = replace(sample, **empty, length=sample.size, logprob=mean)
+            shown = replace(
+                sample, tokens=[], logprobs=[], widths=[], forks=[], length=sample.size, logprob=mean
+            )
         texts = {key: value for key, value in asdict(shown).items() if isinstance(value, str)}
         long = {key: value[:SAMPLE_TEXT] + "…" for key, value in texts.items() if len(value) > SAMPLE_TEXT}
         size += sum(min(len(value), SAMPLE_TEXT) for value in texts.values()) + _TOKEN * len(shown.tokens)

@@ -143,9 +143,10 @@ async def export(ctx: Context, call: Call) -> Exported:
 
 
 def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
-    """Verified before, on disk after; read as the version's owner, written as who asks for it.
+    """Copy the files of a version: verified before, on disk after.
 
-    The copy names its base as transformers opens it.
+    They are read as the version's owner, and written as who asks for them. The copy names its base as
+    transformers opens it.
     """
     with as_user(owner):
         if not has_files(source):
@@ -169,8 +170,8 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
 
 
 def _name_base(directory: Path) -> None:
-    """The directory of a base that ships with lorad instead of `builtin:tiny`; a hub id and its revision
-    apart.
+    """Name the base as transformers opens it: by the directory of a base that ships with lorad instead of
+    `builtin:tiny`, by a hub id and its revision apart.
     """
     try:
         settings = json.loads(read_file(directory / CONFIG, CONFIG_BYTES))
