@@ -175,15 +175,13 @@ class _Function:
         request["started"] = time.monotonic()
         samples = request["samples"]
         prompts = [sample.pop("prompt_value", None) or sample["prompt"] for sample in samples]
-        keywords: list[
-            dict[str, Any]
-        ] = []  # the columns of the row, and what the sample has itself, which wins
+        keywords: list[dict[str, Any]] = []
         for sample in samples:
             row: dict[str, Any] = sample.pop("row", {})
             answer = sample.pop("answer_value", None)
             own = {} if answer is None or self._setup.is_packaged else {"answer": answer}
             raw = {"raw_completion": sample.pop("raw_completion", "")} if self.wants_raw else {}
-            keywords.append({**row, **sample, **raw, **own})
+            keywords.append({**row, **sample, **raw, **own})  # what the sample itself has wins
         if not self.is_batch:
             return self._function(**self._keywords.chosen(keywords[0]))
         names = dict.fromkeys(name for sample in keywords for name in sample)
