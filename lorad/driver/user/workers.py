@@ -437,7 +437,10 @@ class _Worker:
         self.process = process
 
     def _listen(self) -> None:
-        """Wait for an answer, for the end of a call's time or for another call."""
+        """Wait for an answer, for the end of a call's time or for another call.
+
+        Once the first call of a process has ended, others have no more than the usual time.
+        """
         assert self.process is not None
         has_room = len(self._under_way) < self._workers.capacity
         next_to_end = min(self._under_way.values(), key=lambda each: each.end)
@@ -462,10 +465,6 @@ class _Worker:
         except Lost as lost:
             self._lost(str(lost))
             return
-        self._ended(answer, ended)
-
-    def _ended(self, answer: _WorkerAnswer, ended: _UnderWay) -> None:
-        """Pass on what a call came to. Once the first has ended, others have no more than the usual time."""
         now = time.monotonic()
         self._workers.ended(answer, now - ended.began, is_first=self._is_new)
         if self._is_new:
