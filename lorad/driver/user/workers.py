@@ -437,10 +437,7 @@ class _Worker:
         self.process = process
 
     def _listen(self) -> None:
-        """Wait for an answer, for the end of a call's time or for another call.
-
-        Once the first call of a process has ended, others have no more than the usual time.
-        """
+        """Wait for an answer, for the end of a call's time or for another call."""
         assert self.process is not None
         has_room = len(self._under_way) < self._workers.capacity
         next_to_end = min(self._under_way.values(), key=lambda each: each.end)
@@ -470,7 +467,7 @@ class _Worker:
         if self._is_new:
             self._is_new = False
             self.first_began = 0.0
-            for each in self._under_way.values():
+            for each in self._under_way.values():  # these have no more than the usual time
                 each.seconds = self._workers.timeout
                 each.end = min(each.end, now + each.seconds + _GRACE_SECONDS)
         if answer.is_last:
