@@ -204,16 +204,16 @@ def must_move(ctx: Context, caller: Caller, alias: str, before: Alias | None, ru
         return
     if before:
         must_own_name(ctx, caller, alias, of_alias(before))
-    mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
+    own = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
     before_of = aliases.rollbacks(ctx.store)  # their files are kept as well
 
     def is_foreign(row: Alias) -> bool:
         served = [runs.find(ctx.store, name) for name in {row.run, before_of.get(row.alias, (row.run,))[0]}]
         return any(run.owner_uid != caller.uid for run in served if run is not None)
 
-    foreign = [row for row in mine if is_foreign(row)]
-    if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
-        count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
+    foreign = [row for row in own if is_foreign(row)]
+    if len(own) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
+        count = f"{len(own)} aliases, {len(foreign)} of them for versions of others"
         hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
         raise Conflict(f"{caller.name} has {count}", hint=hint)
 

@@ -67,7 +67,7 @@ class DaemonJournal(log.AppendLog[Any]):
             raise StorageError(f"{self.path}: {error.strerror}", hint=hint) from error
 
 
-class Told(NamedTuple):
+class JournalContent(NamedTuple):
     """What a journal contains.
 
     changes: the changes that count; a change of the whole database comes first if there is one.
@@ -87,9 +87,9 @@ class _Line(Struct):
     kind: str
 
 
-def read(path: Path) -> Told:
+def read(path: Path) -> JournalContent:
     """Read all of a journal; nothing when there is none. Raises OSError."""
-    journal = Told([], [])
+    journal = JournalContent([], [])
     if not path.exists():
         return journal
     with open_file(path) as file:

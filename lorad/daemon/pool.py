@@ -87,8 +87,8 @@ class Pool:
         """Name the directory that its process writes to; a pool of another user than the daemon has one in
         its directory.
         """
-        theirs = self.root / "work"
-        return theirs if theirs.is_dir() else self.root
+        directory = self.root / "work"
+        return directory if directory.is_dir() else self.root
 
     @property
     def number(self) -> int:

@@ -67,8 +67,8 @@ class _KeptRoutes(Struct, frozen=True):
                 ends = np.cumsum([begin, *_prompts(sample)]).tolist()
                 of_prompts = tuple(prompts[slice(*ends_)] for ends_ in itertools.pairwise(ends))
                 begin = ends[-1]
-            mine = tokens[at : at + sample.tokens.size]
-            routed.append(changed(sample, routes=mine, prompt_routes=of_prompts))
+            own_tokens = tokens[at : at + sample.tokens.size]
+            routed.append(changed(sample, routes=own_tokens, prompt_routes=of_prompts))
             at += sample.tokens.size
         return routed
 

@@ -128,8 +128,8 @@ def untrained(session: Session) -> Trained:
 
 def _measured(session: Session, rollout: Rollout) -> _Mismatch | None:
     """Measure the mismatch on the first group that has any token, which is cheap and enough for an alarm."""
-    said = [[sample for sample in group if sample.size] for group in rollout.groups]
-    group = next((group for group in said if group), [])
+    nonempty = [[sample for sample in group if sample.size] for group in rollout.groups]
+    group = next((group for group in nonempty if group), [])
     if not group:
         return None
     difference = np.abs(
@@ -271,9 +271,9 @@ def _minibatch(
     tokens = training.tokens(inside)
     targets = weighed.targets.part(tokens)
     sizes = [len(group) for group in rollout.groups]
-    mine = slice(sum(sizes[:first]), sum(sizes[:end]))
-    counted = scored.counted[mine]
-    lengths = np.array([s.size for s in rollout.samples[mine]])[counted]
+    places = slice(sum(sizes[:first]), sum(sizes[:end]))
+    counted = scored.counted[places]
+    lengths = np.array([s.size for s in rollout.samples[places]])[counted]
     owner = np.repeat(np.arange(end - first), sizes[first:end])
     total = normaliser(
         lengths,

@@ -160,13 +160,13 @@ def _token_advantages(
     if not algorithm.reads_reward and penalty is not None:
         return (-penalty).astype(np.float32)
     worth = scored.worth.astype(np.float64)
-    mine = (np.cumsum(scored.scored) - 1)[training.rows]  # places among the scored
+    places = (np.cumsum(scored.scored) - 1)[training.rows]  # places among the scored
     if penalty is not None and not algorithm.has_baseline and not algorithm.advantage:
         worth = worth - _baseline(session, worth)
-        result = returns_to_go(worth[mine], penalty, lengths)
+        result = returns_to_go(worth[places], penalty, lengths)
         return (whiten(result) if parts.scale == "whiten" else result).astype(np.float32)
     if penalty is not None and algorithm.name != "distill":
-        worth[mine] -= _sums(penalty, lengths)
+        worth[places] -= _sums(penalty, lengths)
     if algorithm.advantage:
         return _own_advantages(session, rollout, scored, training, worth)
     if parts.baseline == "moving":
@@ -174,7 +174,7 @@ def _token_advantages(
     sizes = np.array([s.size for s in rollout.samples])[scored.scored]
     baseline = "zero" if parts.baseline == "moving" else parts.baseline
     each = advantages(worth, scored.sizes, baseline, parts.scale, sizes)
-    result = np.repeat(each[mine], lengths)
+    result = np.repeat(each[places], lengths)
     if algorithm.name == "distill" and penalty is not None:
         result = ((algorithm.reward_coef or 0.0) * result - penalty).astype(np.float32)
     return result

@@ -90,11 +90,11 @@ def _endpoint(
             return in_words(error, error.status)
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
-            said = f"{type(error).__name__}: {error}"
-            cause = in_words_of(said)  # the machine ran out of something, or lorad has a defect
+            words = f"{type(error).__name__}: {error}"
+            cause = in_words_of(words)  # the machine ran out of something, or lorad has a defect
             if cause is None:
-                return in_words(LoradError(said, hint=_UNEXPECTED), 500)
-            return in_words(LoradError(f"{cause.what} ({said})", hint=cause.advice), 500)
+                return in_words(LoradError(words, hint=_UNEXPECTED), 500)
+            return in_words(LoradError(f"{cause.what} ({words})", hint=cause.advice), 500)
 
     return answer
 
@@ -125,11 +125,11 @@ async def _say_version(_request: web.Request, response: web.StreamResponse) -> N
 
 def _refuse_other_protocol(request: web.Request) -> None:
     """Raises Conflict. A request that names no protocol, such as curl's, is accepted."""
-    asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
-    if asked != str(PROTOCOL) and request.path not in _OF_ANY_PROTOCOL:
+    protocol = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+    if protocol != str(PROTOCOL) and request.path not in _OF_ANY_PROTOCOL:
         message = (
             f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol "
-            f"{asked[:8]}"
+            f"{protocol[:8]}"
         )
         raise Conflict(
             message,

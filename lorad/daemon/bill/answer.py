@@ -38,8 +38,8 @@ async def bill_of(
     """Answer with what the caller may see: where only owners see what is theirs, nothing of others, and
     nothing that is nobody's.
     """
-    mine = None if sees_all(ctx, caller) else caller.uid
-    rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=mine)
+    only_uid = None if sees_all(ctx, caller) else caller.uid
+    rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=only_uid)
     by_key: dict[str, list[BillLine]] = {}  # rows of a key differ by their device
     for row in rows:
         price = ctx.config.prices.of(row.device)
@@ -48,11 +48,11 @@ async def bill_of(
     lines = [_sum(key, of_devices) for key, of_devices in by_key.items()]
     lines.sort(key=lambda line: (not line.key, -line.held, line.key))
     if by in _OF_RUNS:
-        disk = await _disk(ctx, by, {line.key for line in lines if line.key}, mine)
+        disk = await _disk(ctx, by, {line.key for line in lines if line.key}, only_uid)
         lines = [replace(line, disk=disk.get(line.key)) for line in lines]
     total = _sum("", lines)
     first = None if since is None else float(since // HOUR * HOUR)
-    quotas = [] if by not in _OF_RUNS else quotas_of(ctx, await ctx.read(owners_of_uses), mine, user)
+    quotas = [] if by not in _OF_RUNS else quotas_of(ctx, await ctx.read(owners_of_uses), only_uid, user)
     return Bill(by, lines, total, ctx.config.prices.currency, first, until, quotas)
 
 
@@ -79,10 +79,10 @@ async def _disk(ctx: Context, by: By, keys: set[str], owner_uid: int | None) -> 
         now; None where all are.
     """
     every = await ctx.read(runs.every)
-    theirs = [run for run in every if owner_uid is None or run.owner_uid == owner_uid]
+    owned = [run for run in every if owner_uid is None or run.owner_uid == owner_uid]
     billed = [
         (key, run.directory)
-        for run in theirs
+        for run in owned
         if (key := {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]) in keys
     ]
     return await asyncio.to_thread(_measured, ctx.bill.sizes, billed)

@@ -124,19 +124,19 @@ class Ours:
     devices: frozenset[str]
 
 
-def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:
+def read_all(gpus: Iterable[Device], ours: Ours) -> dict[str, Sight]:
     """Read all GPUs. Runs in a thread."""
     with nvml() as driver:
         if driver is None:
             return {device.uuid: Sight(time.monotonic()) for device in gpus}
         family: set[int] = set()
-        for pid in mine.pids:
+        for pid in ours.pids:
             with contextlib.suppress(psutil.Error):
                 family |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-        return {device.uuid: _read(driver, device, family, mine) for device in gpus}
+        return {device.uuid: _read(driver, device, family, ours) for device in gpus}
 
 
-def _read(driver: Any, device: Device, family: set[int], mine: Ours) -> Sight:
+def _read(driver: Any, device: Device, family: set[int], ours: Ours) -> Sight:
     """Read one GPU; leave out what the driver does not report, or not to this user."""
     try:
         handle = driver.nvmlDeviceGetHandleByUUID(device.uuid)
@@ -156,9 +156,9 @@ def _read(driver: Any, device: Device, family: set[int], mine: Ours) -> Sight:
         power = int(driver.nvmlDeviceGetPowerUsage(handle)) / 1000
     with contextlib.suppress(driver.NVMLError):
         temperature = int(driver.nvmlDeviceGetTemperature(handle, driver.NVML_TEMPERATURE_GPU))
-    is_held = device.name in mine.devices
+    is_held = device.name in ours.devices
     processes = tuple(
-        _described(pid, memory, pid in computing, family, mine, is_held)
+        _described(pid, memory, pid in computing, family, ours, is_held)
         for pid, memory in sorted((drawing | computing).items())
     )
     return Sight(time.monotonic(), used, utilization, processes, is_held, "", power, temperature)
@@ -175,7 +175,7 @@ def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
 
 
 def _described(
-    pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, is_held: bool
+    pid: int, memory: int | None, computes: bool, family: set[int], ours: Ours, is_held: bool
 ) -> Process:
     """Describe a process on the GPU.
 
@@ -192,5 +192,5 @@ def _described(
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         attempt = next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")
-    is_ours = pid in family or attempt.startswith(mine.mark) or (is_held and not name)
+    is_ours = pid in family or attempt.startswith(ours.mark) or (is_held and not name)
     return Process(pid, user, name, memory, computes, is_ours, bool(attempt))

@@ -161,11 +161,11 @@ def diagnose(clues: Clues) -> Diagnosis | None:
     """Find the cause of an end that was not asked for; None when only the exit itself is known."""
     if killed := _killed_for_memory(clues):
         return killed
-    said = in_words_of(clues.log)
-    gpu = _gpu_in_kernel(clues, is_sure=said is not None)
-    if gpu and said in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
+    in_log = in_words_of(clues.log)
+    gpu = _gpu_in_kernel(clues, is_sure=in_log is not None)
+    if gpu and in_log in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
         return gpu
-    return said or (BUS_ERROR if clues.signal == signal.SIGBUS else None)
+    return in_log or (BUS_ERROR if clues.signal == signal.SIGBUS else None)
 
 
 def _killed_for_memory(clues: Clues) -> Diagnosis | None:

@@ -10,7 +10,7 @@ from lorad.text import duration
 _SOON = 2.0  # seconds that are not worth mentioning
 
 
-class Told:
+class Activity:
     """Words, and since when they are of one phase. Times are of the monotonic clock."""
 
     def __init__(self, words: str, now: float) -> None:
@@ -34,7 +34,7 @@ class _Doing:
     """What a request does at the moment. Any thread may tell."""
 
     def __init__(self) -> None:
-        self._told = Told("", time.monotonic())
+        self._told = Activity("", time.monotonic())
         self._follows: Callable[[], str] | None = None
 
     def tell(self, words: str, follows: Callable[[], str] | None = None) -> None:

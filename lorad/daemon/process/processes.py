@@ -367,8 +367,8 @@ def log_end(path: Path, lines: int = 1) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    said = [line for line in text.splitlines() if line.strip()]
-    unwell = [line for line in said if not _HEALTHY.match(line)]
+    printed = [line for line in text.splitlines() if line.strip()]
+    unwell = [line for line in printed if not _HEALTHY.match(line)]
     has_trace = any(line.startswith("Traceback (") for line in unwell)
     errors = [
         place
@@ -380,4 +380,4 @@ def log_end(path: Path, lines: int = 1) -> str:
         until = errors[-1] + 1
         shown = [line.strip() for line in unwell[max(until - lines, 0) : until]]
         return "its log ends:" + ("\n" if lines > 1 else " ") + "\n".join(shown)
-    return f"it left no error, and its last line was: {said[-1].strip()}" if said else ""
+    return f"it left no error, and its last line was: {printed[-1].strip()}" if printed else ""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from lorad.box.config import Supervision
-from lorad.daemon.process.doing import Told
+from lorad.daemon.process.doing import Activity
 from lorad.protocol.heartbeat import Beat
 
 _LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may have slept
@@ -26,10 +26,10 @@ class Pulse:
     beat_at: float
     got_on_at: float
     doubted: bool = False
-    told: Told = field(init=False)
+    told: Activity = field(init=False)
 
     def __post_init__(self) -> None:
-        self.told = Told(self.beat.words, self.beat_at)
+        self.told = Activity(self.beat.words, self.beat_at)
 
     def see(self, beat: Beat, now: float) -> None:
         """Take note of what its file says now."""

@@ -81,14 +81,14 @@ def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequen
     lacking = pool.setup.nodes.bundles
 
     def rank(works: tuple[Pool, list[RunRow]]) -> tuple[int, float]:
-        _, theirs = works
-        return max(run.priority for run in theirs), -min(run.created_at for run in theirs)
+        _, tenants_there = works
+        return max(run.priority for run in tenants_there), -min(run.created_at for run in tenants_there)
 
     chosen: list[RunRow] = []
-    for other, theirs in sorted(((other, tenants_of(ctx, other)) for other in others), key=rank):
-        may = all(run.priority < priority and spec_of(run).resources.preemptible for run in theirs)
+    for other, tenants_there in sorted(((other, tenants_of(ctx, other)) for other in others), key=rank):
+        may = all(run.priority < priority and spec_of(run).resources.preemptible for run in tenants_there)
         if may and not (other.serves or other.guests):
-            chosen += theirs
+            chosen += tenants_there
             lacking -= len(other.nodes)
         if lacking <= 0:
             return chosen
@@ -134,8 +134,8 @@ def _refuse_strangers(ctx: Context, pool: Pool) -> None:
     Its next turn in the queue ends it, with the reason.
     """
     owner = pool.setup.owner
-    theirs = {node.uid for node in pool.nodes} - {pool.setup.owner}
-    if not theirs:
+    strangers = {node.uid for node in pool.nodes} - {pool.setup.owner}
+    if not strangers:
         return
-    ctx.queue.strangers[owner] = min(theirs)
-    _take_off(ctx, pool, f"the agents of the cluster are {user_name(min(theirs))}'s")
+    ctx.queue.strangers[owner] = min(strangers)
+    _take_off(ctx, pool, f"the agents of the cluster are {user_name(min(strangers))}'s")

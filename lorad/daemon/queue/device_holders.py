@@ -39,8 +39,8 @@ def keep_leases(ctx: Context) -> None:
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
         gpus = devices_of(ctx, pool) if pool.process.is_up else []
-        if gpus and (mine := holder_of_pool(ctx, pool, anybody(ctx))).pid is not None:
-            kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
+        if gpus and (holder := holder_of_pool(ctx, pool, anybody(ctx))).pid is not None:
+            kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): holder for device in gpus}
 
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
     notes.since = {uuid: notes.since.get(uuid, time.time()) for uuid in notes.wanted}

@@ -27,16 +27,16 @@ _MEASURE_SECONDS = 60.0
 
 def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     """Raises NotAllowed where a user of a shared daemon asks for a higher priority than is theirs to give."""
-    asked = max(spec.resources.priority for spec in specs)
+    priority = max(spec.resources.priority for spec in specs)
     most = ctx.config.queue.limit_of(caller.name).priority
-    if is_admin(ctx, caller) or asked <= most:
+    if is_admin(ctx, caller) or priority <= most:
         return
     hint = (
         f"Lower it, or ask an admin ({admins(ctx)}) for more: queue.users.{caller.name}.priority in "
         "config.yaml."
     )
     raise NotAllowed(
-        f"resources.priority is {asked}; {caller.name}'s runs may have {most} at most", hint=hint
+        f"resources.priority is {priority}; {caller.name}'s runs may have {most} at most", hint=hint
     )
 
 
@@ -47,12 +47,12 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
     """
     limit = ctx.config.queue.limit_of(run.owner)
     user = run.owner
-    mine = [other for other in active if other.owner_uid == run.owner_uid]
+    own_runs = [other for other in active if other.owner_uid == run.owner_uid]
     if run.group and (most := groups.limit_of(ctx.store, run.owner_uid, run.group)) is not None:
-        in_group = sum(other.group == run.group for other in mine)
+        in_group = sum(other.group == run.group for other in own_runs)
         if in_group >= most:
             return f"waits for group {run.group} ({in_group} of {most} running)"
-    working = len(mine)
+    working = len(own_runs)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
     if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid, at)):

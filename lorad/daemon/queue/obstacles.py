@@ -130,17 +130,17 @@ def _limited(now: Snapshot, place: Placement, run: RunRow | None) -> Obstacle | 
     limit = now.limits.limit_of(user).devices
     if limit is None:
         return None
-    theirs = [pool for pool in now.pools if pool.setup.owner == setup.owner and now.is_used(pool)]
-    if any(pool.setup.key == setup.key for pool in theirs):
+    own_pools = [pool for pool in now.pools if pool.setup.owner == setup.owner and now.is_used(pool)]
+    if any(pool.setup.key == setup.key for pool in own_pools):
         return None
-    names = {name for pool in theirs for name in pool.names}
-    count = len(names) + sum(shape_of(pool.setup.nodes).size for pool in theirs if pool.setup.nodes)
+    names = {name for pool in own_pools for name in pool.names}
+    count = len(names) + sum(shape_of(pool.setup.nodes).size for pool in own_pools if pool.setup.nodes)
     shape = devices[0] if isinstance(devices[0], Shape) else None
     needs = shape.size if shape else len(devices)
     more = needs if shape else len({device.name for device in devices} - names)
     if count + more <= limit:
         return None
-    idle = [pool for pool in theirs if not (now.tenants_of(pool) or pool.serves or pool.guests)]
+    idle = [pool for pool in own_pools if not (now.tenants_of(pool) or pool.serves or pool.guests)]
     needed = f", it needs {needs}" if needs > 1 else ""
     reason = f"{user} has {count} of {limit} device{'' if limit == 1 else 's'}{needed}"
     return Obstacle(reason, Hindrance.DEVICES, idle=idle, claim=None)

@@ -62,11 +62,11 @@ def _behind(
         return f"runs of priority {before.priority} come before those of {run.priority}"
     if other is None or other.priority > run.priority or ctx.config.sharing.read != "all":
         return ""
-    theirs = used.get(other.owner_uid, 0.0)
-    mine = used.get(run.owner_uid, 0.0)
-    if int(theirs // 60) >= int(mine // 60):
+    others_use = used.get(other.owner_uid, 0.0)
+    own_use = used.get(run.owner_uid, 0.0)
+    if int(others_use // 60) >= int(own_use // 60):
         return f"{other.owner} and {run.owner} take turns"
-    return f"{other.owner} used {_hours(theirs)} device-hours lately, {run.owner} {_hours(mine)}"
+    return f"{other.owner} used {_hours(others_use)} device-hours lately, {run.owner} {_hours(own_use)}"
 
 
 def _hours(seconds: float) -> str:

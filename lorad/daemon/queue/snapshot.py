@@ -146,9 +146,9 @@ class Snapshot:
         for pool in self.pools:
             if pool.setup.nodes is not None:
                 continue
-            theirs = {*pool.setup.names}
-            is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not of_machine & theirs
-            if self.is_used(pool) and (is_stray or names & theirs):
+            pool_names = {*pool.setup.names}
+            is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not of_machine & pool_names
+            if self.is_used(pool) and (is_stray or names & pool_names):
                 users.append(pool)
         return users
 

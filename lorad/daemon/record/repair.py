@@ -15,7 +15,7 @@ from msgspec import structs
 from lorad.box import config
 from lorad.box.paths import Home, RunDir
 from lorad.daemon.home_lock import lock
-from lorad.daemon.journal import Told, read
+from lorad.daemon.journal import JournalContent, read
 from lorad.daemon.record import from_directories
 from lorad.daemon.record.relocate import RunPlace, corrected
 from lorad.errors import Conflict, IntegrityError
@@ -80,7 +80,7 @@ def repair(home: Home) -> Repaired:
         return Repaired(str(home.database), _put_in_place(home.database, fresh), counts, words)
 
 
-def _facts_of(home: Home, journal_read: Told, runs_root: Path) -> tuple[Tables, list[str]]:
+def _facts_of(home: Home, journal_read: JournalContent, runs_root: Path) -> tuple[Tables, list[str]]:
     """Collect what was in the database, and a sentence for what the daemon's journal alone
     does not contain.
     """

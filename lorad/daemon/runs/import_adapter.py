@@ -106,9 +106,9 @@ def refuse_taken(ctx: Context, name: str, model: str) -> None:
         raise Conflict(
             f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions."
         )
-    if (theirs := msgspec.json.decode(run.spec)["model"]["path"]) != model:
+    if (other_model := msgspec.json.decode(run.spec)["model"]["path"]) != model:
         hint = f"{other} `lorad rm {name}` removes the one that is there."
-        raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
+        raise Conflict(f"{name} is an adapter of {other_model}, not of {model}", hint=hint)
 
 
 def read(source: Path, outline: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, Spec]:
@@ -131,11 +131,11 @@ def read(source: Path, outline: Outline, spec: Spec, model_path: Path) -> tuple[
     return adapter, replace(spec, lora=lora_of(spec.lora, adapter.config, shapes))
 
 
-def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:
+def request_for(base_request: Request, source: Path, adapter: Adapter) -> Request:
     """Make the request of an adapter's run from that of its base: servers start for the adapter's modules."""
     size = sum(tensor.size for tensor in adapter.tensors.values())
-    facts = replace(asked.facts, modules=[*adapter.config.modules], adapter_parameters=size)
-    return replace(asked, source=str(source), facts=facts)
+    facts = replace(base_request.facts, modules=[*adapter.config.modules], adapter_parameters=size)
+    return replace(base_request, source=str(source), facts=facts)
 
 
 async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: Adapter) -> Import:

@@ -117,16 +117,16 @@ def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:
         raise SpecError(f"a prompt has token {max(tokens)}, which the model does not know", hint=hint)
 
 
-def _prompts(asked: Sequence[list[int]], seeds: Sequence[list[int]], wish: Wish) -> list[Prompt]:
+def _prompts(token_lists: Sequence[list[int]], seeds: Sequence[list[int]], wish: Wish) -> list[Prompt]:
     """Give each prompt its seeds. Raises SpecError for seeds that do not fit the prompts."""
     usual = wish.seed + np.arange(wish.n, dtype=np.uint64)
-    if seeds and (len(seeds) != len(asked) or any(len(group) != wish.n for group in seeds)):
+    if seeds and (len(seeds) != len(token_lists) or any(len(group) != wish.n for group in seeds)):
         raise SpecError(f"the seeds are not {wish.n} of each prompt", hint="Leave them out.")
     if any(seed >= 2**64 for group in seeds for seed in group):
         raise SpecError("a seed has more than 64 bits", hint="Leave it out.")
     return [
         Prompt(str(place), np.array(tokens, np.int32), np.array(seeds[place], np.uint64) if seeds else usual)
-        for place, tokens in enumerate(asked)
+        for place, tokens in enumerate(token_lists)
     ]
 
 

@@ -54,8 +54,8 @@ def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     spare = sorted(kept - {row.name for row in served} - set(ctx.serving.in_hand))
     refused = {name for name, refusal in pool.refusals.items() if time.monotonic() < refusal.not_before}
     missing = [row for row in served if row.name not in kept | refused]
-    asked = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
-    at_home = {name for name, base in asked.items() if base is not None and pool.setup.serves(base)}
+    base_of_run = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
+    at_home = {name for name, base in base_of_run.items() if base is not None and pool.setup.serves(base)}
     due = [row for row in missing if row.run in at_home]
     if not due or pool.status is None:
         return [], spare

@@ -44,5 +44,5 @@ def _is_half_made(path: Path) -> bool:
         return False
     names = {entry.name for entry in path.iterdir()}
     files = ("spec.yaml", "spec.json", "request.json")
-    asked = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}
-    return bool(names) and names <= asked
+    known_names = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}
+    return bool(names) and names <= known_names

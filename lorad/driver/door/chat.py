@@ -125,14 +125,14 @@ def message_of(text: str, form: CallForm | None, tools: Sequence[Mapping[str, An
     """Return the model's turn as a message: calls that can be read as such, all else as text."""
     if form is None or not tools:
         return {"role": "assistant", "content": text}
-    said = parse(text, form, tools)
-    calls = [call for call in said.calls if call.arguments is not None]
+    parsed = parse(text, form, tools)
+    calls = [call for call in parsed.calls if call.arguments is not None]
     if not calls:
         return {"role": "assistant", "content": text}
-    unread = "".join(call.written for call in said.calls if call.arguments is None)
+    unread = "".join(call.written for call in parsed.calls if call.arguments is None)
     return {
         "role": "assistant",
-        "content": said.text + unread or None,
+        "content": parsed.text + unread or None,
         "tool_calls": [
             {
                 "id": f"call_{secrets.token_hex(8)}",

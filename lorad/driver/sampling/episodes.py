@@ -124,10 +124,10 @@ def play(
     episodes = [
         Live(i // n, i % n, own, heard) for i, (own, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
-    mine = [slice(place * n, place * n + n) for place in range(len(planned.examples))]
+    slices = [slice(place * n, place * n + n) for place in range(len(planned.examples))]
     examples = [
         begun(session, hosts.format, example, episodes[part], answers[part], how)
-        for example, part in zip(planned.examples, mine, strict=True)
+        for example, part in zip(planned.examples, slices, strict=True)
     ]
     generated = Generated(0, 0, 0.0)
     turn = 0
@@ -144,7 +144,7 @@ def play(
         turn += 1
     host.forget([episode.heard for episode in episodes])
     samples = [sample_of(examples[e.place], version, e) for e in episodes]
-    return [with_prompts(samples[part]) for part in mine], generated
+    return [with_prompts(samples[part]) for part in slices], generated
 
 
 def begun(
@@ -159,16 +159,16 @@ def begun(
     limit = session.spec.env.max_tokens
     assert limit is not None  # fitted to the model
     started = next((a for a in answers if a.messages is not None and not a.error), None)
-    said, tools = (None, []) if started is None else (started.messages, started.tools)
-    if said is not None:
-        text, tokens = format.first(said, tools)
+    messages, tools = (None, []) if started is None else (started.messages, started.tools)
+    if messages is not None:
+        text, tokens = format.first(messages, tools)
         example = changed(example, prompt=text, tokens=tokens)
     for episode, answer in zip(episodes, answers, strict=True):
         if answer.error:
             episode.fail(answer.error)
         elif answer.messages is None:
             episode.fail("reset ended the episode: it returned an Observation without messages")
-        elif (answer.messages, answer.tools) != (said, tools):
+        elif (answer.messages, answer.tools) != (messages, tools):
             episode.fail("reset began with other words or tools than in another episode of the same row")
         elif len(example.tokens) + how.max_new_tokens > limit:
             episode.fail(f"its first observation of {len(example.tokens)} tokens leaves no room for a turn")
@@ -212,7 +212,7 @@ def _speak(
 def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec = session.spec
-    said = answer.messages
+    messages = answer.messages
     limit = spec.env.max_tokens
     assert limit is not None  # fitted to the model
     turn = episode.turns[-1]
@@ -223,7 +223,7 @@ def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: 
     last = int(episode.parts[-1][0][-1])
     if answer.error:
         episode.fail(answer.error)
-    elif said is None:
+    elif messages is None:
         episode.end = "done"
     elif not answer.replaces and (turn.finish == "length" or not format.ends_turn(last)):
         episode.end = "length"
@@ -232,11 +232,11 @@ def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: 
     else:
         try:
             if answer.replaces:
-                _, context = format.first(said, episode.tools)
+                _, context = format.first(messages, episode.tools)
             else:
                 size = len(episode.context) - turn.tokens
                 before = episode.context[:size], episode.context[size:]
-                context = episode.context + format.following(said, episode.tools, before)
+                context = episode.context + format.following(messages, episode.tools, before)
         except SpecError as error:
             episode.fail(str(error))
             return
@@ -244,9 +244,9 @@ def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: 
         if len(context) + how.max_new_tokens > limit:
             episode.end = "tokens"
         elif context[:size_before] == episode.context:
-            episode.observe(shown(said), context[size_before:])
+            episode.observe(shown(messages), context[size_before:])
         else:
-            episode.fork(shown(said), context)
+            episode.fork(shown(messages), context)
     episode.heard.at_limit = episode.scores_at_limit and episode.end in LIMITS
 
 

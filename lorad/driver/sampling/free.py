@@ -112,8 +112,8 @@ class _Players:
                 return
         group = self._episodes[episode.place]
         example = self._examples[episode.place]
-        said = [answers[index] for index in range(self._n)]
-        self._examples[episode.place] = begun(self._session, self._format, example, group, said, self._how)
+        resets = [answers[index] for index in range(self._n)]
+        self._examples[episode.place] = begun(self._session, self._format, example, group, resets, self._how)
         live = [one for one in group if one.end is None]
         self._count.add(ended=len(group) - len(live))
         self._futures += [self._threads.submit(self._play, one) for one in live]

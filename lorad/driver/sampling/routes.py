@@ -78,7 +78,7 @@ def routes_in(groups: Sequence[Sequence[Sample]]) -> Routes | None:
             prompts_of_rows = [sample.example.tokens, *(fork.prompt for fork in sample.forks)]
             for number, prompt in enumerate(prompts_of_rows):
                 if prompt != last:
-                    mine = sample.prompt_routes[number] if sample.prompt_routes else None
-                    prompts.append(unknown_like(like, len(prompt)) if mine is None else mine)
+                    routes = sample.prompt_routes[number] if sample.prompt_routes else None
+                    prompts.append(unknown_like(like, len(prompt)) if routes is None else routes)
                 last = prompt
     return Routes(np.concatenate(prompts), np.concatenate(behind))

@@ -225,9 +225,9 @@ def _refuse_long(ctx: Context, call: Call, seconds: float | None) -> None:
     most = ctx.config.queue.limit_of(call.caller.name).reserve
     if is_admin(ctx, call.caller) or most is None or (seconds is not None and seconds <= most):
         return
-    asked = "for ever" if seconds is None else f"for {duration(seconds)}"
+    length = "for ever" if seconds is None else f"for {duration(seconds)}"
     hint = f"Give --for, {duration(most)} at most, or ask an admin ({admins(ctx)}): queue.limits.reserve."
-    raise NotAllowed(f"{call.caller.name} may not reserve a device {asked}", hint=hint)
+    raise NotAllowed(f"{call.caller.name} may not reserve a device {length}", hint=hint)
 
 
 async def release_device(ctx: Context, call: Call) -> Device:

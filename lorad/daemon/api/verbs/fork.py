@@ -63,7 +63,7 @@ async def fork(ctx: Context, call: Call) -> Forked:
     version = find_version(ctx, call.caller, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
     # read before anything is awaited: the parent may be removed meanwhile
-    asked = replace(request_of(parent), bases=bases_of(ctx, parent))
+    request_before = replace(request_of(parent), bases=bases_of(ctx, parent))
     written = parent.dir.spec_text
     text = written.read_text() if written.exists() else ""  # the spec as the user wrote it
     anew = await in_thread(ctx, call.caller.uid, _other_kind, parent, body)
@@ -83,10 +83,10 @@ async def fork(ctx: Context, call: Call) -> Forked:
         keys = {overridden(text) for text in body.overrides}
         has_own = spec.algorithm.kl.reference in (None, "start")  # `start` is each run's own
         inherits = not has_own and keys.isdisjoint({"algorithm", "algorithm.kl", "algorithm.kl.reference"})
-        begins = Begins(staged, parent, asked.reference if inherits else None)
-        kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
-        asked = replace(asked, overrides=merged(asked.overrides, body.overrides))
-        request, spec = await _looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
+        begins = Begins(staged, parent, request_before.reference if inherits else None)
+        kl = await reference.staged(ctx, call.caller, spec, request_before.cwd, begins)
+        request_before = replace(request_before, overrides=merged(request_before.overrides, body.overrides))
+        request, spec = await _looked_at(ctx, call.caller.uid, request_before, spec, body, staged, kl)
         refuse_used(ctx, spec)
         row = _settled(ctx, call, spec, request, (start, staged, text), kl)
     finally:
@@ -244,21 +244,21 @@ def _copied(source: Path, target: Path, owner: User | None, reader: User | None)
 
 
 async def _looked_at(
-    ctx: Context, uid: int, asked: Request, spec: Spec, body: ForkRequest, staged: Path, kl: Staged | None
+    ctx: Context, uid: int, before: Request, spec: Spec, body: ForkRequest, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
     """Make the request for the fork, after the preflight of a new run with the same weights.
 
     Raises SpecError.
     """
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
-    facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
+    facts = await preflight(ctx, weights, before.cwd, uid, kl and kl.directory)
     reference.refuse_other_model(kl, facts)
     spec, facts = rated(spec, facts)
-    asked = replace(asked, reference=kl and kl.reference)
+    before = replace(before, reference=kl and kl.reference)
     if body.fresh:
         own = RunDir(ctx.runs_root / str(spec.name)).origin
         spec = replace(spec, lora=replace(spec.lora, adapter_path=str(own)))
-    return replace(asked, model_path=facts.model_path, facts=facts), spec
+    return replace(before, model_path=facts.model_path, facts=facts), spec
 
 
 def _settled(

@@ -60,12 +60,12 @@ async def _answer(ctx: Context, pool: Pool, question: Question) -> msgspec.Raw:
     ):
         async for line in lines:
             try:
-                said = msgspec.json.decode(line, type=Said)
+                part = msgspec.json.decode(line, type=Said)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raise PoolLost(f"{what} said something else than an answer", hint="Try again.") from None
-            if said.error is not None:
-                raise from_wire(msgspec.to_builtins(said.error))
-            if bytes(said.answer):
-                return said.answer
-            doing().tell(said.doing[:_WORDS])
+            if part.error is not None:
+                raise from_wire(msgspec.to_builtins(part.error))
+            if bytes(part.answer):
+                return part.answer
+            doing().tell(part.doing[:_WORDS])
     raise AssertionError("the lines end with an answer or an error")

@@ -102,13 +102,13 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
 
 def _planned(body: SweepRequest) -> tuple[Axes, list[list[str]]]:
     """Return what each key may be, and the overrides of each point. Raises SpecError."""
-    asked = body.points
-    if asked.listed:
-        axes, points = given(asked.listed)
+    points_asked = body.points
+    if points_asked.listed:
+        axes, points = given(points_asked.listed)
         return axes, [[*body.overrides, *point] for point in points]
-    if asked.random is not None:
+    if points_asked.random is not None:
         distributions, rest = distributions_of(body.overrides)
-        points = drawn(distributions, asked.random, asked.seed)
+        points = drawn(distributions, points_asked.random, points_asked.seed)
         return {key: [one.text] for key, one in distributions.items()}, [[*rest, *point] for point in points]
     axes, rest = axes_of(body.overrides)
     return axes, [[*rest, *point] for point in points_of(axes)]
