@@ -54,7 +54,7 @@ class Pool:
     held_at: the status and the changes that `serving/keep_loaded.py` saw last.
     checked: when its directory was last checked, and what was wrong with it.
     refusals: `run@version` -> why it is not kept.
-    told: `run@version` -> the warning that its run had about that.
+    warned: `run@version` -> the warning that its run had about that.
     """
 
     setup: PoolSetup
@@ -76,7 +76,7 @@ class Pool:
     is_holding: bool = False
     checked: tuple[float, str] = (float("-inf"), "")
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
+    warned: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -184,13 +184,13 @@ class _Disk:
     """What is known of the disk.
 
     used: bytes of the home and its storage; None before the first look.
-    told: the warning that they are too many; empty when they are not.
+    warning: the warning that they are too many; empty when they are not.
     """
 
     used: int | None = None
     measured_at: float = field(default_factory=lambda: -LOOK_SECONDS)
     is_measuring: bool = False
-    told: str = ""
+    warning: str = ""
 
 
 @dataclass

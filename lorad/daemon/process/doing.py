@@ -34,17 +34,17 @@ class _Doing:
     """What a request does at the moment. Any thread may tell."""
 
     def __init__(self) -> None:
-        self._told = Activity("", time.monotonic())
+        self._activity = Activity("", time.monotonic())
         self._follows: Callable[[], str] | None = None
 
     def tell(self, words: str, follows: Callable[[], str] | None = None) -> None:
         """Say what comes next. follows: says more, as soon as it says anything."""
-        self._told.hear(words, time.monotonic())
+        self._activity.hear(words, time.monotonic())
         self._follows = follows
 
     def in_words(self) -> str:
         more = self._follows() if self._follows is not None else ""
-        return more or self._told.in_words(time.monotonic())
+        return more or self._activity.in_words(time.monotonic())
 
 
 _DOING: ContextVar[_Doing | None] = ContextVar("doing", default=None)

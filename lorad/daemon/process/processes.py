@@ -95,7 +95,7 @@ class Processes:
     def in_words(self, attempt: AttemptDir) -> str:
         """Say what a process tells people that it is doing; "" where it says nothing."""
         pulse = self.pulses.get(attempt)
-        return "" if pulse is None else pulse.told.in_words(time.monotonic())
+        return "" if pulse is None else pulse.activity.in_words(time.monotonic())
 
     def start(
         self,

@@ -19,17 +19,17 @@ class Pulse:
     beat_at: when it last showed another beat.
     got_on_at: when it last showed progress, or had nothing to do.
     doubted: an earlier daemon was about to kill it.
-    told: what it tells people that it does.
+    activity: what it tells people that it does.
     """
 
     beat: Beat
     beat_at: float
     got_on_at: float
     doubted: bool = False
-    told: Activity = field(init=False)
+    activity: Activity = field(init=False)
 
     def __post_init__(self) -> None:
-        self.told = Activity(self.beat.words, self.beat_at)
+        self.activity = Activity(self.beat.words, self.beat_at)
 
     def see(self, beat: Beat, now: float) -> None:
         """Take note of what its file says now."""
@@ -37,7 +37,7 @@ class Pulse:
             return
         if beat.progress != self.beat.progress or not beat.doing:
             self.got_on_at = now
-        self.told.hear(beat.words, now)
+        self.activity.hear(beat.words, now)
         self.beat = beat
         self.beat_at = now
 

@@ -13,7 +13,7 @@ from lorad.daemon.queue.preempt import queue_again
 from lorad.daemon.queue.restart import MENDABLE, excuse, pardon, restart
 from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
 from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
-from lorad.daemon.runs.take_in import end_of, is_told, last_facts
+from lorad.daemon.runs.take_in import end_of, is_taken_in, last_facts
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
@@ -105,7 +105,7 @@ def _last_word(ctx: Context, run: RunRow, evidence: _Evidence) -> tuple[EndReaso
     """
     reason, detail = _verdict(run, evidence)
     try:
-        return (reason, detail) if is_told(ctx, run) and not ctx.store.is_moved else None
+        return (reason, detail) if is_taken_in(ctx, run) and not ctx.store.is_moved else None
     except IntegrityError as error:
         runs.set_fields(ctx.store, run.name, wanted="stop")
         return EndReason.FAILED, error.message

@@ -74,7 +74,7 @@ def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
         return []
 
 
-def is_told(ctx: Context, run: RunRow) -> bool:
+def is_taken_in(ctx: Context, run: RunRow) -> bool:
     """Check whether all is ingested that the journal had when the driver was first seen to be gone.
 
     Other processes may still write to it.

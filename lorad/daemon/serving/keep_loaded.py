@@ -117,6 +117,6 @@ def _warn_once(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
     name = row.name
     why_kept = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
     message = f"{name} is {why_kept}, but pool {pool.id} does not keep it loaded: {why}"
-    if pool.told.get(name) != message and exists(ctx.store, row.run, row.version):
+    if pool.warned.get(name) != message and exists(ctx.store, row.run, row.version):
         events.append(ctx.store, row.run, "warning", {"message": message})
-    pool.told[name] = message
+    pool.warned[name] = message

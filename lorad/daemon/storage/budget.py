@@ -49,14 +49,14 @@ async def look(ctx: Context, budget: int) -> None:
         disk.used = await asyncio.to_thread(used, [ctx.runs_root, ctx.home.root])
         if disk.used > budget:
             disk.used -= await _make_room(ctx, disk.used - budget)
-        before = disk.told
-        disk.told = ""
+        before = disk.warning
+        disk.warning = ""
         if disk.used > budget:
             excess = f"{in_words(disk.used)} are used, disk_budget is {in_words(budget)}"
-            disk.told = f"{excess}; nothing more can go"
-        if disk.told and not before:
-            log.warning("%s", disk.told)
-        elif before and not disk.told:
+            disk.warning = f"{excess}; nothing more can go"
+        if disk.warning and not before:
+            log.warning("%s", disk.warning)
+        elif before and not disk.warning:
             log.info("the home is within its disk budget again")
     except OSError as error:
         log.warning("the disk cannot be measured: %s", error)

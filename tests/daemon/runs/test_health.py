@@ -77,12 +77,12 @@ def test_only_work_without_progress_is_stuck() -> None:
 
 def test_the_seconds_of_a_phase_are_told() -> None:
     pulse = Pulse(Beat(0, 0, "", "training"), 0.0, 0.0)
-    assert [pulse.told.in_words(now) for now in (1.0, 34.0)] == ["training", "training, 34s"]
+    assert [pulse.activity.in_words(now) for now in (1.0, 34.0)] == ["training", "training, 34s"]
     pulse.see(Beat(1, 1, "", "sampling 0 of 64"), 40.0)
     pulse.see(Beat(2, 1, "", "sampling 41 of 64, 812 tok/s"), 50.0)
-    assert pulse.told.in_words(90.0) == "sampling 41 of 64, 812 tok/s"
+    assert pulse.activity.in_words(90.0) == "sampling 41 of 64, 812 tok/s"
     pulse.see(Beat(3, 1, "", "publishing"), 95.0)
-    assert pulse.told.in_words(98.0) == "publishing, 3s"
+    assert pulse.activity.in_words(98.0) == "publishing, 3s"
 
 
 def test_slow_progress_is_progress() -> None:

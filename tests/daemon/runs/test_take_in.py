@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.daemon.runs.take_in import MOST_CUTS, is_told, take_in
+from lorad.daemon.runs.take_in import MOST_CUTS, is_taken_in, take_in
 from lorad.errors import IntegrityError
 from lorad.store import ingest as ingesting
 from lorad.store import metrics
@@ -50,5 +50,5 @@ def test_late_writes_by_others_are_not_awaited(home: Path) -> None:
     answers = []
     for size in range(6, len(lines)):
         journal.write_bytes(b"".join(lines[:size]))
-        answers.append(is_told(ctx, run))
+        answers.append(is_taken_in(ctx, run))
     assert answers[:2] == [False, True]

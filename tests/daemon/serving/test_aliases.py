@@ -216,7 +216,7 @@ async def test_pin_beyond_room_warns_until_room_frees(home: Path) -> None:
         await api("serving", "a")  # the pool is up
         for number in (1001, 1002, 1003):
             await api("pin", f"a@{number}")
-        await until(lambda: "a@1003" in api.ctx.pools["tiny-1"].told)
+        await until(lambda: "a@1003" in api.ctx.pools["tiny-1"].warned)
         await until(lambda: kept(api) == ["a@1001", "a@1002"])
         assert "a@1003 is pinned, but pool tiny-1" in (await api("show", "a")).warnings[0]
         await api("unpin", "a@1001")

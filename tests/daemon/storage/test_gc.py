@@ -236,7 +236,7 @@ async def test_budget_takes_only_what_runs_can_spare(home: Path) -> None:
         assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
         told = (await api("show", "a")).warnings[-1]
         assert "5 files of samples and" in told and "versions of a were deleted" in told
-        assert "nothing more can go" in api.ctx.storage.disk.told
+        assert "nothing more can go" in api.ctx.storage.disk.warning
         found = {check.check: check.problems for check in (await api("verify", "a")).checks}
         assert found["samples"] == found["versions"] == []
 
@@ -315,7 +315,7 @@ async def test_budget_takes_no_more_than_needed(home: Path, monkeypatch: pytest.
             path.write_text("some")
         before = sorted((home / "runs").rglob("*"))
         await budget.look(api.ctx, 1 << 40)
-        assert sorted((home / "runs").rglob("*")) == before and api.ctx.storage.disk.told == ""
+        assert sorted((home / "runs").rglob("*")) == before and api.ctx.storage.disk.warning == ""
         await budget.look(api.ctx, 999)
         assert [path.name for path in set(before) - set((home / "runs").rglob("*"))] == ["000001.jsonl"]
         assert not (home / "runs/a/samples/000001.jsonl").exists()  # of the run that ended first
