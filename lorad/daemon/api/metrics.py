@@ -88,7 +88,7 @@ async def exposition(ctx: Context) -> str:
 
 def _read(rows: Rows, before: StepTotals) -> _Read:
     states = runs.count_by_state(rows)
-    progress = {}
+    progress: dict[str, dict[str, float | None]] = {}
     for run in runs.in_states(rows, *ACTIVE)[:_RUNS]:
         progress[run.name] = {
             "step": run.step,
