@@ -291,7 +291,7 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(gt=0, le=65535)] | None = None
 
 
-class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a device costs by the hour, for `lorad bill`; null is no price.
 
     Attributes:
@@ -365,7 +365,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
     tinker: TinkerSettings = TinkerSettings()
-    prices: Prices = Prices()
+    prices: _Prices = _Prices()
     alarms: AlarmLimits = AlarmLimits()
     tui: Tui = Tui()
     cluster: Cluster | None = None

@@ -47,7 +47,7 @@ class Need(Struct, frozen=True):
     memory: int = 0
 
 
-class _Lack(Struct, frozen=True):
+class _PoolLack(Struct, frozen=True):
     """What a pool does not have for a run.
 
     says: what the pool has and what the run needs.
@@ -127,22 +127,26 @@ def promised(capacity: Capacity, needs: Mapping[_Tenancy, Need], status: PoolSta
     )
 
 
-def lacking(capacity: Capacity, need: Need) -> _Lack | None:
+def lacking(capacity: Capacity, need: Need) -> _PoolLack | None:
     """Find what a run with `need` lacks; None when it fits.
 
     capacity: as `promised` computes it.
     """
     if need.rank > capacity.max_rank:
-        return _Lack(
+        return _PoolLack(
             f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank"
         )
     remedy = "lower rollout.max_staleness or lora.rank"
     if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
         plural = "" if left == 1 else "s"
-        return _Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
+        return _PoolLack(
+            f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy
+        )
     left = max(0, capacity.memory - capacity.memory_used)
     if capacity.memory and need.memory > left:
-        return _Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
+        return _PoolLack(
+            f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy
+        )
     return None
 
 
@@ -152,7 +156,7 @@ def impossible(capacity: Capacity, need: Need) -> str:
     return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""
 
 
-def lack_of(run: RunRow, dtype: str, capacity: Capacity) -> _Lack | None:
+def lack_of(run: RunRow, dtype: str, capacity: Capacity) -> _PoolLack | None:
     """Find what a run lacks in a pool of this dtype; None when it fits. Raises StorageError.
 
     capacity: as `promised` computes it.
