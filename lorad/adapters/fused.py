@@ -40,9 +40,11 @@ def pairs_of(
     if not isinstance(parameters, list) or not all(isinstance(one, str) for one in parameters):
         raise ValueError("target_parameters is no list of names")
     modules = {_module(name) for name in shapes}
-    pairs, met = [], set[str]()
+    pairs = []
+    met = set[str]()
     for module in sorted(filter(is_fused, modules)):
-        experts, is_inner = module.removesuffix(_INNER), module.endswith(_INNER)
+        experts = module.removesuffix(_INNER)
+        is_inner = module.endswith(_INNER)
         named = [one for one in _PARAMETERS if _any_names(parameters, f"{experts}.{one}")]
         both = {experts, f"{experts}{_INNER}"} <= modules
         if len(named) != 1 + both or (is_inner and not both):
@@ -72,7 +74,8 @@ def _pair(
     settings: Mapping[str, Any],
     patterns: tuple[Pattern, Pattern],
 ) -> Fused:
-    experts, alpha = module.removesuffix(_INNER), settings["lora_alpha"]
+    experts = module.removesuffix(_INNER)
+    alpha = settings["lora_alpha"]
     rank = patterns[0].of(f"{experts}.{parameter}", settings["r"])
     its_alpha = patterns[1].of(f"{experts}.{parameter}", alpha)
     doubled = alpha * (2**0.5 if settings.get("use_rslora") else 2)
@@ -108,9 +111,11 @@ def split(pair: Fused, tensors: _Arrays) -> dict[str, np.ndarray]:
     a, b = (tensors[f"{pair.module}.lora_{half}.weight"] for half in "AB")
     a = a.reshape(pair.total, -1, a.shape[1])
     b = b.reshape(b.shape[0], -1, pair.total).transpose(2, 0, 1)
-    out, parts = b.shape[1] // len(pair.linears), {}
+    out = b.shape[1] // len(pair.linears)
+    parts = {}
     for number, linear in enumerate(pair.linears):
-        rows, ranks = slice(number * out, (number + 1) * out), slice(None)
+        rows = slice(number * out, (number + 1) * out)
+        ranks = slice(None)
         if pair.owns:
             ranks = slice(number * pair.rank, (number + 1) * pair.rank)
             if np.delete(b[:, rows], np.r_[ranks], 2).any():
@@ -144,7 +149,8 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
                 (_, rows, ranks), (other_a, other_b) = b.shape, stacks[1]
                 blocks = np.zeros((count, 2 * rows, (1 + owns) * ranks), np.float32)
                 blocks[:, :rows, :ranks], blocks[:, rows:, -ranks:] = b, other_b
-                a, b = np.concatenate([a, other_a], 1) if owns else a, blocks
+                a = np.concatenate([a, other_a], 1) if owns else a
+                b = blocks
             kept[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))
             kept[f"{module}.lora_B.weight"] = np.ascontiguousarray(
                 b.transpose(1, 2, 0).reshape(b.shape[1], -1)
@@ -183,7 +189,8 @@ def _stack(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A [experts, rank, in] and B [experts, out, rank] of one linear."""
     rank, (out, into) = adapter.config.rank_of_experts, shapes[f"{layer}.0.{linear}"]
-    a, b = np.zeros((count, rank, into), np.float32), np.zeros((count, out, rank), np.float32)
+    a = np.zeros((count, rank, into), np.float32)
+    b = np.zeros((count, out, rank), np.float32)
     for expert in range(count):
         name = f"{layer}.{expert}.{linear}"
         if f"{name}.lora_A.weight" in adapter.tensors:

@@ -27,7 +27,9 @@ class Pattern:
         self._exact: dict[str, int] = {}
         self._wild: list[tuple[int, list[str]]] = []
         self._whole: dict[str, int] = {}
-        self.keys, self.values, self.used = list(table), list(table.values()), set[str]()
+        self.keys = list(table)
+        self.values = list(table.values())
+        self.used = set[str]()
         for number, key in enumerate(table):
             parts = _PARTS.split(key.removeprefix(r".*\.").removeprefix("^").removesuffix("$"))
             if not all(part in _WILD or _PART.fullmatch(part) for part in parts):

@@ -265,7 +265,8 @@ def _config_of(
     found: dict[bool, int] = {}
     (ranks, alphas), alpha = patterns, settings["lora_alpha"]
     for module in modules:
-        rank, is_expert = ranks.of(module, settings["r"]), bool(experts_of(module))
+        rank = ranks.of(module, settings["r"])
+        is_expert = bool(experts_of(module))
         _check_rank(module, rank, shapes, directory)
         if found.setdefault(is_expert, rank) != rank:
             raise AdapterRefused(

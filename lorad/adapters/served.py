@@ -31,7 +31,8 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
     partners = partners_of(config.modules, shapes, joined)
     if not (config.rslora or partners or config.expert_rank) and dtype == "float32":
         return adapter
-    modules, rank = tuple(sorted((*config.modules, *partners))), config.max_rank
+    modules = tuple(sorted((*config.modules, *partners)))
+    rank = config.max_rank
     scale = config.scale if len(config.experts) < len(config.modules) else config.scale_of_experts
     tensors = {
         name: _at_rank(tensor, rank, config.scale_of(name.rpartition(".lora_")[0]) / scale, name)
@@ -65,7 +66,8 @@ def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequen
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
     adapter on as well; of experts those of the whole layer.
     """
-    present, partners = set(modules), set[str]()
+    present = set(modules)
+    partners = set[str]()
     for module in modules:
         parent, _, last = module.rpartition(".")
         for names in joined:

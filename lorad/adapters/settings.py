@@ -140,7 +140,9 @@ def _wrong_start(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _wrong_numbers(settings: Mapping[str, Any]) -> dict[str, str]:
     """Check rank, alpha and dropout. Returns a sentence about each wrong one -> what to do."""
-    rank, alpha, dropout = settings.get("r"), settings.get("lora_alpha"), settings.get("lora_dropout") or 0.0
+    rank = settings.get("r")
+    alpha = settings.get("lora_alpha")
+    dropout = settings.get("lora_dropout") or 0.0
     again = "export the adapter again"
     wrong: dict[str, str] = {}
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:

@@ -47,7 +47,8 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in sorted(layout, key=lambda entry: (-np.dtype(entry[1]).itemsize, entry[0])):
-        start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        start = end
+        end += math.prod(shape) * np.dtype(dtype).itemsize
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -108,7 +109,8 @@ def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
     """
     with _opened(path) as (file, entries), open_file(base) as other:
         header = _read_header(other, os.fstat(other.fileno()).st_size, base)
-        entry, start = entries[name], other.tell()
+        entry = entries[name]
+        start = other.tell()
         (low, high), theirs = _span(header[base_name], base, base_name), header[base_name]
         if entry.shape != tuple(theirs["shape"]):
             return False
@@ -157,7 +159,8 @@ def _bytes_of(file: BinaryIO, entry: _Entry, path: Path, name: str) -> memoryvie
 
 def _slice(file: BinaryIO, entry: _Entry, first: int, path: Path, name: str) -> np.ndarray:
     """SLICE values from number `first` on, or those that are left."""
-    count, size = min(_SLICE, math.prod(entry.shape) - first), _ITEM_BYTES[entry.dtype]
+    count = min(_SLICE, math.prod(entry.shape) - first)
+    size = _ITEM_BYTES[entry.dtype]
     start = entry.start + first * size
     part = _Entry(entry.dtype, (count,), start, start + count * size)
     return _array(part, _bytes_of(file, part, path, name))

@@ -54,7 +54,8 @@ def _check_named(adapter: Outline, shapes: Mapping[str, tuple[int, int]]) -> Non
     """
     if adapter.named.targets is None or adapter.fused:
         return
-    modules, has_experts = set(adapter.config.modules), bool(adapter.config.experts)
+    modules = set(adapter.config.modules)
+    has_experts = bool(adapter.config.experts)
     layers = {None, *map(layer_of, modules)}
     for module in shapes:
         counts = layer_of(module) in layers and (has_experts or not experts_of(module))

@@ -110,7 +110,9 @@ def _with_sinks(
     with a query is its head's sink, through a number that all other keys have as 0, and whose value is 0.
     """
     dim = q.shape[-1]
-    q, k, v = F.pad(q, (0, _WIDER)), F.pad(k, (0, _WIDER, 0, 1)), F.pad(v, (0, _WIDER, 0, 1))
+    q = F.pad(q, (0, _WIDER))
+    k = F.pad(k, (0, _WIDER, 0, 1))
+    v = F.pad(v, (0, _WIDER, 0, 1))
     q[..., dim] = sinks[:, None]
     k[..., -1, dim] = 1
     return q, k, v, F.pad(mask, (0, 1), value=True)

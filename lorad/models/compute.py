@@ -90,7 +90,8 @@ class Compute:
 
     async def each(self, quanta: Iterable[Callable[[], T]]) -> list[T]:
         """Return the results of all of them, in their order."""
-        left, results = iter(quanta), list[T]()
+        left = iter(quanta)
+        results = list[T]()
         following = next(left, None)
         if following is None:
             return results
@@ -121,7 +122,8 @@ class Compute:
         """One quantum: of all that wait, whose turn it is."""
         with self._lock:
             turn = self._turns.take()
-        quantum, started = turn.what, self._clock()
+        quantum = turn.what
+        started = self._clock()
         turn.work.wait(started - quantum.asked)
         HEART.work("computing")
         if self._watch is not None:

@@ -107,12 +107,15 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Count the numbers of the checkpoint that are computed with; tied embeddings count once."""
-        hidden, experts = self.hidden_size, self.experts
-        query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden = self.hidden_size
+        experts = self.experts
+        query = self.num_attention_heads * self.head_dim
+        key = self.num_key_value_heads * self.head_dim
         norms = 2 * hidden + self.qk_norm * (query + key if self.norms_all_heads else 2 * self.head_dim)
         biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden
         each = 2 * (query + key) * hidden + norms + biases + self.has_sinks * self.num_attention_heads
-        inner, mixture = self.intermediate_size, 0
+        inner = self.intermediate_size
+        mixture = 0
         dense = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
         if experts is not None:
             mixture = experts.count * (self._of_expert + hidden + (experts.is_sigmoid or experts.is_fused))
@@ -141,7 +144,8 @@ class ModelConfig:
     def _of_expert(self) -> int:
         if self.experts is None:
             return 0
-        hidden, width = self.hidden_size, self.experts.width
+        hidden = self.hidden_size
+        width = self.experts.width
         return 3 * hidden * width + self.experts.is_fused * (2 * width + hidden)
 
 
@@ -161,20 +165,25 @@ def modules_in(config: ModelConfig, group: str) -> tuple[str, ...]:
     if not kind:
         return GROUPS[group]
     assert config.experts is not None
-    path, names = f"{config.experts.block}.{kind}", config.experts.linears
+    path = f"{config.experts.block}.{kind}"
+    names = config.experts.linears
     if kind == "shared":
         assert config.experts.shared is not None
-        path, names = config.experts.shared.name, LINEARS
+        path = config.experts.shared.name
+        names = LINEARS
     return tuple(f"{path}.{name}" for name in (names[:2] if linear == "gate_up" else names[2:]))
 
 
 def shapes_in(config: ModelConfig, group: str) -> tuple[tuple[int, int], ...]:
     """Return (out, in) of each of `modules_in`."""
-    hidden, kind = config.hidden_size, group.partition(".")[0]
-    query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    hidden = config.hidden_size
+    kind = group.partition(".")[0]
+    query = config.num_attention_heads * config.head_dim
+    key = config.num_key_value_heads * config.head_dim
     if group in ("qkv", "o"):
         return ((query, hidden), (key, hidden), (key, hidden)) if group == "qkv" else ((hidden, query),)
-    width, experts = config.intermediate_size, config.experts
+    width = config.intermediate_size
+    experts = config.experts
     if experts is not None and kind == "experts":
         width = experts.width
     elif experts is not None and experts.shared is not None and kind == "shared":
@@ -259,7 +268,8 @@ def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str)
 
 def _dense_layers(data: Mapping[str, Any], layers: int, where: str) -> frozenset[int]:
     """Return those that have no experts: the first few, those named, and all but every n-th."""
-    first, named = data.get("first_k_dense_replace") or 0, data.get("mlp_only_layers") or ()
+    first = data.get("first_k_dense_replace") or 0
+    named = data.get("mlp_only_layers") or ()
     step = _integer({"decoder_sparse_step": 1, **data}, "decoder_sparse_step", where)
     return frozenset(n for n in range(layers) if n < first or n in named or (n + 1) % step)
 

@@ -89,9 +89,12 @@ def hidden(
             x: torch.Tensor, index: int = index, layer: Layer = layer, mixtures: int = mixtures
         ) -> torch.Tensor:
             qkv = _project(base, index, layer, x, lora, first if index == 0 else None)
-            seen, then, rows = _attend(base, index, layer, qkv, ids.shape, rope, attention), lora, None
+            seen = _attend(base, index, layer, qkv, ids.shape, rope, attention)
+            then = lora
+            rows = None
             if last is not None and index == len(base.layers) - 1:
-                rows, then = last.rows, last.lora
+                rows = last.rows
+                then = last.lora
                 x, seen = x.index_select(0, rows), seen.index_select(0, rows)
             x = x + _linear(seen, layer.o, layer.o_bias, index, "o", then)
             choose = None if routing is None else partial(routing, mixtures, rows)
@@ -123,7 +126,8 @@ def _project(
 ) -> torch.Tensor:
     """Return q, k and v before norm and rotation, [tokens, (heads + 2 kv heads) * head_dim]."""
     if first is not None:
-        x, lora = F.embedding(first.ids, base.embed), first.lora
+        x = F.embedding(first.ids, base.embed)
+        lora = first.lora
     normed = rms_norm(x, layer.input_norm, base.config.rms_norm_eps)
     qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
     return qkv if first is None else qkv.index_select(0, first.of)
@@ -140,7 +144,9 @@ def _attend(
 ) -> torch.Tensor:
     """Return what the heads saw, before the output projection; [tokens, heads * head_dim]."""
     config = base.config
-    heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    heads = config.num_attention_heads
+    kv = config.num_key_value_heads
+    dim = config.head_dim
     norm = None
     if layer.qk_norm is not None:
         norm = QKNorm(layer.qk_norm, config.rms_norm_eps, heads if config.norms_all_heads else 0)
@@ -158,7 +164,8 @@ def _feed_forward(
     lora: LoraApply | None,
     choose: LayerForward | None,
 ) -> torch.Tensor:
-    normed, experts = rms_norm(x, layer.post_norm, base.config.rms_norm_eps), layer.experts
+    normed = rms_norm(x, layer.post_norm, base.config.rms_norm_eps)
+    experts = layer.experts
     if experts is not None:
         assert base.config.experts is not None
         out = mixture(normed, experts, base.config.experts, index, lora, choose)

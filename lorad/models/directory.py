@@ -204,7 +204,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a layer's norms, biases, sinks and routers, and of linears of fused experts."""
-    hidden, dim = config.hidden_size, config.head_dim
+    hidden = config.hidden_size
+    dim = config.head_dim
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
     biased = {"qkv": config.qkv_bias, "o": config.o_bias, "gate_up": config.mlp_bias, "down": config.mlp_bias}
     shapes: dict[str, tuple[int, ...]] = {
@@ -225,7 +226,10 @@ def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...
 
 
 def _of_experts(experts: ExpertsConfig, hidden: int) -> dict[str, tuple[int, ...]]:
-    block, count, width, shared = experts.block, experts.count, experts.width, experts.shared
+    block = experts.block
+    count = experts.count
+    width = experts.width
+    shared = experts.shared
     if experts.is_fused:
         return {
             f"{block}.router.weight": (count, hidden),

@@ -45,7 +45,8 @@ def mixture(
     choose: from the experts that the router chose to those that are taken; see `Routing`.
     """
     index, weights = _route(x, experts, config, choose)
-    order, flat = _Order.by_expert(index), index.reshape(-1)
+    order = _Order.by_expert(index)
+    flat = index.reshape(-1)
     ends = ends_of(flat, config.count)
     added = lora.routed(layer, order.tokens, ends) if lora and lora.has_experts(layer) else None
     of = flat.index_select(0, order.pairs) if config.is_fused else None
@@ -84,7 +85,8 @@ class _Spread(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: _Order) -> Tensor:
-        ctx.count, ctx.order = len(x), order
+        ctx.count = len(x)
+        ctx.order = order
         return x.index_select(0, order.tokens)
 
     @staticmethod
@@ -112,7 +114,8 @@ class _WeightedSum(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         y, weights = ctx.saved_tensors
-        order, to_weights = ctx.order, None
+        order = ctx.order
+        to_weights = None
         grad = grad.index_select(0, order.tokens)
         if ctx.needs_input_grad[1]:
             to_weights = (y * grad).sum(-1).index_select(0, order.rows).view(weights.shape)
@@ -200,7 +203,8 @@ class Replay:
 
     def __call__(self, layer: int, rows: Tensor | None, own: Tensor) -> Tensor:
         every = slice(None) if rows is None else rows
-        engine, is_known = self.routes[every, layer], self.known[every]
+        engine = self.routes[every, layer]
+        is_known = self.known[every]
         is_other = (engine.sort(-1).values != own.sort(-1).values).any(-1)
         self.differs[every] |= is_known & is_other
         return torch.where(is_known[:, None], engine.to(own.dtype), own)

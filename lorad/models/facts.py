@@ -97,7 +97,8 @@ class ModelFacts:
             )
         packed = {} if quantize is None else {**self.linears, **self.experts}
         shapes = [shape for name, shape in packed.items() if name != HEAD]
-        numbers, rows = sum(out * inputs for out, inputs in shapes), sum(out for out, _ in shapes)
+        numbers = sum(out * inputs for out, inputs in shapes)
+        rows = sum(out for out, _ in shapes)
         bits = numbers // 2 + 4 * numbers // NF4_BLOCK if quantize == "nf4" else numbers + 4 * rows
         return (self.parameters - numbers) * BYTES[name] + bits
 
@@ -239,7 +240,8 @@ def refuse_unfilled(linears: Mapping[str, tuple[int, int]]) -> None:
 
 
 def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
-    shapes, mixture = linear_shapes(config), config.experts
+    shapes = linear_shapes(config)
+    mixture = config.experts
     return ModelFacts(
         vocab=config.vocab_size,
         max_positions=config.max_position_embeddings,

@@ -77,7 +77,8 @@ class KVCache:
     def move(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
         """Copy the first `span` tokens of slots `sources` over those of `targets`."""
         device = self.layers[0].device
-        holes, movers = torch.tensor(targets, device=device), torch.tensor(sources, device=device)
+        holes = torch.tensor(targets, device=device)
+        movers = torch.tensor(sources, device=device)
         for layer in self.layers:
             layer[:, holes, :, :span] = layer[:, movers, :, :span]
 
@@ -117,7 +118,8 @@ class ExtendAttention:
         positions = starts[:, None] + torch.arange(time, device=starts.device)
         self.slots = torch.arange(cache.slots, device=starts.device)[:, None]
         self.places = positions.clamp(max=cache.length - 1)
-        self.positions, self.every = positions[..., None], torch.arange(cache.length, device=starts.device)
+        self.positions = positions[..., None]
+        self.every = torch.arange(cache.length, device=starts.device)
         self.mask = (self.every <= self.positions)[:, None]
 
     def __call__(
@@ -126,7 +128,8 @@ class ExtendAttention:
         keys, values = self.cache.layers[layer]
         keys[self.slots, :, self.places] = k
         values[self.slots, :, self.places] = v
-        mask, sinks = self.mask, None if beside is None else beside.sinks
+        mask = self.mask
+        sinks = None if beside is None else beside.sinks
         if beside is not None and beside.window:
             mask = mask & beside.near(self.positions, self.every)[:, None]
         return masked(q.transpose(1, 2), keys, values, mask, sinks=sinks).transpose(1, 2)
@@ -145,9 +148,14 @@ class DecodeAttention:
     def __init__(
         self, cache: KVCache, positions: torch.Tensor, span: int, seen: Callable[..., _Seen] | None = None
     ) -> None:
-        self.cache, self.span, self.rows, self.seen = cache, span, len(positions), seen
+        self.cache = cache
+        self.span = span
+        self.rows = len(positions)
+        self.seen = seen
         self.positions = positions[:, None]
-        heads, device, dtype = cache.shape[2], positions.device, cache.layers[0].dtype
+        heads = cache.shape[2]
+        device = positions.device
+        dtype = cache.layers[0].dtype
         every = torch.arange(self.rows * heads, device=device) * cache.length
         self.places = (every.view(self.rows, heads) + positions[:, None]).view(-1)
         unseen = torch.arange(span, device=device) > positions[:, None]
@@ -161,7 +169,8 @@ class DecodeAttention:
         keys, values = self.cache.layers[layer].unbind(0)
         keys.view(-1, dim).index_copy_(0, self.places, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.places, v.reshape(-1, dim))
-        keys, values = keys[: self.rows, :, : self.span], values[: self.rows, :, : self.span]
+        keys = keys[: self.rows, :, : self.span]
+        values = values[: self.rows, :, : self.span]
         folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
         if beside is not None:
             return self._beside(layer, folded, keys, values, beside).reshape(q.shape)
@@ -174,7 +183,8 @@ class DecodeAttention:
         self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, beside: Beside
     ) -> torch.Tensor:
         """Attend where there are sinks, which come in last, and windows. A row sees itself in any case."""
-        bias, sinks = self.bias, beside.sinks.view(q.shape[1], -1, 1)
+        bias = self.bias
+        sinks = beside.sinks.view(q.shape[1], -1, 1)
         if beside.window:
             is_far = ~beside.near(self.positions, torch.arange(self.span, device=q.device))
             bias = bias.masked_fill(is_far[:, None, None], float("-inf"))

@@ -49,7 +49,10 @@ class _Source:
     def __init__(
         self, directory: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize | None
     ) -> None:
-        self.directory, self.dtype, self.device, self.quantize = directory, dtype, device, quantize
+        self.directory = directory
+        self.dtype = dtype
+        self.device = device
+        self.quantize = quantize
         self.files = check_tensors(directory, read_config(directory))
         self.rest = set(self.files)
 
@@ -93,7 +96,8 @@ class _Source:
         """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. gate_up: outputs of
         gate and up take turns in the file, and follow each other here.
         """
-        mapped, is_pair = self._mapped(name, shape), ".gate_up_" in name
+        mapped = self._mapped(name, shape)
+        is_pair = ".gate_up_" in name
         parts = [mapped[..., first::2] for first in range(2)] if is_pair else [mapped]
         parts = [part.mT if len(shape) == 3 else part for part in parts]
         whole = torch.empty(shape[0], shape[-1], *shape[1:-1], dtype=self.dtype, device=self.device)
@@ -104,7 +108,8 @@ class _Source:
 
 
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
-    prefix, is_dense = f"model.layers.{index}.", not config.has_experts(index)
+    prefix = f"model.layers.{index}."
+    is_dense = not config.has_experts(index)
 
     def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
         return source.take(f"{prefix}{name}.weight", size)
@@ -138,7 +143,8 @@ def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str, co
     """Return the weights of linears of some groups one above the other: [out, in], or [count, out, in]."""
     names = [f"{prefix}{module}.weight" for group in groups for module in modules_in(config, group)]
     shapes = [shape for group in groups for shape in shapes_in(config, group)]
-    rows, inputs = [rows for rows, _ in shapes], shapes[0][1]
+    rows = [rows for rows, _ in shapes]
+    inputs = shapes[0][1]
     return source.linears(names, rows, *([count, sum(rows) // count] if count else [sum(rows)]), inputs)
 
 
@@ -150,7 +156,8 @@ def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefi
         groups = [f"experts.{expert}.{linear}" for expert in range(experts.count)]
         return _linears(source, config, prefix, *groups, count=experts.count)
 
-    gate, shared = f"{prefix}{experts.block}.gate", experts.shared
+    gate = f"{prefix}{experts.block}.gate"
+    shared = experts.shared
     score_bias = [f"{gate}.e_score_correction_bias"]
     return Experts(
         router=source.take(f"{gate}.weight", experts.count, config.hidden_size),
@@ -167,7 +174,9 @@ def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefi
 
 def _fused_experts(source: _Source, hidden: int, experts: ExpertsConfig, prefix: str) -> Experts:
     """Those of gpt-oss: the linears of all experts in two tensors, and biases."""
-    block, count, width = f"{prefix}{experts.block}", experts.count, experts.width
+    block = f"{prefix}{experts.block}"
+    count = experts.count
+    width = experts.width
     return Experts(
         router=source.take(f"{block}.router.weight", count, hidden),
         gate_up=source.take_fused(f"{block}.experts.gate_up_proj", count, hidden, 2 * width),
@@ -180,7 +189,9 @@ def _fused_experts(source: _Source, hidden: int, experts: ExpertsConfig, prefix:
 
 def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> torch.Tensor:
     """Return the norms of q, then of k, [heads + kv heads, head_dim]."""
-    heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    heads = config.num_attention_heads
+    kv = config.num_key_value_heads
+    dim = config.head_dim
     names = [f"{prefix}self_attn.{name}.weight" for name in ("q_norm", "k_norm")]
     if config.norms_all_heads:
         return source.stack(names, [heads * dim, kv * dim]).view(-1, dim)

@@ -139,8 +139,10 @@ class FrozenLora:
         scale: float,
         scale_of_experts: float | None = None,
     ) -> None:
-        shapes, inner = linear_shapes(base.config), scale if scale_of_experts is None else scale_of_experts
-        self.scale, self.number = scale, next(_numbers)
+        shapes = linear_shapes(base.config)
+        inner = scale if scale_of_experts is None else scale_of_experts
+        self.scale = scale
+        self.number = next(_numbers)
         self.pairs: dict[_Place, _Pair] = {}
         self.gains: dict[_Place, _Gain] = {}
         for place in fused_groups(base):
@@ -227,7 +229,9 @@ class MixedLora:
     """
 
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:
-        self.count, self.per, self.device = len(loras), per, base.device
+        self.count = len(loras)
+        self.per = per
+        self.device = base.device
         self.stacks: dict[_Place, _Pair] = {}
         # by layer and linear, [count, experts, …]: what `stacks` has of each expert are views of these
         self.of_experts: dict[_Place, _Pair] = {}
@@ -322,7 +326,8 @@ class _RoutedFrozen:
         self._lora, self._layer = lora, layer
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
-        y, stack = grouped(x, weights, ends), self._lora.of_experts.get((self._layer, linear))
+        y = grouped(x, weights, ends)
+        stack = self._lora.of_experts.get((self._layer, linear))
         return y if stack is None else y.add_(_delta(stack, x, ends))
 
 
@@ -342,7 +347,8 @@ class _RoutedMixed:
         self._ends = ends_of(pairs, lora.count * len(ends))
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
-        y, stack = grouped(x, weights, ends), self._lora.of_experts.get((self._layer, linear))
+        y = grouped(x, weights, ends)
+        stack = self._lora.of_experts.get((self._layer, linear))
         if stack is None:
             return y
         a, b = stack
@@ -425,7 +431,8 @@ def _magnified(
     if not any(f"{module}.{MAGNITUDE}" in tensors for module in modules):
         return None
     norms = row_norms(weight_at(base, *place)[0], b, a)
-    c, row = torch.ones_like(norms), 0
+    c = torch.ones_like(norms)
+    row = 0
     for module in modules:
         rows = slice(row, row + linear_shapes(base.config)[module][0])
         row = rows.stop

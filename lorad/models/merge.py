@@ -25,7 +25,8 @@ class Merger:
     """
 
     def __init__(self, base: Base) -> None:
-        self.base, self.is_worth_it = base, gains_by_merging(base)
+        self.base = base
+        self.is_worth_it = gains_by_merging(base)
         self.copies: OrderedDict[FrozenLora, Base] = OrderedDict()
 
     def alone(self, lora: FrozenLora | None) -> tuple[Base, LoraApply | None]:

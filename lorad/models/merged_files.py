@@ -91,7 +91,8 @@ def write_merged(
     targets = list(_targets(adapter, base))
     weights = sum(path.stat().st_size for path in files)
     _refuse_full(final, weights)
-    total, done = 2 * weights, 0
+    total = 2 * weights
+    done = 0
     sums: list[np.ndarray] = []
 
     def advance(count: int) -> None:
@@ -181,7 +182,8 @@ def _rows(file: BinaryIO, target: _Target) -> Iterator[tuple[int, bytes]]:
 
 def _merged(rows: bytes, target: _Target, start: int) -> bytes:
     """Return these rows with the adapter's part added, rounded once to the weight's dtype."""
-    weight, first = _values(rows, target.place), _first(target, start)
+    weight = _values(rows, target.place)
+    first = _first(target, start)
     with np.errstate(
         over="ignore", invalid="ignore", divide="ignore"
     ):  # what overflows is found by the check
@@ -219,7 +221,8 @@ def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[
     sums = np.zeros(2)
     changed = sorted((t.place.start, t.place.end) for t in targets)
     with base.open("rb") as before, merged.open("rb") as after:
-        position, size = 0, base.stat().st_size
+        position = 0
+        size = base.stat().st_size
         if merged.stat().st_size != size:
             raise IntegrityError(f"{merged}: it has another size than {base}", hint=_AGAIN)
         for start, end in [*changed, (size, size)]:

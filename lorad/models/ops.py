@@ -194,7 +194,8 @@ def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, r: Tensor) -> Te
     """Return r t - r^3 x mean(t x), with r = 1 / rms(x) and t = grad * weight: the gradient with respect to
     x.
     """
-    x32, t = x.float(), grad.float() * weight
+    x32 = x.float()
+    t = grad.float() * weight
     along = (t * x32).mean(-1, keepdim=True).mul_(r.pow(3)).neg_()
     return t.mul_(r).addcmul_(x32, along).to(x.dtype)
 
@@ -238,7 +239,8 @@ class _SplitRotate(Function):
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Return q, k, v and 1 / rms of what of q and k has norms."""
         turned = (qkv.shape[-2] + heads) // 2  # heads of q, k, v that belong to q and k
-        qk, r = qkv[..., :turned, :], list[Tensor]()
+        qk = qkv[..., :turned, :]
+        r = list[Tensor]()
         if norm is not None:
             qk, r = norm.normed(qk)
         qk = rope.rotate(qk)

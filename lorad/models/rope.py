@@ -21,7 +21,8 @@ def rope_tables(
     rotated = int(config.head_dim * config.rope.partial_rotary_factor)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, frequencies(config.rope, rotated))
-    cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
+    cos = angles.cos() * config.rope.attention_factor
+    sin = angles.sin() * config.rope.attention_factor
     return (
         torch.cat([cos, cos], -1).to(device=device, dtype=dtype),
         torch.cat([-sin, sin], -1).to(device=device, dtype=dtype),
@@ -44,7 +45,9 @@ def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
     """Llama 3.1 (arXiv 2407.21783): long wavelengths are stretched, short ones kept, those between are
     blended.
     """
-    trained, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    trained = rope.original_max_position_embeddings
+    low = rope.low_freq_factor
+    high = rope.high_freq_factor
     wavelength = 2 * math.pi / plain
     kept = (trained / wavelength - low) / (high - low)
     blended = (1 - kept) * plain / rope.factor + kept * plain
@@ -61,10 +64,13 @@ def _yarn(rope: RopeParameters, powers: torch.Tensor, dim: int) -> torch.Tensor:
         turned = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return dim * math.log(turned) / (2 * math.log(rope.rope_theta))
 
-    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    first = dimension(rope.beta_fast)
+    last = dimension(rope.beta_slow)
     if rope.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, dim - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, dim - 1)
     width = last - first or 0.001
     stretched = ((torch.arange(dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
     kept = 1 - stretched

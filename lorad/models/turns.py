@@ -96,7 +96,9 @@ class Caller(Work):
     """
 
     def __init__(self, party: Party, payer: Payer = NOBODY) -> None:
-        self.party, self.payer, self.waited = party, payer, 0.0
+        self.party = party
+        self.payer = payer
+        self.waited = 0.0
         self.prompts = self.cached = 0
 
     @property
@@ -263,7 +265,9 @@ class TurnLock:
         """Wait for the lock on behalf of the running call; one that is cancelled meanwhile gives its place
         up.
         """
-        work, asked, mine = WORK.get(), self._clock(), asyncio.get_running_loop().create_future()
+        work = WORK.get()
+        asked = self._clock()
+        mine = asyncio.get_running_loop().create_future()
         self._turns.put(work, mine)
         if self._holder is None:
             self._pass_on()
@@ -288,4 +292,5 @@ class TurnLock:
             turn = self._turns.take()
             if not turn.what.cancelled():
                 turn.what.set_result(None)
-                self._holder, self._since = turn, self._clock()
+                self._holder = turn
+                self._since = self._clock()

@@ -117,7 +117,10 @@ async def _replace_lost(grant: "Grant", engine: Any, patience: float) -> None:
 
 class _Start:
     def __init__(self, config: PoolSetup, compute: Compute, root: Path, grant: "Grant | None") -> None:
-        self.config, self.compute, self.root, self.grant = config, compute, root, grant
+        self.config = config
+        self.compute = compute
+        self.root = root
+        self.grant = grant
         self.facts: ModelFacts = read_facts(Path(config.model_path))
         self.trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
         self.engine_type: Any = engine_class(config.engine, config.engine_class)

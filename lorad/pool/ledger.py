@@ -149,7 +149,8 @@ class Ledger:
             if memory:
                 use = self._entry(NOBODY)
                 use.memory = max(use.memory, memory)
-            changed, self._changed = self._changed, {}
+            changed = self._changed
+            self._changed = {}
             return [msgspec.structs.replace(use) for use in changed.values()]
 
     def again(self, uses: list[Use]) -> None:
@@ -174,10 +175,12 @@ class Ledger:
             self._share(now, dict.fromkeys(owners, 1.0), is_work=False)
 
     def _share(self, until: float, weights: Mapping[Payer, float], *, is_work: bool) -> None:
-        seconds, total = max(0.0, until - self._settled) * self.devices, sum(weights.values())
+        seconds = max(0.0, until - self._settled) * self.devices
+        total = sum(weights.values())
         self._settled = max(until, self._settled)
         for payer, weight in weights.items():
-            use, part = self._entry(payer), seconds * weight / total
+            use = self._entry(payer)
+            part = seconds * weight / total
             use.held += part
             use.busy += part if is_work else 0.0
             self._held[use.entry] = self._held.get(use.entry, 0.0) + part

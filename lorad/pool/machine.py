@@ -48,7 +48,8 @@ class Machine:
     def sample(self, reading: Reading) -> None:
         """Note what the devices' counters say now, about each second."""
         with self._lock:
-            now, before = time.monotonic(), self._sampled_at
+            now = time.monotonic()
+            before = self._sampled_at
             self._power = reading.joules / (now - before) if before and reading.joules is not None else None
             self._last = reading
             self._sampled_at = now
@@ -59,10 +60,12 @@ class Machine:
     def take(self, slot: str) -> MachineUse:
         """Return what happened since the last call for a slot, or since it was opened."""
         with self._lock:
-            now, last = self._until(), self._last
+            now = self._until()
+            last = self._last
             before = self._began.pop(slot, now)
             self._began[slot] = now
-            cores, samples = now.cpu_all - before.cpu_all, now.samples - before.samples
+            cores = now.cpu_all - before.cpu_all
+            samples = now.samples - before.samples
             utilization = None if last is None else last.utilization
             power = self._power
             if samples and utilization is not None:

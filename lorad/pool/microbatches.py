@@ -86,7 +86,8 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
         granted = read_machine().memory
         if granted >= NO_LIMIT:
             return 0
-        ranks, dtype = 1 if config.ranks is None else config.ranks.ranks, dtype_of(config, facts)
+        ranks = 1 if config.ranks is None else config.ranks.ranks
+        dtype = dtype_of(config, facts)
         whole = facts.bytes(dtype, config.quantize)
         if config.ranks is not None or config.server is not None:
             whole += facts.bytes(dtype)

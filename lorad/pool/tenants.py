@@ -121,7 +121,8 @@ class Tenant:
         self.files = files
         self.versions.append(entry)
         kept = max(_LEAST_KEPT, self.spec.kept)
-        gone, self.versions = self.versions[:-kept], self.versions[-kept:]
+        gone = self.versions[:-kept]
+        self.versions = self.versions[-kept:]
         return gone
 
 

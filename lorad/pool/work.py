@@ -89,7 +89,8 @@ class Work:
     @contextmanager
     def measured(self, run: str, batch: Batch) -> Iterator[None]:
         """Count the seconds of a run's forward and backward pass, without the wait for its turn."""
-        started, waited = time.perf_counter(), caller().waited
+        started = time.perf_counter()
+        waited = caller().waited
         yield
         done = self._done.setdefault(run, _Done())
         done.seconds += max(0.0, time.perf_counter() - started - (caller().waited - waited))
@@ -112,7 +113,8 @@ class Work:
     async def take_memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in use now, and the most since the last call; None: unknown."""
         health = await self.health()
-        peak, self._peak = self._peak, None
+        peak = self._peak
+        self._peak = None
         return health.memory, peak
 
     async def health(self) -> TrainerHealth:

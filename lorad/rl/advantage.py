@@ -22,7 +22,8 @@ def shaped(spec: Spec, rewards: np.ndarray, lengths: np.ndarray, truncated: np.n
     13), and algorithm.truncated `penalise` takes 1.
     """
     shaped = np.asarray(rewards, np.float64)
-    longest, cost = spec.rollout.max_new_tokens, spec.algorithm.cost_of_length
+    longest = spec.rollout.max_new_tokens
+    cost = spec.algorithm.cost_of_length
     if cost is not None:
         buffer = cost.buffer or max(1, longest // 5)
         shaped = shaped - cost.penalty * ((lengths - (longest - buffer)) / buffer).clip(0, 1)

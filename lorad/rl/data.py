@@ -37,7 +37,8 @@ from lorad.spec.model import Spec
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
 _NOTED = 100_000  # rows of which something is noted, at most
-CHUNK, _CHARACTERS = 1024, 4 << 20  # rows, and characters in them, that are tokenised at once
+CHUNK = 1024
+_CHARACTERS = 4 << 20  # rows, and characters in them, that are tokenised at once
 
 
 class Example(Struct, frozen=True):
@@ -161,13 +162,15 @@ class TaskDataset(Dataset):
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Cut rows into parts that are large enough to be tokenised at once, and take little memory."""
-    chunk, characters = list[Row](), 0
+    chunk = list[Row]()
+    characters = 0
     for row in rows:
         chunk.append(row)
         characters += _length(row.values)
         if len(chunk) == CHUNK or characters >= _CHARACTERS:
             yield chunk
-            chunk, characters = [], 0
+            chunk = []
+            characters = 0
     if chunk:
         yield chunk
 
@@ -192,7 +195,9 @@ class _Prompts(Dataset):
     """Rows that hold prompts."""
 
     def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
-        self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
+        self._name = name_of(sources)
+        self._data = data
+        self._tokenizer = tokenizer
         self.unshown = self._unshown = dict[tuple[str, int], str]()
         self._lengths = array("I")  # of the prompts
 
@@ -215,7 +220,9 @@ class _Prompts(Dataset):
                     self.dropped += 1
 
     def _example(self, kept: Kept, epoch: int) -> Example:
-        row, prompt, tokens = kept.row, kept.text, kept.prompt.tolist()
+        row = kept.row
+        prompt = kept.text
+        tokens = kept.prompt.tolist()
         value = value_of(row, self._data, "answer_key") if self.has_answers else ""
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
@@ -243,7 +250,8 @@ class _Prompts(Dataset):
         if not self._templated:
             return [self._plain(row) for row in rows]
         chats = [with_system(self._data, messages_of(prompt_of(row, self._data), row)) for row in rows]
-        own, settings = [variables_of(row) for row in rows], self._data.chat_template_kwargs
+        own = [variables_of(row) for row in rows]
+        settings = self._data.chat_template_kwargs
         try:
             texts = self._tokenizer.chats(chats, settings, own, continues=True)
         except Refused as error:
@@ -268,7 +276,8 @@ class Summary:
     """A summary grows while rows are made ready: their digest, and whether they have answers."""
 
     def __init__(self, data: Data) -> None:
-        self._data, self._digest = data, hashlib.sha256()
+        self._data = data
+        self._digest = hashlib.sha256()
         self._said = b""
         self._row: Row | None = None
         self._unanswered: Row | None = None
@@ -290,7 +299,8 @@ class Summary:
 
     def _look_at(self, row: Row) -> None:
         content = [row.number, row.values, *([row.source] if row.source else [])]
-        self._row, self._said = row, json.dumps(content, sort_keys=True, default=str).encode()
+        self._row = row
+        self._said = json.dumps(content, sort_keys=True, default=str).encode()
         if find_value(row, self._data, "answer_key") is not None:
             self.has_answers = True
         elif self._unanswered is None:
@@ -316,13 +326,18 @@ class _RowDataset(_Prompts):
         summary = Summary(data)
 
         def facts() -> Facts:
-            counts, lengths = (self.dropped, self.cut), self._lengths.tobytes()
+            counts = (self.dropped, self.cut)
+            lengths = self._lengths.tobytes()
             return Facts(summary.has_answers, summary.digest, *counts, self._unshown, lengths)
 
         with bounded_memory(self._name):
             self._rows, summed = kept_rows(key, lambda: summary.of(self._kept(rows)), facts)
-        self.size, self.digest, self.has_answers = len(self._rows), summed.digest, summed.has_answers
-        self.dropped, self.cut, self.unshown = summed.dropped, summed.cut, summed.unshown
+        self.size = len(self._rows)
+        self.digest = summed.digest
+        self.has_answers = summed.has_answers
+        self.dropped = summed.dropped
+        self.cut = summed.cut
+        self.unshown = summed.unshown
         self.prompt_lengths = array("I", summed.lengths)
         if not self._rows and not self.dropped:
             raise SpecError(f"{self._name} has no row", key="data", hint="Add rows.")
@@ -432,7 +447,8 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
 
     Raises SpecError.
     """
-    settings, data = spec.eval.sets[name], data_of_set(spec, name)
+    settings = spec.eval.sets[name]
+    data = data_of_set(spec, name)
     try:
         return load_eval(data, tokenizer, settings.problems or spec.eval.problems, cwd)
     except SpecError as error:

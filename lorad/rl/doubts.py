@@ -41,7 +41,8 @@ def _of_rate(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_stream(spec: Spec) -> Iterator[SpecError]:
-    data, source = spec.data, single(spec.data.train)
+    data = spec.data
+    source = single(spec.data.train)
     if not data.streaming:
         if data.buffer != Data().buffer:
             hint = "Add data.streaming, or leave it out."
@@ -62,7 +63,8 @@ def _of_stream(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_env(spec: Spec) -> Iterator[SpecError]:
-    env, task = spec.env, TASKS.get(single(spec.data.train))
+    env = spec.env
+    task = TASKS.get(single(spec.data.train))
     if task is not None and task.env is not None and env.name is None:
         yield SpecError(
             f"its rows are for the environment {task.env}: their prompts alone have no answer",
@@ -159,7 +161,8 @@ def _of_best(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_parts(spec: Spec) -> Iterator[SpecError]:
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    algorithm = spec.algorithm
+    parts = spec.algorithm.parts
     for key, reason in algorithm.without_effect.items():
         if getattr(algorithm, key) is not None:
             yield SpecError(
@@ -247,7 +250,8 @@ def _of_preference(spec: Spec) -> Iterator[SpecError]:
 
 def _of_weights(spec: Spec) -> Iterator[SpecError]:
     """Importance weights of trainer and engine that are given twice or do nothing."""
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    algorithm = spec.algorithm
+    parts = spec.algorithm.parts
     named = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
     if len(named) == 2 and algorithm.importance_cap is not None:
         yield SpecError(
@@ -276,7 +280,8 @@ def _of_weights(spec: Spec) -> Iterator[SpecError]:
 
 def _of_samples(spec: Spec) -> Iterator[SpecError]:
     """Settings of groups and of what is trained on in them."""
-    algorithm, parts = spec.algorithm, spec.algorithm.parts
+    algorithm = spec.algorithm
+    parts = spec.algorithm.parts
     is_nll = parts.surrogate == "nll"
     if parts.baseline == "loo" and parts.scale in ("std", "batch_std"):
         yield SpecError(
@@ -316,7 +321,8 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
 
 def _of_penalties(spec: Spec) -> Iterator[SpecError]:
     """Settings of the KL penalty."""
-    algorithm, kl = spec.algorithm, spec.algorithm.kl
+    algorithm = spec.algorithm
+    kl = spec.algorithm.kl
     in_reward = algorithm.kl_place == "reward"
     if in_reward and kl.type not in (None, "k1"):
         yield SpecError(
@@ -350,7 +356,8 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
 
 def _of_teachers(spec: Spec) -> Iterator[SpecError]:
     """Settings of a teacher."""
-    algorithm, kl = spec.algorithm, spec.algorithm.kl
+    algorithm = spec.algorithm
+    kl = spec.algorithm.kl
     has_teacher = algorithm.teacher is not None or kl.reference is not None
     if algorithm.name == "distill" and not (has_teacher and algorithm.kl_coef):
         yield SpecError(
@@ -384,7 +391,9 @@ def _of_teachers(spec: Spec) -> Iterator[SpecError]:
 
 def _of_critics(spec: Spec) -> Iterator[SpecError]:
     """Settings of a critic."""
-    algorithm, parts, warmup = spec.algorithm, spec.algorithm.parts, spec.algorithm.critic.warmup_steps
+    algorithm = spec.algorithm
+    parts = spec.algorithm.parts
+    warmup = spec.algorithm.critic.warmup_steps
     if not algorithm.has_critic:
         for key in ("gamma", "lam", "value_clip", "critic"):
             if getattr(algorithm, key) != getattr(Algorithm(), key):
@@ -438,7 +447,9 @@ _OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
 
 def doubts(spec: Spec) -> list[str]:
     """Warnings, each of which begins with its key."""
-    trainer, algorithm, kl = spec.trainer, spec.algorithm, spec.algorithm.kl
+    trainer = spec.trainer
+    algorithm = spec.algorithm
+    kl = spec.algorithm.kl
     horizon = trainer.steps if trainer.schedule == "constant" else trainer.schedule_steps or trainer.steps
     prompts = spec.data.prompts_per_step
     warnings = {

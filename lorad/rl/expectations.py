@@ -93,7 +93,8 @@ def _wrong_bounds(expectation: Expectation, key: str) -> Iterator[SpecError]:
 
 def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterator[SpecError]:
     """Yield the error where nothing is evaluated at the step: `evaluation_due` of the driver says when."""
-    every, step = spec.eval.every, expectation.step
+    every = spec.eval.every
+    step = expectation.step
     if not every:
         yield SpecError(
             "eval.every is 0, so that nothing is evaluated",
@@ -126,7 +127,8 @@ def _wrong_metric(
     spec: Spec, expectation: Expectation, key: str, evaluated: list[str]
 ) -> Iterator[SpecError]:
     """Yield the error for a metric that no step of the run has, or that steps alone have."""
-    metric, kind = expectation.metric, spec.algorithm.kind
+    metric = expectation.metric
+    kind = spec.algorithm.kind
     names = [*_OF_STEPS, *_OF_KIND[kind]]
     if metric not in names and not (kind == "rl" and metric.startswith(_NAMED)):
         near = get_close_matches(metric, [*evaluated, *names], 2)

@@ -23,15 +23,18 @@ def gae(
     """
     advantages = np.zeros(len(values), np.float64)
     mask = np.ones(len(values), bool) if trained is None else np.asarray(trained, bool)
-    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    rewards = np.asarray(rewards, np.float64)
+    values = np.asarray(values, np.float64)
     end = 0
     for length in np.asarray(lengths).tolist():
-        start, end = end, end + length
+        start = end
+        end += length
         after = following = 0.0
         for token in range(end - 1, start - 1, -1):
             if mask[token]:
                 delta = rewards[token] + gamma * following - values[token]
-                after, following = delta + gamma * lam * after, values[token]
+                after = delta + gamma * lam * after
+                following = values[token]
             advantages[token] = after
     return advantages, advantages + values
 

@@ -25,8 +25,11 @@ _SMOOTH = ("sigmoid", "sigmoid_norm", "simpo")
 
 def idle_keys(spec: Spec) -> Iterator[SpecError]:
     """Yield an error for each key that has another value than its default, and no effect."""
-    algorithm, kind = spec.algorithm, spec.algorithm.kind
-    data, rollout, usual = Data(), Rollout(), Algorithm(name=algorithm.name)
+    algorithm = spec.algorithm
+    kind = spec.algorithm.kind
+    data = Data()
+    rollout = Rollout()
+    usual = Algorithm(name=algorithm.name)
     if kind == "rl":
         idle = _changed("data", spec.data, data, _SUPERVISED)
         idle += _changed("algorithm", algorithm, usual, ("preference",))
@@ -48,7 +51,8 @@ def idle_keys(spec: Spec) -> Iterator[SpecError]:
 
 
 def _idle_in_preference(algorithm: Algorithm) -> Iterator[str]:
-    preference, kl = algorithm.preference, algorithm.kl
+    preference = algorithm.preference
+    kl = algorithm.kl
     reads = {
         "preference.gamma": preference.gamma is None or preference.loss == "simpo",
         "preference.smoothing": not preference.smoothing or preference.loss in _SMOOTH,

@@ -147,7 +147,8 @@ def token_losses(
 
 def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of each token before weights, its ratio, and whether that was clipped."""
-    a, current = targets.advantages, logprobs.detach()
+    a = targets.advantages
+    current = logprobs.detach()
     anchor = targets.anchor(loss, current)
     log_ratio = logprobs - anchor
     if loss.ratio != "token":
@@ -176,7 +177,8 @@ def _surrogate(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> tup
             return -bounded * a * logprobs, ratio, far
     if loss.ratio == "geometric":
         return -ratio * a, ratio, (own != logprobs - anchor)
-    free, bound = -ratio * a, -ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * a
+    free = -ratio * a
+    bound = -ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * a
     clipped = torch.maximum(free, bound)
     if loss.dual is None:
         return clipped, ratio, bound > free
@@ -332,7 +334,9 @@ class _TokenLogprobs(Function):
         entropy_gradient: bool,
         part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        scores, places, elsewhere = logits.float(), tokens[:, None], None
+        scores = logits.float()
+        places = tokens[:, None]
+        elsewhere = None
         if part is not None:
             scores[:, part.words :] = _PADDING
             places = places - part.first
@@ -352,7 +356,9 @@ class _TokenLogprobs(Function):
         normaliser = total.log()
         entropy = normaliser - weighted / total
         ctx.save_for_backward(powers, total, places, entropy, elsewhere)
-        ctx.scale, ctx.dtype, ctx.entropy_gradient = scale, logits.dtype, entropy_gradient
+        ctx.scale = scale
+        ctx.dtype = logits.dtype
+        ctx.entropy_gradient = entropy_gradient
         correct = chosen[:, 0] == 0  # the greatest was taken off
         ctx.mark_non_differentiable(correct, *([] if entropy_gradient else [entropy]))
         return (chosen - normaliser)[:, 0], entropy[:, 0], correct

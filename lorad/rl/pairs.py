@@ -119,7 +119,9 @@ def mismatched_divergence(
 
 
 def _slopes(preference: Preference, chosen: np.ndarray, rejected: np.ndarray) -> _Slopes:
-    beta, e, h = preference.strength, preference.smoothing, chosen - rejected
+    beta = preference.strength
+    e = preference.smoothing
+    h = chosen - rejected
     if preference.loss == "apo_zero":
         up, down = _s(beta * chosen), _s(beta * rejected)
         return 1 - up + down, -beta * up * (1 - up), beta * down * (1 - down)

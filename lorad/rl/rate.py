@@ -23,9 +23,11 @@ _UNKNOWN = 8192  # hidden size that is assumed where config.json names none
 _SMALLEST = 896  # hidden size of the smallest base with a published recipe of reinforcement learning
 _SHARES = {"rl": 1 / 8, "preference": 1 / 50}  # of the rate of sft
 _PUBLISHED = (1e-6, 1.7e-4)  # the least and the highest rate of the recipes in docs/algorithms.md
-_TINY, _TINY_PREFERENCES = 1e-3, 1e-4  # found on builtin:tiny, where 1e-3 ruins what DPO generates
+_TINY = 1e-3
+_TINY_PREFERENCES = 1e-4  # found on builtin:tiny, where 1e-3 ruins what DPO generates
 _FAR = 10
-_HIGH_RANK, _HIGHEST_RANK = 64, 128  # ranks that collapsed in some and in all batches of the paper
+_HIGH_RANK = 64
+_HIGHEST_RANK = 128  # ranks that collapsed in some and in all batches of the paper
 _OF_HIGH_RANKS = 2e-5  # the highest rate of a recipe with one
 _PAPER = "https://openreview.net/forum?id=XGZHI14m8P"
 
@@ -60,7 +62,9 @@ def _far_off(spec: Spec, rate: Rate) -> Iterator[str]:
     """Warn of a rate that is ten times off the fitting one, and that no published run of reinforcement
     learning has; 0 is meant to be 0.
     """
-    lr, low, high = spec.trainer.lr, rate.lr / _FAR, rate.lr * _FAR
+    lr = spec.trainer.lr
+    low = rate.lr / _FAR
+    high = rate.lr * _FAR
     published = ""
     if spec.algorithm.kind == "rl" and not spec.model.path.startswith("builtin:"):
         low, high = min(low, _PUBLISHED[0]), max(high, _PUBLISHED[1])

@@ -2,7 +2,8 @@
 
 import torch
 
-LOGITS, ROWS = 2**22, 128
+LOGITS = 2**22
+ROWS = 128
 """A chunk of logits on a CPU: so many numbers (16 MiB in fp32, of which two live at a time), but at least so
 many rows. Fewer read the whole head too often: with 152 k words 27 rows cost 1.5 times the time of 128, which
 are 74 MiB."""

@@ -45,7 +45,8 @@ def spans_of(sizes: Iterable[tuple[int, bool]], begin: int, end: int) -> Spans:
     spans: list[tuple[slice, bool]] = []
     start = -begin
     for size, is_b in sizes:
-        first, last = max(start, 0), min(start + size, end - begin)
+        first = max(start, 0)
+        last = min(start + size, end - begin)
         start += size
         if last > first:
             if spans and spans[-1][1] == is_b:

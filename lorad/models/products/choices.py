@@ -80,7 +80,8 @@ class Choices:
         """
         machine = machine_of(torch.get_num_threads())
         digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
-        self._path, self._base_bytes = directory / f"{digest}.json", base_bytes
+        self._path = directory / f"{digest}.json"
+        self._base_bytes = base_bytes
         self._known: dict[Shape, Form] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -151,11 +152,13 @@ def seconds_of(shape: Shape, base_bytes: int) -> dict[Form, float]:
     out = min(shape.out, _NUMBERS // shape.into)
     rows = min(shape.rows, max(64, _MULTIPLICATIONS // (out * shape.into)))
     count = max(1, min(base_bytes // 4, _NUMBERS) // (out * shape.into))
-    weights, x = torch.full((count, shape.into, out), 0.01), torch.full((rows, shape.into), 0.01)
+    weights = torch.full((count, shape.into, out), 0.01)
+    x = torch.full((rows, shape.into), 0.01)
     forms = [form for form in FORMS if form != "onednn" or has_onednn()]
     seconds: dict[Form, list[float]] = {form: [] for form in forms}
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    end, number = time.monotonic() + _SECONDS, 0
+    end = time.monotonic() + _SECONDS
+    number = 0
     with torch.no_grad():
         for turn in range(_ROUNDS):
             if turn > 1 and time.monotonic() > end:

@@ -70,7 +70,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _form_of(x: Tensor, weight: Tensor | Packed) -> Form:
     """Choose the form of a product. What is small, or is not float32 on a CPU without gaps, is torch's."""
-    rows, numbers = len(x), weight.numel()
+    rows = len(x)
+    numbers = weight.numel()
     if x.dtype != torch.float32 or x.device.type != "cpu" or not rows:
         return "torch"
     if (numbers < _LARGE and rows * numbers < _WORTH) or not (_has_no_gaps(x) and _has_no_gaps(weight)):
@@ -136,7 +137,8 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Many rows are some more than the product needs: oneDNN compiles a program for each number of rows, in
     half a millisecond, and keeps it, in half a MiB.
     """
-    rows, kernel = len(x), torch.ops.mkldnn._linear_pointwise
+    rows = len(x)
+    kernel = torch.ops.mkldnn._linear_pointwise
     more = -rows % max(8, (1 << rows.bit_length()) >> 5) if rows > FEW else 0  # of many a sixteenth at most
     y: Tensor = kernel(torch.cat([x, x[:more]]) if more else x, weight, bias, "none", [], "")
     return y.resize_(rows, len(weight)) if more else y  # a view could not be written into
@@ -215,7 +217,8 @@ def grouped_plainly(
     if x.dtype == torch.bfloat16 and x.device.type == "cuda":
         whole = dense(weights)
         return F.grouped_mm(x, whole if is_backward else whole.mT, offs=ends)
-    y, begin = x.new_empty(len(x), weights.shape[2 if is_backward else 1]), 0
+    y = x.new_empty(len(x), weights.shape[2 if is_backward else 1])
+    begin = 0
     for expert, end in enumerate(ends.tolist()):
         if end > begin:
             weight = dense(weights[expert])

@@ -18,7 +18,9 @@ from lorad.pool.attest.canaries import Canaries
 from lorad.pool.attest.direct import SEVERITY, Limits, measure, resembles
 from lorad.protocol.calls import Attestation
 
-_LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change, rms
+_LEAST_SIGMAS = 60.0
+LEAST_NATS = 2.0
+MOST_NATS = 5.0  # of the amplified change, rms
 _ROOM = 2.2  # the change may be so many times as large as it has to be
 _MOST_TRIES, _MOST_DOUBLINGS = 6, 24
 _NOISE_RATIO, _LEAST_LIMIT = 2.75, 0.4

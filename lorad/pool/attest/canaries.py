@@ -19,7 +19,8 @@ from lorad.routes import Routes
 PROMPT_TOKENS = 8
 _CANDIDATES = 4  # sampled for each canary that is wanted
 _UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that are informative
-_FEWEST, _FEWEST_TELLING = 4, 80  # canaries; and tokens among theirs that are not nearly certain
+_FEWEST = 4
+_FEWEST_TELLING = 80  # canaries; and tokens among theirs that are not nearly certain
 _OUTLIERS = 2.2
 _MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
 

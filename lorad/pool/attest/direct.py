@@ -141,7 +141,8 @@ def measure(
     if step > 0:
         facts["z"] = float((de - previous) @ u) / step**2
         facts["z_error"] = abs(facts["z"] - 1)
-        averaged, diluted = _NOISE_FACTOR * sigma / step, _DILUTION * (noise / step) ** 2
+        averaged = _NOISE_FACTOR * sigma / step
+        diluted = _DILUTION * (noise / step) ** 2
         facts["z_limit"] = max(limits.z, averaged, diluted)
     return {key: float(value) for key, value in facts.items()}
 
@@ -165,7 +166,8 @@ def resembles(facts: dict[str, float]) -> str:
     """Describe what the engine seems to serve instead."""
     if "rel" not in facts:
         return "the engine does not answer like the base, which a fresh adapter equals"
-    slope, z = facts["slope"], facts.get("z", 1.0)
+    slope = facts["slope"]
+    z = facts.get("z", 1.0)
     numbers = f"slope {slope:.3g}, z {z:.3g}"
     if abs(slope) < 0.1:
         return f"the engine answers like the base ({numbers})"

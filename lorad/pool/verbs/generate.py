@@ -70,8 +70,11 @@ async def rank(pool: Pool, _call: Call, args: Rank) -> Ranked:
 async def _stream(
     pool: Pool, run: str, request: str, name: str, args: Generate, check: Callable[[], None]
 ) -> _Items:
-    started, samples, tokens = time.perf_counter(), 0, 0
-    kept, sent_at = list[Chunk](), started
+    started = time.perf_counter()
+    samples = 0
+    tokens = 0
+    kept = list[Chunk]()
+    sent_at = started
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
     generating = cast(
         "AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling)
@@ -84,13 +87,15 @@ async def _stream(
                     f"the engine answered with tokens of {chunk.version} when it was asked for {name}",
                     hint="Nothing of this call may be used; the log of the pool shows what the engine did.",
                 )
-            samples, tokens = samples + (chunk.finish is not None), tokens + chunk.tokens.size
+            samples += chunk.finish is not None
+            tokens += chunk.tokens.size
             pool.ledger.add(**{"generated" if run else "served": chunk.tokens.size})
             kept.append(chunk)
             is_due = time.perf_counter() - sent_at >= GATHER_SECONDS
             if args.sampling.stream or args.sampling.as_they_end or is_due:
                 yield Chunks.of(args.version, kept, positions)
-                kept, sent_at = [], time.perf_counter()
+                kept = []
+                sent_at = time.perf_counter()
     check()
     if kept:
         yield Chunks.of(args.version, kept, positions)

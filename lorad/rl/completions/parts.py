@@ -91,7 +91,9 @@ def _by_prefixes(
     too_long: Callable[[Sequence[str]], bool],
 ) -> Samples:
     """Render a long chat up to each trained turn, as long as any turn is of use."""
-    pairs, grows, text = list[_Pair](), True, ""
+    pairs = list[_Pair]()
+    grows = True
+    text = ""
     for start in range(0, len(places), _AT_ONCE):
         more = _pairs([(row, messages, place) for place in places[start : start + _AT_ONCE]], texts)
         for before, after in more:

@@ -8,7 +8,8 @@ import numpy as np
 
 from lorad.rl.tokenizer import Tokenizer
 
-_SHORT, _MOST = 64, 4096  # characters of a text whose ids are remembered, and such texts
+_SHORT = 64
+_MOST = 4096  # characters of a text whose ids are remembered, and such texts
 
 
 class Prefixes:
@@ -38,20 +39,27 @@ class Prefixes:
         places = np.flatnonzero(self._is_added[np.minimum(array, len(self._is_added) - 1)])
         places = places[array[places] < len(self._is_added)]
         if array[places].tolist() != [self._added[match[0]] for match in matches]:
-            matches, places = [], places[:0]
+            matches = []
+            places = places[:0]
         starts = [0, *(match.start() for match in matches)]
         numbers = [0, *places.tolist()]
         behind = [0, *(match.end() for match in matches)]
-        beginnings, last, reached = list[tuple[int, list[int]]](), 0, 0
+        beginnings = list[tuple[int, list[int]]]()
+        last = 0
+        reached = 0
         for end in ends:
             chosen = bisect_right(behind, end) - 1
-            first, more = numbers[chosen], list[int]()
+            first = numbers[chosen]
+            more = list[int]()
             if not chosen and last:  # no added token: from the beginning before, unless that changes a token
-                first, more = reached, self._encoded(text[last:end])
+                first = reached
+                more = self._encoded(text[last:end])
             if not more or ids[first : first + len(more)] != more:
-                first, more = numbers[chosen], self._encoded(text[starts[chosen] : end])
+                first = numbers[chosen]
+                more = self._encoded(text[starts[chosen] : end])
             if ids[first : first + len(more)] == more:
-                last, reached = end, first + len(more)
+                last = end
+                reached = first + len(more)
             beginnings.append((first, more))
         return beginnings
 

@@ -95,7 +95,8 @@ class TargetDataset(Dataset):
         row is left.
         """
         self._begin(sources, data, tokenizer)
-        name, summary = self._name, Summary(data)
+        name = self._name
+        summary = Summary(data)
         self.form: DataFormat = "auto"
 
         def made() -> Iterator[Kept]:
@@ -121,13 +122,15 @@ class TargetDataset(Dataset):
                 self._kept, gathered = kept_rows(key, made, facts)
             except StopIteration:
                 raise SpecError(f"{name} has no row", key="data", hint="Add rows.") from None
-        self.size, self.digest, self.has_answers = (
-            len(self._kept),
-            gathered.digest,
-            gathered.has_answers,
-        )
-        self.dropped, self.cut, self.form = gathered.dropped, gathered.cut, gathered.form
-        self.split, self.unended, self.unshown = gathered.split, gathered.unended, gathered.unshown
+        self.size = len(self._kept)
+        self.digest = gathered.digest
+        self.has_answers = gathered.has_answers
+        self.dropped = gathered.dropped
+        self.cut = gathered.cut
+        self.form = gathered.form
+        self.split = gathered.split
+        self.unended = gathered.unended
+        self.unshown = gathered.unshown
         self.prompt_lengths = self._kept.prompt_lengths
         self.completion_lengths = self._kept.completion_lengths
         if not self._kept:
@@ -152,7 +155,9 @@ class TargetDataset(Dataset):
         return Judgement(kept.row, kept.prompt, tuple(target.tokens for target in kept.targets), label)
 
     def _begin(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
-        self._name, self._data, self._tokenizer = name_of(sources), data, tokenizer
+        self._name = name_of(sources)
+        self._data = data
+        self._tokenizer = tokenizer
         self.unended = self.split = 0
         self.unshown = self._unshown = dict[tuple[str, int], str]()
 
@@ -198,7 +203,8 @@ class TargetDataset(Dataset):
 
     def _prompt_value(self, kept: Kept) -> str | list[dict[str, Any]]:
         """Return the prompt as the row has it: a text or messages."""
-        data, row = self._data, kept.row
+        data = self._data
+        row = kept.row
         if not self._templated:
             return kept.text
         has_prompt = bool(data.prompt_format) or find_value(row, data, "prompt_key") is not None
@@ -217,7 +223,8 @@ class TargetDataset(Dataset):
                 for group in groups
                 for parts in group
             ]
-            places, texts = [place for place, _ in samples], [text for _, text in samples]
+            places = [place for place, _ in samples]
+            texts = [text for _, text in samples]
             ids = self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
             encoded = iter(ids)
             for row, groups in zip(chunk, parted, strict=True):
@@ -231,7 +238,8 @@ class TargetDataset(Dataset):
         self, row: Row, name: str, group: _Group, tokenised: Sequence[tuple[np.ndarray, Target]]
     ) -> Iterator[Kept]:
         """Yield samples of one prompt unless they are too long."""
-        prompt, targets = tokenised[0][0], tuple(target for _, target in tokenised)
+        prompt = tokenised[0][0]
+        targets = tuple(target for _, target in tokenised)
         if group[0][0] != group[-1][0]:
             raise SpecError(
                 f"{row.where}: chosen and rejected differ before the assistant's turn",
@@ -267,8 +275,10 @@ class TargetDataset(Dataset):
         tokens = ids[: beginnings[0][0]] + beginnings[0][1]
         if not tokens:
             raise SpecError(f"{row.where}: the prompt is empty", hint="Every prompt has at least one token.")
-        size, equal = len(tokens), shared(tokens, ids)
-        trained, eos = [False] * size, self._tokenizer.eos_ids
+        size = len(tokens)
+        equal = shared(tokens, ids)
+        trained = [False] * size
+        eos = self._tokenizer.eos_ids
         for part, (first, more) in zip(parts[1:], beginnings[1:], strict=True):
             size_before = len(tokens)
             is_behind = (
@@ -368,7 +378,8 @@ class TargetDataset(Dataset):
         return chats
 
     def _texts(self, chats: Sequence[tuple[Row, list[dict[str, Any]]]], generate: bool) -> list[str]:
-        settings, variables = self._data.chat_template_kwargs, dict[str, dict[str, Any]]()
+        settings = self._data.chat_template_kwargs
+        variables = dict[str, dict[str, Any]]()
         for row, _ in chats:
             if row.where not in variables:
                 variables[row.where] = variables_of(row)
@@ -387,7 +398,8 @@ class _TargetStream(TargetDataset):
     ) -> None:
         """Checks the first rows. Raises SpecError with their place."""
         self._begin(source, data, tokenizer)
-        self._algorithm, self.form = algorithm, "auto"
+        self._algorithm = algorithm
+        self.form = "auto"
         self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
         self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
         first, _ = self._rows.item(0)
@@ -412,7 +424,8 @@ class _TargetStream(TargetDataset):
 
 def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     """Return what a run trains on. Raises SpecError."""
-    data, kind = spec.data, spec.algorithm.kind
+    data = spec.data
+    kind = spec.algorithm.kind
     if kind == "tinker":
         return NoData()
     if kind == "rl":
@@ -437,7 +450,9 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     """Return the held-out problems, see `load_eval`; with the completions of their data where those are
     trained on. Rows without completions are prompts. Raises SpecError.
     """
-    data, kind, source = spec.data, spec.algorithm.kind, spec.data.eval
+    data = spec.data
+    kind = spec.algorithm.kind
+    source = spec.data.eval
     if kind == "rl" or (source is None and single(data.train) not in TASKS and not data.streaming):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
     ordered = structs.replace(data, shuffle=False)

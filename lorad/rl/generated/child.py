@@ -11,7 +11,8 @@ import sys
 
 
 def main() -> None:
-    task, args = sys.argv[1], json.loads(sys.argv[2])
+    task = sys.argv[1]
+    args = json.loads(sys.argv[2])
     try:
         import reasoning_gym  # type: ignore[import-untyped, import-not-found, unused-ignore]
         from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped, import-not-found, unused-ignore]

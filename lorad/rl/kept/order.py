@@ -16,7 +16,8 @@ class Order:
 
     def __init__(self, size: int, seed: int | str, *, shuffled: bool) -> None:
         self._size, self._seed, self._shuffled = size, seed, shuffled
-        self._epoch, self._places = -1, list[int]()
+        self._epoch = -1
+        self._places = list[int]()
 
     def place(self, index: int) -> tuple[int, int]:
         """Return the row at a position of the endless sequence, and its epoch."""
@@ -54,7 +55,8 @@ class Mixture:
             Order(len(places), own, shuffled=shuffled) for places, own in zip(self._rows, seeds, strict=True)
         ]
         self._counts = [0] * len(self._rows)
-        self._sources, self._numbers = array("H"), array("Q")  # of each position that was asked for
+        self._sources = array("H")
+        self._numbers = array("Q")  # of each position that was asked for
         self._growing = threading.Lock()
 
     def place(self, index: int) -> tuple[int, int]:
@@ -66,7 +68,8 @@ class Mixture:
                 self._sources.append(chosen)
                 self._numbers.append(self._counts[chosen])
                 self._counts[chosen] += 1
-            source, number = self._sources[index], self._numbers[index]
+            source = self._sources[index]
+            number = self._numbers[index]
             place, epoch = self._orders[source].place(number)
             return self._rows[source][place], epoch
 

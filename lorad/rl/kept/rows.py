@@ -85,7 +85,8 @@ class _Footer(Struct, frozen=True):
     crc: int
 
 
-_ROWS, _SAMPLES = msgspec.msgpack.Decoder(_KeptRow), msgspec.msgpack.Decoder(_Sample)
+_ROWS = msgspec.msgpack.Decoder(_KeptRow)
+_SAMPLES = msgspec.msgpack.Decoder(_Sample)
 
 
 class KeptRows(Sequence[Kept]):
@@ -100,11 +101,14 @@ class KeptRows(Sequence[Kept]):
         self._directory = directory
         self._file: int | None = None  # its descriptor, as long as somebody has these rows
         self._path: Path | None = None
-        self._written, self._tail = 0, bytearray()  # bytes of the file, and those behind them
+        self._written = 0
+        self._tail = bytearray()  # bytes of the file, and those behind them
         self._last: tuple[Row | None, int] = (None, 0)
         self._odd = dict[int, dict[str, Any]]()  # values that are no JSON, by the place of their row
         self._labels = dict[str, int]()
-        self._rows, self._samples, self._sources = array("Q"), array("Q"), array("H")
+        self._rows = array("Q")
+        self._samples = array("Q")
+        self._sources = array("H")
         self.prompt_lengths, self.completion_lengths = array("I"), array("I")
 
     def add(self, kept: Kept) -> None:
@@ -217,13 +221,16 @@ class KeptRows(Sequence[Kept]):
                 self._tail = bytearray(os.pread(self._file, self._written, 0)) + self._tail
                 self._end()
             self.close()
-            self._directory, self._file, self._written = _nowhere, None, 0
+            self._directory = _nowhere
+            self._file = None
+            self._written = 0
             return
         self._written += len(self._tail)
         self._tail = bytearray()
 
     def _has(self, file: int) -> None:
-        self._file, self._end = file, weakref.finalize(self, os.close, file)
+        self._file = file
+        self._end = weakref.finalize(self, os.close, file)
 
     def _read(self, at: int) -> bytes:
         head = self._bytes(at, _HEAD)

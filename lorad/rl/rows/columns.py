@@ -43,7 +43,8 @@ def value_of(row: Row, data: Data, setting: str) -> Any:
     """Return the value of the column that `setting` names. Raises SpecError."""
     if (value := find_value(row, data, setting)) is None:
         key = getattr(data, setting)
-        what, hint = "is null" if key in row.values else "is missing", f"Set data.{setting} to another."
+        what = "is null" if key in row.values else "is missing"
+        hint = f"Set data.{setting} to another."
         if setting == "prompt_key":
             hint = advice("prompt", row.values, hint)
         raise SpecError(f"{row.where}: the key {key!r} {what}; there is {some_of(row.values)}", hint=hint)

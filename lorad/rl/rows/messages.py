@@ -118,7 +118,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 def _of_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
     """Raises SpecError where the speaker has no role."""
-    speaker, said = message.pop("from"), message.pop("value", None)
+    speaker = message.pop("from")
+    said = message.pop("value", None)
     role = _SPEAKERS.get(speaker, speaker)
     if role not in ROLES:
         raise SpecError(

@@ -79,7 +79,8 @@ def _of_tokens(judgement: Judgement, seen: set[tuple[int, ...]], data: Data) -> 
     seen: the preferences of the rows before it.
     """
     prompt, *sides = (hash(tokens.tobytes()) for tokens in (judgement.prompt, *judgement.completions))
-    label, size = judgement.label, judgement.completions[0].size
+    label = judgement.label
+    size = judgement.completions[0].size
     shown = _shown(judgement.row, data, "completion_key" if len(sides) == 1 else "chosen_key")
     if len(sides) == 2 and sides[0] == sides[1]:
         is_full = judgement.prompt.size + size >= data.max_sample_tokens

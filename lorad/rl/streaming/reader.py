@@ -164,7 +164,8 @@ class _HubReader:
                 with HEART.waits():
                     time.sleep(pause)
         assert failed is not None
-        tried, hint = "", f"Check name and network; the form is {HUB_FORM}, here {self._split}."
+        tried = ""
+        hint = f"Check name and network; the form is {HUB_FORM}, here {self._split}."
         if pauses and _is_passing(failed):
             tried = f" in {len(pauses) + 1} attempts"
             hint = "See whether the network works; resuming continues with the next row."

@@ -108,7 +108,8 @@ class Stream(Generic[Item]):
             items = self._items_of(rows)
         if self._shuffled:
             random.Random(f"{self._seed}/{mark.epoch}/{mark.block}").shuffle(items)
-        end, usable = mark.position + len(items), mark.usable or bool(items)
+        end = mark.position + len(items)
+        usable = mark.usable or bool(items)
         if len(rows) == self._size:
             following = Bookmark(end, mark.epoch, mark.block + 1, usable, self._reader.place())
         elif usable:

@@ -54,7 +54,9 @@ def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Sai
     """
     schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
     begin = _end_of_thought(text)
-    kept, calls, end = [text[:begin]], list[ToolCall](), begin
+    kept = [text[:begin]]
+    calls = list[ToolCall]()
+    end = begin
     for start, stop, inside in _READERS[form](text, begin, schemas):
         outside = text[end:start]
         kept.append(outside if not calls or outside.strip() else "")

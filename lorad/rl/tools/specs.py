@@ -31,7 +31,8 @@ def tool_of(function: Callable[..., Any]) -> dict[str, Any]:
         hints = typing.get_type_hints(function)
     except NameError as error:
         raise _refused(name, str(error)) from error
-    properties, required = {}, []
+    properties = {}
+    required = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _refused(name, f"*{parameter.name} takes any number of values")
@@ -144,7 +145,8 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     section, last = "", ""
     for line in text.splitlines():
         if heading := _SECTION.match(line.strip()):
-            section, last = heading[1], ""
+            section = heading[1]
+            last = ""
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():

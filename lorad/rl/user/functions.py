@@ -102,7 +102,8 @@ def sample_of(kind: str, *, with_reference: bool) -> AdvantageInput | LossInput:
     old = -noise.exponential(1.0, tokens)
     sampler = np.minimum(old + noise.normal(0, 0.01, tokens), 0.0)
     ref = np.minimum(old + noise.normal(0, 0.1, tokens), 0.0) if with_reference else None
-    groups, rewards = np.array([3, 2]), np.array([1.0, 0.0, 0.5, 0.0, 1.0])
+    groups = np.array([3, 2])
+    rewards = np.array([1.0, 0.0, 0.5, 0.0, 1.0])
     if kind == "advantage":
         return AdvantageInput(rewards, groups, lengths, 1, np.zeros(5, bool), sampler, old, ref)
     advantages = np.repeat([0.5, -0.5, 0.1, -0.7, 0.7], lengths)
@@ -133,7 +134,8 @@ def as_loss(returned: Any, tokens: int) -> tuple[float | None, np.ndarray]:
             hint="Return (value, derivative), or make the pair of a torch loss by "
             "`lorad.rl.user.autograd.differentiated`.",
         )
-    value, derivative = returned[0], _array(returned[1], "a derivative")
+    value = returned[0]
+    derivative = _array(returned[1], "a derivative")
     if value is not None:
         value = float(_finite(_array(value, "a value").reshape(-1), "value", "place").sum())
     if derivative.shape != (tokens,):

@@ -42,11 +42,13 @@ class _Products(NamedTuple):
     def forward(
         cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None
     ) -> "tuple[Tensor, _Products]":
-        bias, sinks = block.seen(beside), None
+        bias = block.seen(beside)
+        sinks = None
         assert bias is not None
         scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scale)
         if beside is not None:  # the frozen sinks get no gradient; what they take away is in the shares
-            kv, queries = len(q) // block.shape[0], block.shape[2]
+            kv = len(q) // block.shape[0]
+            queries = block.shape[2]
             each = beside.sinks.view(kv, -1, 1).expand(-1, -1, queries).reshape(kv, -1, 1)
             sinks = each.repeat(block.shape[0], 1, 1)
         weights = softmax(scores, sinks)
@@ -98,7 +100,9 @@ class _Attend(Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, beside: Beside | None) -> Tensor:
         keep = any(ctx.needs_input_grad)
         flat = [t.reshape(-1, layout.dim) for t in (q, k, v)]
-        ctx.layout, ctx.blocks, outs = layout, [], []
+        ctx.layout = layout
+        ctx.blocks = []
+        outs = []
         for block in layout.blocks:
             kind = _Fused if block.fused else _Products
             with torch.set_grad_enabled(keep and block.fused):

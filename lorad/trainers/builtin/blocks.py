@@ -111,11 +111,9 @@ class Layout:
 
     def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
         config = base.config
-        self.heads, self.kv, self.dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        self.heads = config.num_attention_heads
+        self.kv = config.num_key_value_heads
+        self.dim = config.head_dim
         self._base = base
         self._sequences = sequences
         self.window = max(config.windows, default=0)
@@ -143,8 +141,11 @@ class Layout:
 
     def _block(self, group: Ints, out: Ints, home: Ints, outputs: int, keys: int) -> Block:
         """Make one block; write where its cells are into `out` and `home`."""
-        runs, rep = self._sequences, self.heads // self.kv
-        lengths, owner, prefixes = runs.lengths[group], runs.owner[group], runs.prefixes[group]
+        runs = self._sequences
+        rep = self.heads // self.kv
+        lengths = runs.lengths[group]
+        owner = runs.owner[group]
+        prefixes = runs.prefixes[group]
         wide, long = int(prefixes.max()), int(lengths.max())
         # a run's last row is repeated for padding
         cells = np.minimum(np.arange(long), np.maximum(lengths, 1)[:, None] - 1)
@@ -206,7 +207,9 @@ def similar(sequences: Sequences) -> Iterator[Ints]:
     them where the fused kernel works, so that one mask does for all, and where others share them, so that
     their keys lie where those of the others have them.
     """
-    lengths, prefixes, levels = sequences.lengths, sequences.prefixes, sequences.levels
+    lengths = sequences.lengths
+    prefixes = sequences.prefixes
+    levels = sequences.levels
     shared = np.isin(np.arange(len(lengths)), sequences.owner)
     apart = np.where((prefixes + lengths > LONG) | shared, prefixes, 0)
     for level in range(int(levels.max(initial=0)) + 1):
@@ -221,11 +224,13 @@ def _cut(order: Ints, lengths: Ints, prefixes: Ints, apart: Ints) -> Iterator[In
     widest = 0
     for index in order.tolist():
         first = taken[0] if taken else index
-        longest, widest = int(lengths[first]), max(widest, int(prefixes[index]))
+        longest = int(lengths[first])
+        widest = max(widest, int(prefixes[index]))
         uneven = longest > lengths[index] * 5 // 4 + 8 or apart[index] != apart[first]
         if uneven or (longest + widest > LONG and prefixes[index] != prefixes[first]):
             yield np.array(taken)
-            taken, widest = [], int(prefixes[index])
+            taken = []
+            widest = int(prefixes[index])
         taken.append(index)
     if taken:
         yield np.array(taken)

@@ -43,7 +43,10 @@ class SlotLora:
         amplify: float = 1.0,
         is_merged: bool = False,
     ) -> None:
-        self.slots, self.ranges, self.train, self.amplify = slots, ranges, train, amplify
+        self.slots = slots
+        self.ranges = ranges
+        self.train = train
+        self.amplify = amplify
         self.is_merged = is_merged
         self.anchor = slots[0].anchor
         self.generators = [slot.dropout for slot in slots if train and slot.spec.adapter.dropout]
@@ -71,7 +74,8 @@ class SlotLora:
             site = slot.sites.get((layer, group))
             if site is None:
                 return weight
-            weight, scale = weight.clone(), self.amplify * site.scale
+            weight = weight.clone()
+            scale = self.amplify * site.scale
             for half in site.halves:
                 weight[half.rows].addmm_(half.b, site.a[half.ranks], alpha=scale)
                 if half.magnitude is not None:
@@ -135,7 +139,8 @@ class _RoutedSlots:
         self._where = where
 
     def product(self, linear: str, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
-        lora, parts = self._lora, list[_SlotDelta]()
+        lora = self._lora
+        parts = list[_SlotDelta]()
         for slot, rows, its_ends in self._where:
             dropout = slot.spec.adapter.dropout if lora.train else 0.0
             for experts, site in slot.of_experts.get((self._layer, linear), ()):
@@ -164,7 +169,8 @@ class _SlotDelta:
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Adds the delta to y; returns A x, [rows, modules * rank], and the masks of dropout."""
         x, y = x[self.rows], y[self.rows]
-        a, masks = self.site.a.to(x.dtype), []
+        a = self.site.a.to(x.dtype)
+        masks = []
         if self.is_dora and self.site.bias is not None:
             for half in self.site.halves:
                 y[:, half.rows].sub_(self.site.bias[half.rows])
@@ -188,7 +194,8 @@ class _SlotDelta:
         y = y[self.rows]
         for half in self.site.halves:
             assert half.magnitude is not None
-            c, out = half.magnitude / self.site.norms(half, self.scale), y[:, half.rows]
+            c = half.magnitude / self.site.norms(half, self.scale)
+            out = y[:, half.rows]
             kept += [c, out.clone()]
             out.mul_(c)
             if self.site.bias is not None:
@@ -278,7 +285,8 @@ class _ExpertsPart(_SlotDelta):
         x, y_grad = x[self.rows], y_grad[self.rows]
         for number, half in enumerate(self.site.halves):
             (a, b, scale), rank = self._pair(half, x.dtype), half.b.shape[-1]
-            module_low, out = low.chunk(len(self.site.halves), 1)[number], y_grad[:, half.rows]
+            module_low = low.chunk(len(self.site.halves), 1)[number]
+            out = y_grad[:, half.rows]
             half.b_grad.add_(self._product(out.t(), module_low)[..., :rank], alpha=self.scale)
             low_grad = self._product(out, b).mul_(scale)
             seen = self._dropped(x, masks[number]) if masks else x
@@ -332,7 +340,8 @@ class _AddLora(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_SlotDelta]) -> Tensor:
         ctx.mark_dirty(y)
-        ctx.parts, tensors = parts, [x]
+        ctx.parts = parts
+        tensors = [x]
         for part in parts:
             low, masks = part.add(x, y)
             tensors += [low, *masks, *(part.lengthen(y) if part.is_dora else ())]
@@ -365,7 +374,9 @@ class _Routed(Function):
         ctx: Any, x: Tensor, anchor: Tensor, weights: Weight, ends: Tensor, parts: list[_SlotDelta]
     ) -> Tensor:
         y = grouped_plainly(x, weights, ends)
-        ctx.weights, ctx.parts, tensors = weights, parts, [x, ends]
+        ctx.weights = weights
+        ctx.parts = parts
+        tensors = [x, ends]
         for part in parts:
             low, masks = part.add(x, y)
             tensors += [low, *masks]
@@ -375,7 +386,9 @@ class _Routed(Function):
     @staticmethod
     def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x, ends, *rest = ctx.saved_tensors
-        x_grad, saved, y_grad = None, iter(rest), y_grad.contiguous()
+        x_grad = None
+        saved = iter(rest)
+        y_grad = y_grad.contiguous()
         if ctx.needs_input_grad[0]:
             x_grad = grouped_plainly(y_grad, ctx.weights, ends, is_backward=True)
         for part in ctx.parts:

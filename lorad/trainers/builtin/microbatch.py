@@ -137,7 +137,8 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
     """
     batch = _without_empty_groups(batch)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
-    prompts, lengths = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
+    prompts = batch.prompt_lengths.tolist()
+    lengths = batch.completion_lengths.tolist()
     same = _twins(batch) if share else np.arange(len(lengths))
     twins = same.tolist()
 
@@ -149,12 +150,15 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
     computed: set[int] = set()
     ends = np.cumsum(batch.group_sizes).tolist() if whole else range(1, len(lengths) + 1)
     for unit in itertools.starmap(range, itertools.pairwise([0, *ends])):
-        prompt, more = prompts[owner[unit.start]], fresh(unit, computed)
+        prompt = prompts[owner[unit.start]]
+        more = fresh(unit, computed)
         if unit.start == first or owner[unit.start] != owner[unit.start - 1]:
             more += prompt
         if unit.start > first and rows + more > budget:
             yield _piece(batch, slice(first, unit.start), same, share)
-            first, rows, computed = unit.start, 0, set()
+            first = unit.start
+            rows = 0
+            computed = set()
             more = prompt + fresh(unit, computed)
         rows += more
         computed.update(twins[sample] for sample in unit)
@@ -166,7 +170,8 @@ def _without_empty_groups(batch: Batch) -> Batch:
     filled = batch.group_sizes > 0
     if filled.all():
         return batch
-    tokens, routes = np.repeat(filled, batch.prompt_lengths), batch.routes
+    tokens = np.repeat(filled, batch.prompt_lengths)
+    routes = batch.routes
     if routes is not None:
         routes = routes.part(tokens, slice(None))
     sizes = {"prompt_lengths": batch.prompt_lengths[filled], "group_sizes": batch.group_sizes[filled]}
@@ -189,7 +194,8 @@ def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, P
             continue
         if joined and (index in joined or rows + piece.rows > budget):
             yield joined
-            joined, rows = {}, 0
+            joined = {}
+            rows = 0
         joined[index] = piece
         rows += piece.rows
         queue.append((index, pieces))
@@ -256,7 +262,10 @@ class _Part:
 
 
 def _part(piece: Piece, row: int, run: int) -> _Part:
-    batch, groups, samples, stems = piece.batch, piece.groups, piece.samples, piece.stems
+    batch = piece.batch
+    groups = piece.groups
+    samples = piece.samples
+    stems = piece.stems
     tokens = batch.completions[piece.tokens]
     whole = batch.prompt_lengths[groups].astype(np.int64)
     before = stems.before if stems else np.zeros_like(whole)
@@ -271,7 +280,8 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     sizes = np.concatenate([stems.lengths, widths, lengths[computed] - 1])
     starts = np.cumsum(sizes) - sizes
     first = len(stems.lengths)  # of the prompts, among the runs
-    step, last = _steps(lengths), np.cumsum(lengths) - 1
+    step = _steps(lengths)
+    last = np.cumsum(lengths) - 1
     # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
     # j + 1.
     predictors = np.repeat(starts[first + len(widths) :][twin], lengths) + step - 1

@@ -222,7 +222,8 @@ def _are_even(sites: Sequence[Site]) -> bool:
 
 def _together(sites: Sequence[Site]) -> Site:
     """Return one site for all of some experts that are even; its tensors are [experts, …]."""
-    first, last = sites[0], sites[-1]
+    first = sites[0]
+    last = sites[-1]
     step = (last.a.storage_offset() - first.a.storage_offset()) // max(len(sites) - 1, 1)
 
     def every(tensor: Tensor) -> Tensor:

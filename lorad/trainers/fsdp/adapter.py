@@ -175,8 +175,10 @@ class _Dora:
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        a, b = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
-        base, scale = module.get_base_layer(), module.scaling[active_adapter]
+        a = module.lora_A[active_adapter].weight
+        b = module.lora_B[active_adapter].weight
+        base = module.get_base_layer()
+        scale = module.scaling[active_adapter]
         c = module.lora_magnitude_vector[active_adapter].weight / row_norms(base.weight, scale * b, a)
         bias = 0 if base.bias is None else base.bias
         delta: Tensor = (

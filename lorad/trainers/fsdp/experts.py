@@ -25,7 +25,8 @@ from lorad.routes import RouteShape
 
 _IMPLEMENTATION = "lorad"  # the function's name among transformers' own
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
-_MIXTRAL, _OF_MIXTRAL = ".block_sparse_moe.", ("w1", "w3", "w2")  # its checkpoints have other names
+_MIXTRAL = ".block_sparse_moe."
+_OF_MIXTRAL = ("w1", "w3", "w2")  # its checkpoints have other names
 _PLACE = "lorad_adapter"  # an attribute of the module: a `_Pairs`
 _SEEN = "lorad_routes"  # another: a list of the routes that came by
 _Routed = tuple[Tensor, Tensor, Tensor]
@@ -262,7 +263,8 @@ def _added(x: Tensor, pairs: _Pairs, linear: str, ends: Tensor, out: int) -> Ten
     a: Tensor = pair.a
     b: Tensor = pair.b
     if more := -a.shape[1] % EVEN_RANK:
-        a, b = nn.functional.pad(a, (0, 0, 0, more)), nn.functional.pad(b, (0, more))
+        a = nn.functional.pad(a, (0, 0, 0, more))
+        b = nn.functional.pad(b, (0, more))
     if len(pair.experts) < len(ends):
         index = torch.tensor(pair.experts, device=x.device)
         a, b = (half.new_zeros(len(ends), *half.shape[1:]).index_copy(0, index, half) for half in (a, b))

@@ -87,7 +87,8 @@ class _Exchange(Function):
 
 
 def _exchanged(x: Tensor, group: DataParallel, *, to_heads: bool) -> Tensor:
-    parts, dim = group.size, x.shape[2]
+    parts = group.size
+    dim = x.shape[2]
     if to_heads:
         sent = x.reshape(parts, -1, x.shape[1], dim).contiguous()
     else:

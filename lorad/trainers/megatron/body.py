@@ -48,14 +48,16 @@ class MegatronBody(Body):
         from megatron.core import parallel_state
         from megatron.core.transformer.moe.moe_layer import MoELayer
 
-        self._base, self._model = base, base.model
+        self._base = base
+        self._model = base.model
         self.setup = setup
         self.device = torch.device(settings.device)
         self.dtype = DTYPES[settings.dtype]
         self.lockstep = settings.ep > 1
         self._tp = settings.tp
         self._tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
-        self.leads, self.has_states = self._tp_rank == 0, settings.pp == 1
+        self.leads = self._tp_rank == 0
+        self.has_states = settings.pp == 1
         group = parallel_state.get_data_parallel_group()
         size = parallel_state.get_data_parallel_world_size()
         self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
@@ -102,7 +104,8 @@ class MegatronBody(Body):
         """
         with watched(self._mixtures) as seen:
             self.likely(rows, 1.0, adapter=False)
-        tokens, last = rows.ids.shape[1] * bool(rows.targets.numel()), self._base.config.num_hidden_layers - 1
+        tokens = rows.ids.shape[1] * bool(rows.targets.numel())
+        last = self._base.config.num_hidden_layers - 1
         # after the last layer no token sees another one's
         met = {
             layer: (routes[rows.predictors] if layer == last else routes[:tokens]).any(0)

@@ -71,7 +71,8 @@ def _numbered(shape: tuple[int, int], rank: int, axis: int) -> Tensor:
 
 def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: int) -> _Piece:
     is_here = rows.astype(np.int64) // shape[0] == rank
-    from_rows, from_columns = np.flatnonzero(is_here.any(1)), np.flatnonzero(is_here.any(0))
+    from_rows = np.flatnonzero(is_here.any(1))
+    from_columns = np.flatnonzero(is_here.any(0))
     return _Piece(
         rows=_short(rows[from_rows, from_columns[0]].astype(np.int64) % shape[0]),
         columns=_short(columns[from_rows[0], from_columns].astype(np.int64) % shape[1]),
@@ -82,7 +83,8 @@ def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: 
 
 def _short(index: np.ndarray) -> _Index:
     """Return neighbours as a slice: most layouts are one."""
-    first, last = int(index[0]), int(index[-1])
+    first = int(index[0])
+    last = int(index[-1])
     return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
 
 

@@ -34,7 +34,8 @@ def _names(settings: BodySettings) -> list[str]:
     Raises SpecError for what Megatron-Bridge does not load, or would load without some of its tensors.
     """
     bridge = open_bridge(settings)
-    config, registry = bridge.hf_pretrained.config, bridge._model_bridge.mapping_registry()
+    config = bridge.hf_pretrained.config
+    registry = bridge._model_bridge.mapping_registry()
     with taken(settings.model):
         reference = reference_of(config)
     refuse_lacking(reference, Path(settings.model))
@@ -69,7 +70,8 @@ def _check_layers(base: Base, directory: Path) -> None:
     }
     places = {name: place.shape for name, (_, place) in stored_tensors(directory).items()}
     for name, parameter in base.model.named_parameters():
-        source, shape = sources.get(name), tuple(parameter.shape)
+        source = sources.get(name)
+        shape = tuple(parameter.shape)
         is_other = isinstance(source, str) and len(shape) == 1 and places.get(source, shape) != shape
         if source is None or is_other:
             raise SpecError(

@@ -73,7 +73,8 @@ def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
     Raises SpecError for what lorad or Megatron does not take.
     """
     _check(settings)
-    bridge, dtype = open_bridge(settings), DTYPES[settings.dtype]
+    bridge = open_bridge(settings)
+    dtype = DTYPES[settings.dtype]
     config = bridge.hf_pretrained.config
     with taken(settings.model):
         provider = bridge.to_megatron_provider(load_weights=not is_empty)
@@ -119,7 +120,8 @@ def taken(model: str) -> Iterator[None]:
 
 def _check(settings: BodySettings) -> None:
     """Check before anything is loaded that there are ranks for all stages."""
-    world, size = dist.get_world_size(), settings.tp * settings.pp
+    world = dist.get_world_size()
+    size = settings.tp * settings.pp
     if world % size:
         raise SpecError(
             f"tp x pp is {size}, not a part of the {world} ranks",

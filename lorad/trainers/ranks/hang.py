@@ -57,7 +57,8 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
     """Wait until the ranks hang; returns a description. limit: seconds. Progress of any rank is progress of
     the pool.
     """
-    beats, pause = Beats(config, ranks), min(limit / _LOOKS, MOST_SECONDS)
+    beats = Beats(config, ranks)
+    pause = min(limit / _LOOKS, MOST_SECONDS)
     looked = time.monotonic()
     while True:
         await asyncio.sleep(pause)

@@ -176,7 +176,8 @@ class RemoteTrainer(Trainer):
         processes = self._processes
         if why := processes.why:
             return TrainerHealth(alive=False, detail=why)
-        peak, processes.peak = processes.peak, processes.memory
+        peak = processes.peak
+        processes.peak = processes.memory
         return TrainerHealth(memory=processes.memory, memory_peak=peak)
 
     async def shut_down(self) -> None:

@@ -28,7 +28,10 @@ class Spread:
     """Raises SpecError when ranks and machines do not fit."""
 
     def __init__(self, hosts: Sequence[Host], setup: RanksSetup) -> None:
-        self._hosts, self._env, self._python, ranks = hosts, setup.env, setup.python, setup.ranks
+        self._hosts = hosts
+        self._env = setup.env
+        self._python = setup.python
+        ranks = setup.ranks
         self._here = ranks // len(hosts)
         self._names = itertools.count(1)
         self._stack = AsyncExitStack()
@@ -56,7 +59,8 @@ class Spread:
         return Team([self._launcher(place, host, config, places) for place, host in enumerate(self._hosts)])
 
     def _launcher(self, place: int, host: Host, config: RanksConfig, places: Places) -> Process:
-        work, python = host.directory / _NAME, host.directory / "python"
+        work = host.directory / _NAME
+        python = host.directory / "python"
         own = msgspec.structs.replace(
             config,
             python=self._python or host.python,

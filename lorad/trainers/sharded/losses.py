@@ -44,7 +44,8 @@ class _PolicyLoss(RowLoss):
         self._losses, self._rows, self._collect = losses, rows, collect
         self._work = losses.work
         loss = self._work.loss
-        self.temperature, self.has_bonus = loss.temperature, bool(loss.entropy_coef)
+        self.temperature = loss.temperature
+        self.has_bonus = bool(loss.entropy_coef)
         self.looks_ahead = loss.is_of_samples and self._work.targets.sequence_log_ratios is None
         self._targets = token_targets(self._work.targets, rows.places, losses.device)
 
@@ -53,10 +54,14 @@ class _PolicyLoss(RowLoss):
 
     def _settled(self, logprobs: Tensor) -> TokenTargets:
         """Collective over ranks that have parts of the same samples, where the loss looks at whole ones."""
-        work, rows, cut, targets = self._work, self._rows, self._rows.cut, self._targets
+        work = self._work
+        rows = self._rows
+        cut = self._rows.cut
+        targets = self._targets
         lengths = torch.from_numpy(work.batch.target_lengths[rows.samples].astype(np.int64))
         if cut is not None and work.loss.is_of_samples and targets.sequence is None:
-            mine, logprobs = logprobs, torch.zeros(cut.whole.targets.numel(), device=logprobs.device)
+            mine = logprobs
+            logprobs = torch.zeros(cut.whole.targets.numel(), device=logprobs.device)
             logprobs[cut.targets] = mine
             cut.group.add_up(logprobs)
             targets = token_targets(work.targets, cut.whole.places, self._losses.device)
@@ -73,7 +78,9 @@ class _PolicyLoss(RowLoss):
 
     @torch.no_grad()
     def note(self, likely: TokenLogprobs) -> None:
-        losses, rows, work = self._losses, self._rows, self._work
+        losses = self._losses
+        rows = self._rows
+        work = self._work
         settled = self._settled(likely.logprobs)
         if not rows.targets.numel():
             return

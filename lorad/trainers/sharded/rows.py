@@ -93,7 +93,8 @@ def sequences(batch: Batch) -> list[Sample]:
         return samples
     begin = 0  # of the prompt
     for prompt, completions in batch.groups():
-        before, begin = begin, begin + len(prompt)
+        before = begin
+        begin += len(prompt)
         for completion in completions:
             end = start + len(completion)
             routes = None
@@ -132,7 +133,8 @@ def plan(mine: Sequence[Sample], budget: int, *, packs: bool) -> Iterator[list[S
     for sequence in mine:
         if row and (tokens + sequence.inputs > budget or not packs):
             yield row
-            row, tokens = [], 0
+            row = []
+            tokens = 0
         row.append(sequence)
         tokens += sequence.inputs
     if row:
@@ -170,7 +172,8 @@ def cut(row: Rows, group: DataParallel) -> Rows:
     """
     tokens = row.ids.shape[1]
     each = -(-tokens // group.size)
-    begin, padding = each * group.rank, each * group.size - tokens
+    begin = each * group.rank
+    padding = each * group.size - tokens
     mine = slice(begin, begin + each)
     targets = ((row.predictors >= begin) & (row.predictors < begin + each)).nonzero()[:, 0]
     starts = row.starts.tolist()

@@ -81,11 +81,13 @@ class Slot:
         padded = sum(each.padded for each in self._sections)
         share = sum(each.padded // each.dp.size for each in self._sections)
         others = torch.device("meta") if spec.frozen else HOST
-        self.weights, self.grads = torch.zeros(padded), torch.zeros(padded, device=others)
+        self.weights = torch.zeros(padded)
+        self.grads = torch.zeros(padded, device=others)
         self.exp_avg, self.exp_avg_sq = (torch.zeros(share, device=others) for _ in range(2))
         self.step = 0
         self.tokens_per_microbatch = spec.tokens_per_microbatch
-        self.seed, self.draws = spec.seed, 0
+        self.seed = spec.seed
+        self.draws = 0
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +126,8 @@ class Slot:
             [*parameters, *self.head], self.views(self.weights), self.views(self.grads), strict=True
         ):
             if parameter.dtype == torch.float32:
-                parameter.data, parameter.grad = weight, None if grad.is_meta else grad
+                parameter.data = weight
+                parameter.grad = None if grad.is_meta else grad
             else:
                 parameter.data.copy_(weight)
                 parameter.grad = None
@@ -185,7 +188,8 @@ class Slot:
         if "draws" in saved.rng:
             self.seed, self.draws = (int(number) for number in saved.rng["draws"])
         else:
-            self.seed, self.draws = later_seed(self.spec.seed, saved.step), 0
+            self.seed = later_seed(self.spec.seed, saved.step)
+            self.draws = 0
 
     def rng(self) -> dict[str, np.ndarray]:
         return {"draws": np.array([self.seed, self.draws], np.int64)}
@@ -208,7 +212,8 @@ class Slot:
         if applied:
             self.step += 1
             settings = optimizer or self.spec.optimizer
-            averages, squares = self._shares(self.exp_avg), self._shares(self.exp_avg_sq)
+            averages = self._shares(self.exp_avg)
+            squares = self._shares(self.exp_avg_sq)
             of_sections = zip(self._sections, grads, self._cut(self.weights), averages, squares, strict=True)
             for section, grad, whole, average, square in of_sections:
                 if 0 < max_grad_norm < norm:

@@ -150,7 +150,8 @@ class RankTrainer:
 
     def forward_backward(self, work: ForwardBackward) -> Gradients:
         slot = self._slots.policy(work.slot)
-        mounted, halved_to = self._put_in(slot), 0
+        mounted = self._put_in(slot)
+        halved_to = 0
         losses = self._losses_or_none(slot, mounted, work)
         if losses is None:
             halved_to = slot.tokens_per_microbatch
@@ -377,7 +378,8 @@ class RankTrainer:
         """This rank's micro-batches, or its parts of them; as many as the other ranks have where these are
         waited for.
         """
-        body, parts = self._body, self._body.cp.size
+        body = self._body
+        parts = self._body.cp.size
         mine = share(sequences(batch), body.dp.rank // parts, body.dp.size // parts)
         rows: list[list[Sample]] = list(plan(mine, budget, packs=body.packs))
         if body.lockstep:
