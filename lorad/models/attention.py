@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_WIDER = 8  # numbers, as the kernels of a GPU want heads of a multiple of so many
+
 
 class Beside(NamedTuple):
     """What a layer's attention has beside queries and keys (gpt-oss, arXiv 2508.10925).
@@ -44,7 +46,7 @@ class CausalAttention:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:
-    """Causal grouped-query attention; shapes as in `Attention`."""
+    """Compute causal grouped-query attention; shapes as in `Attention`."""
     if beside is not None:
         places = torch.arange(q.shape[1], device=q.device)
         mask = places <= places[:, None]
@@ -70,17 +72,27 @@ def masked(
     scale: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention under a mask that broadcasts to [batch, heads, queries, keys].
+    """Compute grouped-query attention under a mask that broadcasts to [batch, heads, queries, keys].
 
-    sinks: see `Beside`; then the mask is boolean, and has all queries and keys.
-
-    q: [batch, heads, queries, head_dim]; k, v: [batch, kv heads, keys, head_dim]; returns the shape of q. On
-    a GPU no fused kernel takes a mask and fewer key heads, and the plain one holds all scores: there the
+    On a GPU no fused kernel takes a mask and fewer key heads, and the plain one holds all scores: there the
     heads are repeated.
+
+    Args:
+        q: Queries, [batch, heads, queries, head_dim]; the result has their shape.
+        k, v: Keys and values, [batch, kv heads, keys, head_dim].
+        sinks: See `Beside`; with them the mask is boolean, and has all queries and keys.
     """
     if sinks is not None:
+        # For a kernel that knows no sinks: a key more that all queries see, whose product with a query is its
+        # head's sink, through a number that all other keys have as 0, and whose value is 0.
         scale = scale or q.shape[-1] ** -0.5
-        return masked(*_with_sinks(q, k, v, mask, sinks / scale), scale)[..., : q.shape[-1]]
+        dim = q.shape[-1]
+        q = F.pad(q, (0, _WIDER))
+        k = F.pad(k, (0, _WIDER, 0, 1))
+        v = F.pad(v, (0, _WIDER, 0, 1))
+        q[..., dim] = (sinks / scale)[:, None]
+        k[..., -1, dim] = 1
+        return masked(q, k, v, F.pad(mask, (0, 1), value=True), scale)[..., :dim]
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1 and q.device.type == "cuda":
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
@@ -98,21 +110,3 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
         return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
     every = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1)
     return torch.softmax(every, -1, dtype=torch.float32).to(scores.dtype)[..., :-1].contiguous()
-
-
-_WIDER = 8  # numbers, as the kernels of a GPU want heads of a multiple of so many
-
-
-def _with_sinks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what gives sinks to a kernel that knows none: a key more that all queries see, whose product
-    with a query is its head's sink, through a number that all other keys have as 0, and whose value is 0.
-    """
-    dim = q.shape[-1]
-    q = F.pad(q, (0, _WIDER))
-    k = F.pad(k, (0, _WIDER, 0, 1))
-    v = F.pad(v, (0, _WIDER, 0, 1))
-    q[..., dim] = sinks[:, None]
-    k[..., -1, dim] = 1
-    return q, k, v, F.pad(mask, (0, 1), value=True)

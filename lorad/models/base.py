@@ -78,7 +78,9 @@ class Base:
     sin: torch.Tensor  # [max positions, rotated], the first half negated (see `ops.Rope`)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight once, under a stable name, in a stable order: of packed ones codes, scales."""
+        """Yield every weight once, under a stable name, in a stable order; the codes of a packed weight come
+        before its scales.
+        """
         for name, weight in self._weights():
             if isinstance(weight, Packed):
                 yield f"{name}.{weight.form}", weight.codes
@@ -141,9 +143,7 @@ def sums(flat: torch.Tensor) -> list[int]:
     Whatever changes a byte or moves it changes them, but for a chance of about 2^-64.
     """
     count = flat.numel()
-    if (
-        flat.storage_offset() % 8
-    ):  # a part of a larger tensor: words have to begin at a multiple of their size
+    if flat.storage_offset() % 8:  # in a larger tensor: words have to begin at a multiple of their size
         flat = flat.clone()
     whole = count // 8 * 8
     words = flat[:whole].view(torch.int64)

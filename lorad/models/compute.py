@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class _Quantum(Generic[T]):
-    """What to compute, and for whom. repeats: until there is a result that is not None."""
+    """What to compute, and for whom. One that `repeats` runs until its result is not None."""
 
-    __slots__ = ("asked", "compute", "found", "repeats", "work")
+    __slots__ = ("asked", "compute", "outcome", "repeats", "work")
 
     def __init__(self, work: Work, compute: Callable[[], T | None], *, repeats: bool) -> None:
         self.work, self.compute, self.repeats = work, compute, repeats
         self.asked = 0.0
-        self.found: Future[T | None] = Future()
+        self.outcome: Future[T | None] = Future()
 
     def run(self) -> bool:
         """Return whether it is to run again."""
-        if self.found.cancelled():
+        if self.outcome.cancelled():
             return False
         result, error = _tried(self.compute)
         if error is None and result is None and self.repeats:
@@ -36,16 +36,18 @@ class _Quantum(Generic[T]):
         return False
 
     def tell(self, result: T | None, error: BaseException | None) -> None:
-        if not self.found.set_running_or_notify_cancel():
+        if not self.outcome.set_running_or_notify_cancel():
             return
         if error is None:
-            self.found.set_result(result)
+            self.outcome.set_result(result)
         else:
-            self.found.set_exception(error)
+            self.outcome.set_exception(error)
 
 
 def _tried(compute: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Result and error, in a frame of its own: what a traceback refers to must not refer to it."""
+    """Return the result and the error, from a frame of its own: what a traceback refers to must not refer to
+    the quantum.
+    """
     try:
         return compute(), None
     except BaseException as error:
@@ -59,7 +61,7 @@ class Watch(Protocol):
         """Note that a quantum starts, and who is billed for it, each with a weight."""
 
     def ends(self, at: float, payers: Mapping[Payer, float]) -> None:
-        """Note that it has ended. payers: some may have come or gone meanwhile."""
+        """Note that the quantum has ended; some of its payers may have come or gone meanwhile."""
 
 
 class Compute:
@@ -107,7 +109,7 @@ class Compute:
 
     async def _asked(self, quantum: _Quantum[Any]) -> Any:
         self._put(quantum)
-        return await asyncio.wrap_future(quantum.found)
+        return await asyncio.wrap_future(quantum.outcome)
 
     def _put(self, quantum: _Quantum[Any]) -> None:
         quantum.asked = self._clock()
@@ -119,7 +121,7 @@ class Compute:
             quantum.tell(None, error)
 
     def _turn(self) -> None:
-        """One quantum: of all that wait, whose turn it is."""
+        """Run the quantum whose turn it is, of all that wait."""
         with self._lock:
             turn = self._turns.take()
         quantum = turn.what
@@ -143,4 +145,4 @@ class Compute:
         """Cancel the work that has not begun, and wait for the rest."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         while self._turns:
-            self._turns.take().what.found.cancel()
+            self._turns.take().what.outcome.cancel()

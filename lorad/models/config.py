@@ -31,7 +31,10 @@ _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # transforme
 class _Shared:
     """The MLP that all tokens of a layer with experts go through.
 
-    name: of its module in a layer. is_gated: its output is multiplied by a sigmoid of its input.
+    Attributes:
+        name: The name of its module in a layer.
+        width: Its intermediate size.
+        is_gated: Whether its output is multiplied by a sigmoid of its input.
     """
 
     name: str
@@ -43,16 +46,21 @@ class _Shared:
 class ExpertsConfig:
     """The mixture of experts that layers have in place of an MLP.
 
-    width: the intermediate size of each.
-    is_normalized: the weights of a token's experts add up to one.
-    dense_layers: those that have an MLP all the same.
-    is_sigmoid: how scores come from logits; by softmax else. They are compared with a bias of each expert
-        added, and only within the `groups_per_token` best of `groups` groups of experts.
-    scale: weights are multiplied by it.
-    is_weighted_in_fp32: whatever the dtype of all else.
-    block, linears: the names in checkpoints of the module in a layer, and of an expert's gate, up and down.
-    is_fused: those of all experts are in one tensor, and they and the router have biases.
-    clamp: their activation's limit and gain, see `ops.clamped_swiglu`; None where it is silu.
+    Attributes:
+        count: How many experts a layer has.
+        per_token: How many of them a token goes through.
+        width: The intermediate size of each expert.
+        is_normalized: Whether the weights of a token's experts add up to one.
+        dense_layers: The layers that have an MLP all the same.
+        shared: The MLP that all tokens go through beside their experts.
+        is_sigmoid: Whether scores are the sigmoid of logits, and not their softmax. Such scores are compared
+            with a bias of each expert added, and only within the `groups_per_token` best of `groups` groups.
+        scale: The factor of all weights.
+        is_weighted_in_fp32: Whether weights stay float32, whatever the dtype of all else.
+        block: The name in checkpoints of the module in a layer.
+        linears: The names in checkpoints of an expert's gate, up and down.
+        is_fused: Whether one tensor has the linears of all experts, and they and the router have biases.
+        clamp: The limit and the gain of the activation, see `ops.clamped_swiglu`; None where it is silu.
     """
 
     count: int
@@ -150,8 +158,8 @@ class ModelConfig:
 
 
 def groups_of(config: ModelConfig, layer: int) -> tuple[str, ...]:
-    """Return the fused linears that a layer has; an expert's are `experts.0.gate_up` and the like, those of
-    the MLP beside the experts `shared.gate_up` and `shared.down`.
+    """Return the fused linears that a layer has; an expert has `experts.0.gate_up` and the like, the MLP
+    beside the experts has `shared.gate_up` and `shared.down`.
     """
     if config.experts is None or not config.has_experts(layer):
         return tuple(GROUPS)
@@ -204,7 +212,7 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         _integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings")
     )
     windows = _windows(data, layers, where) if family.has_sinks else ()
-    _refuse_options(data, not family.has_sinks and _slides(data, layers, family), where)
+    _refuse_options(data, layers, family, where)
     return ModelConfig(
         architecture=architecture,
         vocab_size=_integer(data, "vocab_size", where),
@@ -242,12 +250,15 @@ def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str)
             hint="download the model again",
         )
     shared = math.prod(_integer(data, key, where) for key in mixture.shared_width)
+    leading = data.get("first_k_dense_replace") or 0
+    dense = data.get("mlp_only_layers") or ()
+    step = _integer({"decoder_sparse_step": 1, **data}, "decoder_sparse_step", where)
     return ExpertsConfig(
         count,
         per_token,
         width,
         _switch(mixture.is_normalized, data),
-        dense_layers=_dense_layers(data, layers, where),
+        dense_layers=frozenset(n for n in range(layers) if n < leading or n in dense or (n + 1) % step),
         shared=_Shared(mixture.shared, shared, mixture.has_shared_gate) if mixture.shared else None,
         is_sigmoid=mixture.is_sigmoid,
         groups=groups,
@@ -264,14 +275,6 @@ def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str)
         if mixture.is_fused
         else None,
     )
-
-
-def _dense_layers(data: Mapping[str, Any], layers: int, where: str) -> frozenset[int]:
-    """Return those that have no experts: the first few, those named, and all but every n-th."""
-    first = data.get("first_k_dense_replace") or 0
-    named = data.get("mlp_only_layers") or ()
-    step = _integer({"decoder_sparse_step": 1, **data}, "decoder_sparse_step", where)
-    return frozenset(n for n in range(layers) if n < first or n in named or (n + 1) % step)
 
 
 def _architecture(data: Mapping[str, Any], where: str) -> str:
@@ -321,11 +324,22 @@ def _switch(rule: bool | str, data: Mapping[str, Any]) -> bool:
     return rule if isinstance(rule, bool) else bool(data.get(rule, False))
 
 
-def _refuse_options(data: Mapping[str, Any], slides: bool, where: str) -> None:
+def _refuse_options(data: Mapping[str, Any], layers: int, family: Family, where: str) -> None:
+    """Refuse what the builtin forward does not compute.
+
+    A layer is not full attention where `layer_types` says so, else from max_window_layers on; of mixtures,
+    where transformers' models differ, any layer might be. Raises SpecError.
+    """
     quantization = data.get("quantization_config")
+    if data.get("layer_types"):
+        slides = any(kind != "full_attention" for kind in data["layer_types"])
+    else:
+        window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
+        is_reached = family.mixture is not None or data.get("max_window_layers", 28) < layers
+        slides = window is not None and is_reached
     refused = {
         f"hidden_act {data.get('hidden_act')}": data.get("hidden_act", "silu") not in ("silu", "swish"),
-        "sliding-window attention": slides,
+        "sliding-window attention": slides and not family.has_sinks,
         f"clip_qkv {data.get('clip_qkv')}": data.get("clip_qkv") is not None,
         f"quantization {(quantization or {}).get('quant_method')}": bool(quantization),
     }
@@ -353,13 +367,3 @@ def _windows(data: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...
             hint=f"each layer has one of {', '.join(names)}; download the model again",
         )
     return tuple(_integer(data, "sliding_window", where) if kind == names[0] else 0 for kind in kinds)
-
-
-def _slides(data: Mapping[str, Any], layers: int, family: Family) -> bool:
-    """Return whether any layer is not full attention: `layer_types` decides, else those from
-    max_window_layers on slide; of mixtures, where transformers' models differ, any of them.
-    """
-    if data.get("layer_types"):
-        return any(kind != "full_attention" for kind in data["layer_types"])
-    window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
-    return window is not None and (family.mixture is not None or data.get("max_window_layers", 28) < layers)

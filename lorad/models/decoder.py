@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from lorad.models.attention import Attention, Beside
-from lorad.models.base import Base, Experts, Layer, Weight
+from lorad.models.base import Base, Layer, Weight
 from lorad.models.experts import Routing, mixture
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, rms_norm, split_rotate, swiglu
@@ -28,8 +28,10 @@ class First(NamedTuple):
     """What enters the first layer: the projections of q, k and v are computed once for tokens that are alike,
     as only their rotation depends on positions.
 
-    ids: int64 [V], all different. of: int64 [tokens], which of them each token is. lora: that of `hidden`, on
-    these.
+    Attributes:
+        ids: The different tokens, int64 [V].
+        of: Which of `ids` each token is, int64 [tokens].
+        lora: What the `lora` of `hidden` is on the rows of `ids`.
     """
 
     ids: torch.Tensor
@@ -40,7 +42,9 @@ class First(NamedTuple):
 class Last(NamedTuple):
     """What leaves the last layer: all that follows its attention is computed for no other rows.
 
-    rows: int64 [U], among the flat tokens. lora: that of `hidden`, on these rows.
+    Attributes:
+        rows: The numbers of these rows among the flat tokens, int64 [U].
+        lora: What the `lora` of `hidden` is on these rows.
     """
 
     rows: torch.Tensor
@@ -48,7 +52,7 @@ class Last(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What is computed of some rows only: see `First` and `Last`; None: of all."""
+    """Where only some rows are computed, see `First` and `Last`; None where all are."""
 
     first: First | None = None
     last: Last | None = None
@@ -75,20 +79,29 @@ def hidden(
     """Return the normalised last hidden state, [batch, time, hidden], or [U, hidden] of the rows of
     `ends.last`.
 
-    ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run:
-    gets each layer and its input. routing: decides which experts tokens are sent to. Differentiable with
-    respect to what `lora` adds; the base itself never requires grad.
+    It is differentiable with respect to what `lora` adds; the base itself never requires grad.
+
+    Args:
+        ids: The tokens, int64 [batch, time].
+        positions: Their positions, int64 [batch, time] or [time], below `max_position_embeddings`.
+        run: Runs each layer on its input.
+        routing: Decides which experts tokens are sent to.
     """
     rope = Rope(base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2))
     # two dimensions throughout: matmul folds more slowly than we do
     x = F.embedding(ids.reshape(-1), base.embed)
-    (first, last), mixtures = ends, 0
+    first, last = ends
+    mixtures = 0
     for index, layer in enumerate(base.layers):
 
         def forward(
             x: torch.Tensor, index: int = index, layer: Layer = layer, mixtures: int = mixtures
         ) -> torch.Tensor:
-            qkv = _project(base, index, layer, x, lora, first if index == 0 else None)
+            if first is not None and index == 0:
+                words = F.embedding(first.ids, base.embed)
+                qkv = _project(base, index, layer, words, first.lora).index_select(0, first.of)
+            else:
+                qkv = _project(base, index, layer, x, lora)
             seen = _attend(base, index, layer, qkv, ids.shape, rope, attention)
             then = lora
             rows = None
@@ -121,16 +134,10 @@ def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> t
     return scores.view(*states.shape[:-1], -1)
 
 
-def _project(
-    base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None, first: First | None
-) -> torch.Tensor:
+def _project(base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None) -> torch.Tensor:
     """Return q, k and v before norm and rotation, [tokens, (heads + 2 kv heads) * head_dim]."""
-    if first is not None:
-        x = F.embedding(first.ids, base.embed)
-        lora = first.lora
     normed = rms_norm(x, layer.input_norm, base.config.rms_norm_eps)
-    qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
-    return qkv if first is None else qkv.index_select(0, first.of)
+    return _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
 
 
 def _attend(
@@ -169,18 +176,17 @@ def _feed_forward(
     if experts is not None:
         assert base.config.experts is not None
         out = mixture(normed, experts, base.config.experts, index, lora, choose)
-        return out if experts.shared_down is None else out + _shared(normed, experts, index, lora)
+        if experts.shared_down is None:
+            return out
+        assert experts.shared_gate_up is not None
+        gate_up = _linear(normed, experts.shared_gate_up, None, index, "shared.gate_up", lora)
+        shared = _linear(swiglu(gate_up), experts.shared_down, None, index, "shared.down", lora)
+        if experts.shared_gate is not None:
+            shared = torch.sigmoid(F.linear(normed, experts.shared_gate)) * shared
+        return out + shared
     assert layer.gate_up is not None and layer.down is not None
     gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)
     return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)
-
-
-def _shared(x: torch.Tensor, experts: Experts, index: int, lora: LoraApply | None) -> torch.Tensor:
-    """Apply the MLP that all tokens go through, [tokens, hidden] to the same."""
-    assert experts.shared_gate_up is not None and experts.shared_down is not None
-    gate_up = _linear(x, experts.shared_gate_up, None, index, "shared.gate_up", lora)
-    out = _linear(swiglu(gate_up), experts.shared_down, None, index, "shared.down", lora)
-    return out if experts.shared_gate is None else torch.sigmoid(F.linear(x, experts.shared_gate)) * out
 
 
 def _linear(

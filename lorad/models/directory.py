@@ -32,8 +32,8 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
 
     A hub id is `org/name` or `org/name@revision` (a branch, tag or commit). Its snapshot is taken from the
     hub cache as it is there, without asking the network: a base does not change under a run because a branch
-    moved. What is not in the cache is downloaded, the weights last. any_architecture: also what the builtin
-    backend does not compute.
+    moved. What is not in the cache is downloaded, the weights last. With `any_architecture` also what the
+    builtin backend does not compute is.
 
     Raises: SpecError when there is none, or when a hub id can be neither found in the cache nor downloaded.
     """
@@ -69,9 +69,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _download(path: str, name: str, revision: str | None, any_architecture: bool) -> Path:
-    """Download a model; what the builtin backend does not compute is refused before its
-    weights are fetched.
-    """
+    """Download a model; what the builtin backend does not compute is refused before its weights come."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
@@ -87,9 +85,7 @@ def _download(path: str, name: str, revision: str | None, any_architecture: bool
         )
     except SpecError:
         raise
-    except (
-        Exception
-    ) as error:  # each version of the hub's client, and each of its transports, has kinds of its own
+    except Exception as error:  # each version of the hub's client, and of its transports, has its own kinds
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SpecError(
             f"{path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
@@ -119,7 +115,16 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / INDEX
     sharded = index.exists() and not (directory / _SINGLE).exists()
-    names = _shards(index) if sharded else [_SINGLE]
+    names = [_SINGLE]
+    if sharded:
+        weight_map = read_json(index, INDEX_BYTES).get("weight_map")
+        is_map = isinstance(weight_map, dict) and all(isinstance(n, str) for n in weight_map.values())
+        names = sorted(set(weight_map.values())) if is_map else [""]
+        for name in names:
+            if Path(name).name != name or name in ("", ".."):
+                raise SpecError(
+                    f"{index}: weight_map names {name!r}, no file beside it", hint="download the model again"
+                )
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
         pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
@@ -143,22 +148,6 @@ def indexed(directory: Path) -> dict[str, list[str]]:
     return tensors
 
 
-def _shards(index: Path) -> list[str]:
-    """Return the files that the index names, each of which lies beside it. Raises SpecError."""
-    named = read_json(index, INDEX_BYTES).get("weight_map")
-    names = (
-        set(named.values())
-        if isinstance(named, dict) and all(isinstance(n, str) for n in named.values())
-        else {""}
-    )
-    for name in sorted(names):
-        if Path(name).name != name or name in ("", ".."):
-            raise SpecError(
-                f"{index}: weight_map names {name!r}, no file beside it", hint="download the model again"
-            )
-    return sorted(names)
-
-
 def read_json(path: Path, most: int = CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file of a model, of at most so many bytes. Raises SpecError."""
     try:
@@ -174,8 +163,8 @@ def read_json(path: Path, most: int = CONFIG_BYTES) -> dict[str, Any]:
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Hugging Face module name -> (out, in) of every linear, layer by layer; `lm_head` only when it is
-    untied.
+    """Return (out, in) of every linear by its Hugging Face module name, layer by layer; `lm_head` only when
+    it is untied.
     """
     shapes = {
         f"model.layers.{layer}.{module}": shape

@@ -39,10 +39,11 @@ def mixture(
     lora: LoraApply | None = None,
     choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Return the weighted sum of each token's experts, [tokens, hidden], with adapters where `lora` has some
-    at this layer's.
+    """Return the weighted sum of each token's experts, [tokens, hidden], with the adapters that `lora` has at
+    the experts of this layer.
 
-    choose: from the experts that the router chose to those that are taken; see `Routing`.
+    Args:
+        choose: Maps the experts that the router chose to the ones that are taken; see `Routing`.
     """
     index, weights = _route(x, experts, config, choose)
     order = _Order.by_expert(index)
@@ -81,7 +82,7 @@ class _Order(NamedTuple):
 
 
 class _Spread(Function):
-    """Rows sorted by expert, of tokens [tokens, width]."""
+    """Spreads tokens [tokens, width] to rows that are sorted by expert."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: _Order) -> Tensor:
@@ -95,8 +96,8 @@ class _Spread(Function):
 
 
 class _WeightedSum(Function):
-    """Tokens [tokens, width], of rows sorted by expert: the sum of each token's times their weights [tokens,
-    per token].
+    """Sums the rows of each token, which are sorted by expert, times their weights [tokens, per token];
+    returns [tokens, width].
     """
 
     @staticmethod
@@ -126,8 +127,8 @@ class _WeightedSum(Function):
 def _route(
     x: Tensor, experts: Experts, config: ExpertsConfig, choose: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Choose the experts of each token: (index int64, weight in the dtype of x or float32), both [tokens, per
-    token], the highest score first. choose: see `mixture`.
+    """Return the experts of each token, int64, and their weights, in the dtype of x or float32; both are
+    [tokens, per token], the highest score first. For `choose` see `mixture`.
     """
     if config.is_sigmoid:
         return _route_by_sigmoid(x, experts, config, choose)
@@ -165,7 +166,7 @@ def _route_by_sigmoid(
 
 
 def route_shape(base: Base) -> RouteShape | None:
-    """None where the base is no mixture."""
+    """Return the shape of the routes of a base; None where it is no mixture."""
     config = base.config.experts
     if config is None:
         return None
@@ -191,8 +192,8 @@ class Recording:
 
 
 class Replay:
-    """Sends the tokens of a forward pass where `routes` says, int32 [tokens, layers, per token]; those of
-    which it has numbers below 0 go where the router sends them. Recomputing a layer changes nothing.
+    """Sends the tokens of a forward pass where `routes` says, int32 [tokens, layers, per token]; tokens with
+    numbers below 0 go where the router sends them. Recomputing a layer changes nothing.
     """
 
     def __init__(self, routes: Tensor) -> None:

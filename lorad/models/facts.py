@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ _OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of a weight file. start, end: its bytes, counted from the beginning of the file."""
+    """Where a tensor lies: from byte `start` to `end` of its weight file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,13 +61,18 @@ class TensorPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets
-    (fewer than all where experts take turns). linears: logical name -> (out, in) of what an adapter may
-    target; experts: of linears whose inputs depend on a router, (0, 0) where a tensor holds several.
-    cached: numbers that keys and values of one token are, in all layers. model_type: "" where config.json
-    does not say. hidden_size, layers, kv_heads, expert_count (in a layer), experts_per_token: 0 there.
-    routes: of tokens; None where the model is no mixture or config.json does not say how many experts a
-    token has.
+    """What is known of a model. What config.json does not say is 0 or "".
+
+    Attributes:
+        dtype: The dtype of the checkpoint.
+        parameters: How many numbers all tensors have.
+        active: How many of them a token meets; fewer than all where experts take turns.
+        linears: The (out, in) of what an adapter may target, by logical name.
+        experts: The same of linears whose inputs depend on a router; (0, 0) where a tensor holds several.
+        cached: How many numbers the keys and values of one token are, in all layers.
+        expert_count: How many experts a layer has.
+        routes: The shape of the routes of tokens; None where the model is no mixture, or config.json does
+            not say how many experts a token has.
     """
 
     vocab: int
@@ -87,8 +92,8 @@ class ModelFacts:
     routes: RouteShape | None = None
 
     def bytes(self, dtype: str = "auto", quantize: Quantize | None = None) -> int:
-        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. quantize: the format
-        that linears are packed in. Raises SpecError for an unknown dtype.
+        """Return the bytes of the loaded weights, with linears packed in the format `quantize`; `auto` is the
+        checkpoint's own dtype. Raises SpecError for an unknown dtype.
         """
         name = self.dtype if dtype == "auto" else dtype
         if name not in BYTES:
@@ -167,7 +172,13 @@ def check_whole(directory: Path, config: ModelConfig) -> dict[str, tuple[Path, T
     Returns where each of its tensors is, but for what no forward reads. Raises SpecError for a missing
     tensor, one of another shape, and one of packed numbers.
     """
-    stored = {name: at for name, at in stored_tensors(directory).items() if not _is_unread(name, config)}
+    last = config.num_hidden_layers  # what follows predicts later tokens, and is not read
+    later = tuple(f"model.layers.{last + extra}." for extra in range(config.unused_layers))
+    stored = {
+        name: place
+        for name, place in stored_tensors(directory).items()
+        if not name.endswith(_DERIVED) and not name.startswith(later)
+    }
     expected = tensor_shapes(config)
     for name, shape in expected.items():
         if name not in stored:
@@ -206,13 +217,6 @@ def stored_tensors(directory: Path) -> dict[str, tuple[Path, TensorPlace]]:
                 )
             stored[name] = (path, place)
     return stored
-
-
-def _is_unread(name: str, config: ModelConfig) -> bool:
-    """Return whether a tensor follows from config.json, or is of layers that predict later tokens."""
-    last = config.num_hidden_layers
-    later = tuple(f"model.layers.{last + extra}." for extra in range(config.unused_layers))
-    return name.endswith(_DERIVED) or name.startswith(later)
 
 
 def _holds_same(first: tuple[Path, TensorPlace], second: tuple[Path, TensorPlace]) -> bool:
@@ -278,38 +282,47 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     own = Counter[str]()
     for dtype, shape in tensors.values():
         own[dtype] += math.prod(shape)
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    dtype = dtype or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
+    heads = config.get("num_attention_heads") or 1
+    width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    cached = 2 * (config.get("num_hidden_layers") or 0) * (config.get("num_key_value_heads") or heads) * width
+    expert_count = _first(config, _EXPERTS)
+    per_token = _first(config, _PER_TOKEN)
+    in_experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
+    is_known = in_experts and per_token and expert_count
+    idle = in_experts * (expert_count - per_token) // expert_count if is_known else 0
+    mixtures = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
+    has_routes = mixtures and expert_count and per_token
     return ModelFacts(
         vocab=_integer(config, ("vocab_size",), where),
         max_positions=_integer(config, ("max_position_embeddings", "n_positions", "max_seq_len"), where),
-        dtype=_dtype(config, own),
+        dtype=dtype if dtype in BYTES else "float32",
         parameters=sum(counts.values()),
-        active=_active(config, counts),
+        active=sum(counts.values()) - idle,
         linears=_linears(modules, is_tied, data),
         experts={
             name: modules.get(name, (0, 0))
             for name in sorted({name.removesuffix(".weight") for name in tensors if _EXPERT.search(name)})
         },
-        cached=_cached(config),
+        cached=cached,
         layers=layers,
         kv_heads=_first(config, _KV_HEADS),
-        expert_count=_first(config, _EXPERTS),
-        experts_per_token=_first(config, _PER_TOKEN),
+        expert_count=expert_count,
+        experts_per_token=per_token,
         model_type=str(data.get("model_type") or ""),
         hidden_size=_first(config, _WIDTHS),
-        routes=_routes(config, tensors),
+        routes=RouteShape(len(mixtures), expert_count, per_token) if has_routes else None,
     )
-
-
-def _routes(config: Mapping[str, Any], tensors: Iterable[str]) -> RouteShape | None:
-    layers = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
-    experts, per_token = _first(config, _EXPERTS), _first(config, _PER_TOKEN)
-    return RouteShape(len(layers), experts, per_token) if layers and experts and per_token else None
 
 
 def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shapes:
     """Return the linears; transformers' Conv1D, whose weights are transposed (see c_attn), is none."""
+    others = (_EMBEDDINGS, _ROUTER, _EXPERT, _OTHER_SENSES)
     linears = {
-        name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)
+        name: shape
+        for name, shape in modules.items()
+        if not any(kind.search(name) for kind in others) and not (name == HEAD and is_tied)
     }
     if any(leaf(name) == "c_attn" and rows < columns for name, (rows, columns) in linears.items()):
         linears = {name: shape for name, shape in linears.items() if not leaf(name).startswith("c_")}
@@ -337,33 +350,9 @@ def _is_later(name: str, layers: int) -> bool:
     return name.startswith("mtp.") or is_beyond
 
 
-def _is_target(module: str) -> bool:
-    return not any(kind.search(module) for kind in (_EMBEDDINGS, _ROUTER, _EXPERT, _OTHER_SENSES))
-
-
-def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
-    """Count the parameters that a token uses: all, without the experts that it is not sent to."""
-    experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
-    used, of_layer = _first(config, _PER_TOKEN), _first(config, _EXPERTS)
-    idle = experts * (of_layer - used) // of_layer if experts and used and of_layer else 0
-    return sum(counts.values()) - idle
-
-
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    """0 where there is none."""
+    """Return the first of some fields that has a number, 0 where none has."""
     return next((config[key] for key in keys if isinstance(config.get(key), int) and config[key]), 0)
-
-
-def _cached(config: Mapping[str, Any]) -> int:
-    heads = config.get("num_attention_heads") or 1
-    width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
-    return 2 * (config.get("num_hidden_layers") or 0) * (config.get("num_key_value_heads") or heads) * width
-
-
-def _dtype(config: Mapping[str, Any], own: Counter[str]) -> str:
-    named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    dtype = named or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
-    return dtype if dtype in BYTES else "float32"
 
 
 def _integer(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int:
@@ -391,17 +380,15 @@ def tensor_places(path: Path) -> dict[str, TensorPlace]:
             text = file.read(size)
             if len(text) < size:
                 raise ValueError("it ends too early")
-            return dict(_places(json.loads(text), 8 + size))
+            places = {}
+            for name, about in json.loads(text).items():
+                if name != "__metadata__":
+                    start, end = (8 + size + int(offset) for offset in about["data_offsets"])
+                    shape = tuple(int(length) for length in about["shape"])
+                    places[name] = TensorPlace(str(about["dtype"]), shape, start, end)
+            return places
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise SpecError(
             f"{path} is damaged: {why}", key="model.path", hint="Download or copy it again."
         ) from None
-
-
-def _places(header: dict[str, Any], begin: int) -> Iterator[tuple[str, TensorPlace]]:
-    for name, about in header.items():
-        if name != "__metadata__":
-            start, end = about["data_offsets"]
-            shape = tuple(int(size) for size in about["shape"])
-            yield name, TensorPlace(str(about["dtype"]), shape, begin + int(start), begin + int(end))

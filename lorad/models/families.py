@@ -11,8 +11,13 @@ LINEARS = ("gate_proj", "up_proj", "down_proj")
 class Mixture:
     """What transformers' code fixes for a family's mixtures of experts.
 
-    count: of experts, where `config.json` leaves it out. width, shared_width: the fields whose product is an
-    intermediate size. is_normalized: as biases of `Family`. For the rest see `ExpertsConfig`.
+    For the rest of the fields see `ExpertsConfig`.
+
+    Attributes:
+        count: The number of experts where `config.json` leaves it out.
+        width: The field that has the intermediate size of an expert.
+        is_normalized: True, False, or the field that decides.
+        shared_width: The fields whose product is the intermediate size of the MLP of all tokens.
     """
 
     count: int
@@ -32,7 +37,7 @@ class Mixture:
 class Family:
     """What transformers' code fixes for an architecture.
 
-    A bias or a norm is there always, never, or if that field says so.
+    A bias or a norm is there always, never, or where the field of that name says so.
     """
 
     model_type: str

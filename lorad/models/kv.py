@@ -21,7 +21,7 @@ of 4,096 tokens take 173 us a layer, two products 77 (H100)."""
 
 
 def bytes_per_token(base: Base) -> int:
-    """Keys and values of one token in all layers."""
+    """Return the bytes of one token's keys and values in all layers."""
     config = base.config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * base.dtype.itemsize
 
@@ -55,8 +55,8 @@ class KVCache:
         return self.shape[3]
 
     def resize(self, slots: int, length: int, used: int) -> None:
-        """Have this much room, keeping the first `used` slots; layer by layer, so that the peak is one layer
-        more.
+        """Make room for so much, keeping the first `used` slots; layer by layer, so that the peak is one
+        layer more.
         """
         if (slots, length) == (self.slots, self.length):
             return
@@ -69,7 +69,7 @@ class KVCache:
         self.shape = shape
 
     def wipe(self, slots: Iterable[int]) -> None:
-        """Zeros in these slots."""
+        """Fill these slots with zeros."""
         for slot in slots:
             for layer in self.layers:
                 layer[:, slot].zero_()
@@ -109,8 +109,8 @@ class PrefillAttention:
 class ExtendAttention:
     """Causal attention of new, right-padded tokens that follow what the cache holds already.
 
-    starts: int64 [slots], how many tokens each slot holds. The cache is one token longer than the longest
-    sequence: padding goes there, and is never seen.
+    `starts` says how many tokens each slot holds, int64 [slots]. The cache is one token longer than the
+    longest sequence: padding goes there, and is never seen.
     """
 
     def __init__(self, cache: KVCache, starts: torch.Tensor, time: int) -> None:
@@ -138,11 +138,13 @@ class ExtendAttention:
 class DecodeAttention:
     """One new token per slot, for the first slots of a cache.
 
-    positions: int64 [rows], where the new token goes; span: the largest position + 1 or more (an int, so that
-    no device is asked for it). seen: gives what rows see of what comes before the cache, for a layer, q
-    [rows, kv heads, heads of each, head_dim] and what the layer has beside, of which sinks are left out; a
-    logsumexp of -inf means nothing. Under no_grad only: it
-    writes into the cache. Shapes depend on rows and span alone.
+    It writes into the cache, so under no_grad only. Shapes depend on rows and span alone.
+
+    Args:
+        positions: Where the new token of each row goes, int64 [rows].
+        span: The largest position + 1 or more; an int, so that no device is asked for it.
+        seen: Returns what rows see before the cache, for a layer, q [rows, kv heads, heads of each, head_dim]
+            and what the layer has beside, without sinks; a logsumexp of -inf means nothing.
     """
 
     def __init__(
@@ -172,34 +174,19 @@ class DecodeAttention:
         keys = keys[: self.rows, :, : self.span]
         values = values[: self.rows, :, : self.span]
         folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
-        if beside is not None:
-            return self._beside(layer, folded, keys, values, beside).reshape(q.shape)
-        if self.seen is None:
-            return attend(folded, keys, values, self.bias).reshape(q.shape)
-        own = attend_in_part(folded, keys, values, self.bias)
-        return _joined(*own, *self.seen(layer, folded, None)).reshape(q.shape)
-
-    def _beside(
-        self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, beside: Beside
-    ) -> torch.Tensor:
-        """Attend where there are sinks, which come in last, and windows. A row sees itself in any case."""
         bias = self.bias
-        sinks = beside.sinks.view(q.shape[1], -1, 1)
-        if beside.window:
+        sinks = None if beside is None else beside.sinks.view(heads, -1, 1)
+        if beside is not None and beside.window:  # a row sees itself in any case
             is_far = ~beside.near(self.positions, torch.arange(self.span, device=q.device))
             bias = bias.masked_fill(is_far[:, None, None], float("-inf"))
         if self.seen is None:
-            return attend(q, keys, values, bias, sinks)
-        (out, own), (before, total) = attend_in_part(q, keys, values, bias), self.seen(layer, q, beside)
-        share = torch.sigmoid(torch.logaddexp(own, total) - sinks.float())
-        return (_joined(out, own, before, total) * share).to(q.dtype)
-
-
-def _joined(out: torch.Tensor, own: torch.Tensor, before: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Join two parts of what rows see. own, total: the logsumexps of the scores of both; that of the second
-    is -inf where it has nothing.
-    """
-    return torch.lerp(out.float(), before.float(), torch.sigmoid(total - own)).to(out.dtype)
+            return attend(folded, keys, values, bias, sinks).reshape(q.shape)
+        out, own = attend_in_part(folded, keys, values, bias)
+        before, total = self.seen(layer, folded, beside)  # total is -inf where there is nothing before
+        both = torch.lerp(out.float(), before.float(), torch.sigmoid(total - own)).to(out.dtype)
+        if sinks is not None:  # they come in last
+            both = (both * torch.sigmoid(torch.logaddexp(own, total) - sinks.float())).to(q.dtype)
+        return both.reshape(q.shape)
 
 
 def attend(
@@ -212,8 +199,11 @@ def attend(
     """Return what short queries see, in the shape of q: by the fused kernel, which is made for long ones,
     where a GPU has work enough for it, and by two batched products elsewhere.
 
-    q: [n, kv heads, queries, head_dim]; keys, values: [n, kv heads, span, head_dim]; bias: added to the
-    scores. sinks: [kv heads, queries, 1], see `Beside`.
+    Args:
+        q: Queries, [n, kv heads, queries, head_dim].
+        keys, values: Keys and values, [n, kv heads, span, head_dim].
+        bias: What is added to the scores.
+        sinks: The sinks of `Beside`, [kv heads, queries, 1].
     """
     count, heads, span, _ = keys.shape
     if sinks is None and q.device.type == "cuda" and (count * heads > _FEW or span < _LONG):
@@ -223,7 +213,7 @@ def attend(
 
 
 def attend_in_part(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> _Seen:
-    """Return the same for a part of what queries see, and the logsumexp of its scores."""
+    """Return what `attend` does for a part of what queries see, and the logsumexp of its scores."""
     scores = _scores(q, keys, bias).float()
     shares = softmax(scores)
     # a share is exp(score - total)

@@ -23,8 +23,8 @@ _HEAD = "lm_head.weight"
 def load_base(
     directory: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
 ) -> Base:
-    """Reads, casts and fuses the weights of a Hugging Face directory, one tensor at a time and straight to
-    the device. quantize: the grid that linears are rounded to.
+    """Read, cast and fuse the weights of a Hugging Face directory, one tensor at a time and straight to the
+    device. Linears are rounded to the grid of `quantize`.
 
     Raises: SpecError for an unknown architecture, a missing file or tensor, a tensor of another shape, and
     one that the forward would leave out.
@@ -62,8 +62,8 @@ class _Source:
     def stack(
         self, names: Sequence[str], rows: Sequence[int], *columns: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """Return the tensors one above the other, in one allocation: no second copy of a weight exists at any
-        time. dtype: if not that of all others.
+        """Return the tensors one above the other, in `dtype` or that of the base, in one allocation: no
+        second copy of a weight exists at any time.
         """
         whole = torch.empty(sum(rows), *columns, dtype=dtype or self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
@@ -83,7 +83,7 @@ class _Source:
         return stacked(parts, shape)
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A view of the file, to be copied before the next is asked for."""
+        """Return a view of the file, to be copied before the next is asked for."""
         with safe_open(self.files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
@@ -93,8 +93,8 @@ class _Source:
         return tensor
 
     def take_fused(self, name: str, *shape: int) -> torch.Tensor:
-        """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. gate_up: outputs of
-        gate and up take turns in the file, and follow each other here.
+        """Return [experts, out, in] of a tensor [experts, in, out], or [experts, out]. Outputs of gate and up
+        take turns in the file, and follow each other here.
         """
         mapped = self._mapped(name, shape)
         is_pair = ".gate_up_" in name
@@ -149,41 +149,37 @@ def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str, co
 
 
 def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
-    if experts.is_fused:
-        return _fused_experts(source, config.hidden_size, experts, prefix)
+    count = experts.count
+    width = experts.width
+    hidden = config.hidden_size
+    if experts.is_fused:  # as in gpt-oss: the linears of all experts in two tensors, and biases
+        block = f"{prefix}{experts.block}"
+        return Experts(
+            router=source.take(f"{block}.router.weight", count, hidden),
+            gate_up=source.take_fused(f"{block}.experts.gate_up_proj", count, hidden, 2 * width),
+            down=source.take_fused(f"{block}.experts.down_proj", count, width, hidden),
+            router_bias=source.take(f"{block}.router.bias", count),
+            gate_up_bias=source.take_fused(f"{block}.experts.gate_up_proj_bias", count, 2 * width),
+            down_bias=source.take_fused(f"{block}.experts.down_proj_bias", count, hidden),
+        )
 
     def stack(linear: str) -> Weight:
-        groups = [f"experts.{expert}.{linear}" for expert in range(experts.count)]
-        return _linears(source, config, prefix, *groups, count=experts.count)
+        groups = [f"experts.{expert}.{linear}" for expert in range(count)]
+        return _linears(source, config, prefix, *groups, count=count)
 
     gate = f"{prefix}{experts.block}.gate"
     shared = experts.shared
     score_bias = [f"{gate}.e_score_correction_bias"]
     return Experts(
-        router=source.take(f"{gate}.weight", experts.count, config.hidden_size),
+        router=source.take(f"{gate}.weight", count, hidden),
         gate_up=stack("gate_up"),
         down=stack("down"),
-        bias=source.stack(score_bias, [experts.count], dtype=torch.float32) if experts.is_sigmoid else None,
+        bias=source.stack(score_bias, [count], dtype=torch.float32) if experts.is_sigmoid else None,
         shared_gate_up=_linears(source, config, prefix, "shared.gate_up") if shared else None,
         shared_down=_linears(source, config, prefix, "shared.down") if shared else None,
-        shared_gate=source.take(f"{prefix}{shared.name}_gate.weight", 1, config.hidden_size)
+        shared_gate=source.take(f"{prefix}{shared.name}_gate.weight", 1, hidden)
         if shared and shared.is_gated
         else None,
-    )
-
-
-def _fused_experts(source: _Source, hidden: int, experts: ExpertsConfig, prefix: str) -> Experts:
-    """Those of gpt-oss: the linears of all experts in two tensors, and biases."""
-    block = f"{prefix}{experts.block}"
-    count = experts.count
-    width = experts.width
-    return Experts(
-        router=source.take(f"{block}.router.weight", count, hidden),
-        gate_up=source.take_fused(f"{block}.experts.gate_up_proj", count, hidden, 2 * width),
-        down=source.take_fused(f"{block}.experts.down_proj", count, width, hidden),
-        router_bias=source.take(f"{block}.router.bias", count),
-        gate_up_bias=source.take_fused(f"{block}.experts.gate_up_proj_bias", count, 2 * width),
-        down_bias=source.take_fused(f"{block}.experts.down_proj_bias", count, hidden),
     )
 
 

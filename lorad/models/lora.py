@@ -22,6 +22,7 @@ from lorad.models.products.forms import ends_of, grouped
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 _ROWS = 4096  # of a weight that are fp32 at once
+_EXPERTS = "experts."  # begins the groups of experts
 _Place = tuple[int, str]
 """(layer, fused group)"""
 EVEN_RANK = 8
@@ -72,20 +73,14 @@ class RoutedLora(Protocol):
 
 def layers_with_experts(places: Iterable[tuple[int, str]]) -> frozenset[int]:
     """Return the layers of which some expert is among the places (layer, group)."""
-    return frozenset(layer for layer, group in places if _is_of_expert(group))
-
-
-def _is_of_expert(group: str) -> bool:
-    return group.startswith("experts.")
+    return frozenset(layer for layer, group in places if group.startswith(_EXPERTS))
 
 
 def members(base: Base, layer: int, group: str) -> tuple[str, ...]:
-    """Hugging Face module names that make up a fused group, in the order of their output rows."""
-    return (
-        ("lm_head",)
-        if group == "lm_head"
-        else tuple(f"model.layers.{layer}.{name}" for name in modules_in(base.config, group))
-    )
+    """Return the Hugging Face modules that make up a fused group, in the order of their output rows."""
+    if group == "lm_head":
+        return ("lm_head",)
+    return tuple(f"model.layers.{layer}.{name}" for name in modules_in(base.config, group))
 
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:
@@ -109,7 +104,7 @@ def weight_at(base: Base, layer: int, group: str) -> tuple[torch.Tensor, torch.T
 def row_norms(
     weight: torch.Tensor, b: torch.Tensor | None = None, a: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return |W + B A| of each row, [out] in fp32; without B and A that of W. The scale is in B."""
+    """Return |W + B A| of each row, or |W| without B and A, [out] in fp32. The scale is in B."""
     norms = []
     for start in range(0, len(weight), _ROWS):
         rows = weight[start : start + _ROWS].float()
@@ -126,10 +121,14 @@ class FrozenLora:
     """An adapter version as the engine serves it: an own copy, cast to the base's dtype, that nothing
     mutates.
 
-    tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, and of
-    DoRA `<module>.lora_magnitude_vector` [out]; whole adapters that fit the base (see
-    `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank) for rslora; scale_of_experts: where
-    theirs is another. number: of no other one in this process.
+    No other one in this process has its `number`.
+
+    Args:
+        tensors: A whole adapter that fits the base (see `lorad.adapters.validate`), in numpy fp32:
+            `<module>.lora_A.weight` [rank, in], `<module>.lora_B.weight` [out, rank], and with DoRA
+            `<module>.lora_magnitude_vector` [out].
+        scale: alpha / rank, or alpha / sqrt(rank) for rslora.
+        scale_of_experts: The scale of experts where it is another.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class FrozenLora:
         self.pairs: dict[_Place, _Pair] = {}
         self.gains: dict[_Place, _Gain] = {}
         for place in fused_groups(base):
-            its = inner if _is_of_expert(place[1]) else scale
+            its = inner if place[1].startswith(_EXPERTS) else scale
             pair = _fuse(members(base, *place), tensors, shapes, its)
             if pair is None:
                 continue
@@ -194,7 +193,7 @@ class FrozenLora:
 
     def nbytes(self) -> int:
         """Return the bytes that the copy holds."""
-        alone = (pair for place, pair in self.pairs.items() if not _is_of_expert(place[1]))
+        alone = (pair for place, pair in self.pairs.items() if not place[1].startswith(_EXPERTS))
         both = (*alone, *self.of_experts.values(), *self.gains.values())
         return sum(t.numel() * t.element_size() for pair in both for t in pair)
 
@@ -216,16 +215,16 @@ def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
 
 
 def number_of(lora: FrozenLora | None) -> int:
-    """0 for the bare base."""
+    """Return the number of an adapter, 0 for the bare base."""
     return 0 if lora is None else lora.number
 
 
 class MixedLora:
     """Several frozen adapters (None: the bare base) in one batch, as two batched matmuls per group.
 
-    Ranks and targets may differ: what is missing is zero. It holds copies, not the adapters. per: tokens that
-    each has at most, tokens: that a forward has; with them `fill` and `assign` write where a captured step
-    reads. 0: as many as there are.
+    Ranks and targets may differ: what is missing is zero. It holds copies, not the adapters. With `per`, the
+    most tokens that each adapter has, and `tokens`, the most that a forward has, `fill` and `assign` write
+    where a captured step reads; with 0 they have as many as come.
     """
 
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:
@@ -239,7 +238,7 @@ class MixedLora:
         for (layer, group), rank, has_gain in signature(base, loras):
             pair = next(lora.pairs[layer, group] for lora in loras if lora and (layer, group) in lora.pairs)
             kind, _, linear = group.removeprefix("experts.").partition(".")
-            if not group.startswith("experts."):
+            if not group.startswith(_EXPERTS):
                 a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
                 self.stacks[layer, group] = a, pair[1].new_zeros(self.count, len(pair[1]), rank)
                 if has_gain:
@@ -266,7 +265,7 @@ class MixedLora:
             self.gather = torch.zeros(self.count * per, dtype=torch.int64, device=base.device)
 
     def fill(self, loras: Sequence[FrozenLora | None]) -> None:
-        """Serve these instead, adapter by adapter; their signature must be the one that was given first."""
+        """Serve these instead, adapter by adapter; they must have the signature of the first ones."""
         for index, lora in enumerate(loras):
             if self.numbers[index] != number_of(lora):
                 for place, (a, b) in self.stacks.items():
@@ -284,7 +283,10 @@ class MixedLora:
         """
         if self.count == 1:
             return
-        gather, place = _moves(owner, self.count, self.per, self.device)
+        rows, places = moves(owner, self.count, self.per)
+        is_even = np.array_equal(rows, np.arange(len(owner)))  # and in order: nothing to move
+        gather = None if is_even else torch.from_numpy(rows).to(self.device)
+        place = torch.from_numpy(places).to(self.device)
         owners = torch.from_numpy(owner).to(self.device)
         if not self.per:
             self.gather, self.place, self._owner = gather, place, owners
@@ -299,7 +301,15 @@ class MixedLora:
         if (gain := self.gains.get((layer, group))) is not None:
             c, shift = (self._of_tokens(part, len(y)) for part in gain)
             y.mul_(c).add_(shift)
-        return _added(self.stacks.get((layer, group)), x, y, self.gather, self.place)
+        if (pair := self.stacks.get((layer, group))) is None:
+            return y
+        rows = x if self.gather is None else x.index_select(0, self.gather)
+        low = torch.bmm(rows.view(self.count, -1, x.shape[-1]), pair[0].transpose(1, 2))
+        if self.gather is None:
+            y.view(self.count, -1, y.shape[-1]).baddbmm_(low, pair[1].transpose(1, 2))
+            return y
+        delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
+        return y.add_(delta.index_select(0, self.place[: len(y)]))
 
     def _of_tokens(self, stack: torch.Tensor, tokens: int) -> torch.Tensor:
         """Return what each token's adapter has, [tokens, out] of [count, out]."""
@@ -334,7 +344,7 @@ class _RoutedFrozen:
 class _RoutedMixed:
     """Several adapters on the rows of a layer's experts, which are sorted by adapter and then by expert.
 
-    owner: the adapter of each row, int64 [S].
+    `owner` is the adapter of each row, int64 [S].
     """
 
     def __init__(self, lora: MixedLora, layer: int, owner: torch.Tensor, ends: torch.Tensor) -> None:
@@ -359,7 +369,7 @@ class _RoutedMixed:
 def _delta(stack: _Pair, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Return B A x of rows that are sorted by the pairs of a stack [pairs, …].
 
-    ends: where the rows of each pair end, int32 [pairs].
+    `ends` says where the rows of each pair end, int32 [pairs].
     """
     a, b = stack
     return F.grouped_mm(F.grouped_mm(x, a.mT, offs=ends), b.mT, offs=ends)
@@ -375,8 +385,8 @@ def _room(counts: Sequence[int], pairs: Iterable[_Pair]) -> _Pair:
 
 
 def moves(owner: _Array, count: int, per: int = 0) -> tuple[_Array, _Array]:
-    """Return which row goes to each place of [count, per], and the place of each row; per 0: as many as the
-    largest owner has.
+    """Return which row goes to each place of [count, per], and the place of each row. With 0 `per` is what
+    the largest owner has.
     """
     sizes = np.bincount(owner, minlength=count)
     per = per or int(sizes.max())
@@ -389,33 +399,8 @@ def moves(owner: _Array, count: int, per: int = 0) -> tuple[_Array, _Array]:
     return gather, place
 
 
-def _moves(
-    owner: _Array, count: int, per: int, device: torch.device
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return the same as tensors; None where nothing moves."""
-    gather, place = moves(owner, count, per)
-    is_even = np.array_equal(gather, np.arange(len(owner)))  # and in order: nothing to move
-    found, home = (torch.from_numpy(array).to(device) for array in (gather, place))
-    return (None if is_even else found), home
-
-
-def _added(
-    pair: _Pair | None, x: torch.Tensor, y: torch.Tensor, gather: torch.Tensor | None, place: torch.Tensor
-) -> torch.Tensor:
-    """Add the deltas of a stack of adapters (A [count, rank, in], B [count, out, rank]) to y."""
-    if pair is None:
-        return y
-    count = len(pair[0])
-    rows = x if gather is None else x.index_select(0, gather)
-    low = torch.bmm(rows.view(count, -1, x.shape[-1]), pair[0].transpose(1, 2))
-    if gather is None:
-        y.view(count, -1, y.shape[-1]).baddbmm_(low, pair[1].transpose(1, 2))
-        return y
-    delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
-    return y.add_(delta.index_select(0, place[: len(y)]))
-
-
 def _put(a: torch.Tensor, b: torch.Tensor, pair: _Pair | None) -> None:
+    """Write a pair of at most this rank into A and B, and zeros where it has nothing."""
     a.zero_()
     b.zero_()
     if pair is not None:

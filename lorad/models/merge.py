@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lorad.models.base import Base, Experts, Layer
+from lorad.models.base import Base, Layer
 from lorad.models.config import GROUPS
 from lorad.models.lora import FrozenLora, LoraApply
 
@@ -34,11 +34,22 @@ class Merger:
         if lora is None or not self.is_worth_it:
             return self.base, lora
         if lora not in self.copies:
-            self.copies[lora] = _merged(self.base, lora)
+            self.copies[lora] = self._merged(lora)
             if len(self.copies) > _KEPT:
                 self.copies.popitem(last=False)
         self.copies.move_to_end(lora)
         return self.copies[lora], None
+
+    @torch.no_grad()
+    def _merged(self, lora: FrozenLora) -> Base:
+        def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:
+            pair = lora.pairs.get((layer, group))
+            if pair is None:
+                return weight
+            gain = lora.gains.get((layer, group))
+            return torch.addmm(weight if gain is None else gain[0][:, None] * weight, pair[1], pair[0])
+
+        return with_weights(self.base, add)
 
     def forget(self, lora: FrozenLora | None) -> None:
         """Drop what is kept for a version that is unloaded."""
@@ -47,8 +58,8 @@ class Merger:
 
 
 def gains_by_merging(base: Base) -> bool:
-    """Return whether copies of a base are small and exact enough to merge adapters into them; those of a
-    packed one would be dense.
+    """Return whether copies of a base are small and exact enough to merge adapters into them; copies of a
+    packed base would be dense.
     """
     is_exact = base.device.type == "cpu" and base.dtype == torch.float32 and not base.is_packed
     return is_exact and base.nbytes() <= _MERGE_BYTES
@@ -57,43 +68,29 @@ def gains_by_merging(base: Base) -> bool:
 def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.Tensor]) -> Base:
     """Return a base with other linears; all else is shared.
 
-    changed: gets the layer, the group as `LoraApply.apply` has it and the weight [out, in], which it may
-        return and never writes to.
+    Args:
+        changed: Gets the layer, the group as `LoraApply.apply` has it and the weight [out, in], which it may
+            return and never writes to.
     """
 
     def of(index: int, layer: Layer) -> Layer:
         groups = [group for group in GROUPS if getattr(layer, group) is not None]
         merged: dict[str, Any] = {group: changed(index, group, getattr(layer, group)) for group in groups}
         if layer.experts is not None:
-            merged["experts"] = _with_experts(index, layer.experts, changed)
+            inner: dict[str, torch.Tensor] = {}
+            for group in ("gate_up", "down"):
+                before = getattr(layer.experts, group)
+                weights = [
+                    changed(index, f"experts.{number}.{group}", weight)
+                    for number, weight in enumerate(before)
+                ]
+                pairs = zip(weights, before, strict=True)
+                is_same = all(new.data_ptr() == old.data_ptr() for new, old in pairs)
+                inner[group] = before if is_same else torch.stack(weights)  # the same stay where they are
+                if (shared := getattr(layer.experts, f"shared_{group}")) is not None:
+                    inner[f"shared_{group}"] = changed(index, f"shared.{group}", shared)
+            merged["experts"] = replace(layer.experts, **inner)
         return replace(layer, **merged)
 
     layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
     return replace(base, layers=layers, head=changed(len(layers), "lm_head", base.head))
-
-
-def _with_experts(
-    index: int, experts: Experts, changed: Callable[[int, str, torch.Tensor], torch.Tensor]
-) -> Experts:
-    """Experts of which none is changed stay where they are."""
-    merged: dict[str, torch.Tensor] = {}
-    for group in ("gate_up", "down"):
-        before = getattr(experts, group)
-        weights = [changed(index, f"experts.{n}.{group}", weight) for n, weight in enumerate(before)]
-        is_same = all(new.data_ptr() == old.data_ptr() for new, old in zip(weights, before, strict=True))
-        merged[group] = before if is_same else torch.stack(weights)
-        if (shared := getattr(experts, f"shared_{group}")) is not None:
-            merged[f"shared_{group}"] = changed(index, f"shared.{group}", shared)
-    return replace(experts, **merged)
-
-
-@torch.no_grad()
-def _merged(base: Base, lora: FrozenLora) -> Base:
-    def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:
-        pair = lora.pairs.get((layer, group))
-        if pair is None:
-            return weight
-        gain = lora.gains.get((layer, group))
-        return torch.addmm(weight if gain is None else gain[0][:, None] * weight, pair[1], pair[0])
-
-    return with_weights(base, add)

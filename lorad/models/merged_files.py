@@ -34,14 +34,17 @@ _SPARE = 64 << 20  # bytes of disk that stay free
 _ROUNDING = {"F32": 2.0**-24, "BF16": 2.0**-8, "F16": 2.0**-11}
 _TINIEST = {"F32": 1e-38, "BF16": 1e-38, "F16": 6e-8}  # of float16, steps below 6e-5 no longer shrink
 _SLACK = 2.0**-20  # relative, for the product in fp32
+_AGAIN = "Nothing was kept. Export again; `lorad verify` says whether the version is whole."
 
 
 class Merged(NamedTuple):
     """What was written.
 
-    changed: weights that differ from the base's.
-    bytes: of all files.
-    rounding: rms of what rounding to the weights' dtype changed, over the rms of what the adapter adds.
+    Attributes:
+        changed: How many weights differ from the base's.
+        bytes: The bytes of all files.
+        rounding: The rms of what rounding to the weights' dtype changed, over the rms of what the adapter
+            adds.
     """
 
     changed: int
@@ -50,8 +53,8 @@ class Merged(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """A weight that the adapter changes. a: [rank, in]; b: [out, rank] with the scale in it; magnitude: of
-    DoRA alone, [out]; all fp32.
+    """A weight that the adapter changes, and the adapter's part of it in fp32: a [rank, in], b [out, rank]
+    with the scale in it, and with DoRA the magnitude [out].
     """
 
     name: str
@@ -80,12 +83,14 @@ def write_merged(
 ) -> Merged:
     """Write base and adapter as one model into the new directory `final`, whole or not at all.
 
-    base: a whole directory (see `weight_files`). extra: writes further files into the directory it gets,
-    before it is sealed by its manifest. progress: called with bytes read and written so far.
-
     Raises SpecError for a base that is quantized or has other weights than the adapter needs, Conflict when
     `final` exists, StorageError when the disk has no room, IntegrityError when what was read back is not what
     base and adapter give.
+
+    Args:
+        base: A whole directory, see `weight_files`.
+        extra: Writes further files into the directory it gets, before it is sealed by its manifest.
+        progress: Hears the bytes read and written so far.
     """
     files = weight_files(base)
     targets = list(_targets(adapter, base))
@@ -102,13 +107,16 @@ def write_merged(
 
     def write(directory: Path) -> None:
         for path in files:
-            _copy(path, directory / path.name, advance)
+            with path.open("rb") as read, (directory / path.name).open("wb") as written:
+                while chunk := read.read(_CHUNK):
+                    written.write(chunk)
+                    advance(len(chunk))
         for target in targets:
             with (directory / target.path.name).open("r+b") as file, target.path.open("rb") as source:
                 for start, rows in _rows(source, target):
                     file.seek(target.place.start + start)
                     file.write(_merged(rows, target, start))
-        for path in sorted({found for pattern in _BESIDE for found in base.glob(pattern)} - {*files}):
+        for path in sorted({path for pattern in _BESIDE for path in base.glob(pattern)} - {*files}):
             is_left = path.name in _NOT_BESIDE or (path.name == INDEX and len(files) == 1)
             if path.is_file() and not is_left:
                 shutil.copyfile(path, directory / path.name)
@@ -134,7 +142,7 @@ def _targets(adapter: Adapter, base: Path) -> Iterator[_Target]:
         if name not in places:
             tied = module == HEAD and (config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
             why = "shares its weight with the embeddings" if tied else "is no weight of it"
-            if (experts := experts_of(module)) and any(there.startswith(f"{experts}.") for there in places):
+            if (experts := experts_of(module)) and any(place.startswith(f"{experts}.") for place in places):
                 why = f"is no weight of it, which has all of {experts} in one tensor"
             raise SpecError(f"{base}: {name} {why}", hint="Export without --merge.")
         path, place = places[name]
@@ -151,7 +159,7 @@ def _targets(adapter: Adapter, base: Path) -> Iterator[_Target]:
 
 
 def _refuse_full(final: Path, weights: int) -> None:
-    """Raises Conflict, StorageError."""
+    """Refuse a directory that exists, and a disk without room. Raises Conflict, StorageError."""
     if final.exists():
         raise Conflict(f"{final} exists", hint="Choose another directory.")
     parent = next(path for path in final.parents if path.is_dir())
@@ -161,13 +169,6 @@ def _refuse_full(final: Path, weights: int) -> None:
             f"{final}: the model needs {weights / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
             hint="Choose a directory on another disk, or make room.",
         )
-
-
-def _copy(source: Path, target: Path, advance: Callable[[int], None]) -> None:
-    with source.open("rb") as read, target.open("wb") as write:
-        while chunk := read.read(_CHUNK):
-            write.write(chunk)
-            advance(len(chunk))
 
 
 def _rows(file: BinaryIO, target: _Target) -> Iterator[tuple[int, bytes]]:
@@ -184,9 +185,7 @@ def _merged(rows: bytes, target: _Target, start: int) -> bytes:
     """Return these rows with the adapter's part added, rounded once to the weight's dtype."""
     weight = _values(rows, target.place)
     first = _first(target, start)
-    with np.errstate(
-        over="ignore", invalid="ignore", divide="ignore"
-    ):  # what overflows is found by the check
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # `_check` sees what overflows
         added, _ = target.lengthened(weight + target.b[first : first + len(weight)] @ target.a, first)
     if target.place.dtype == "BF16":
         rounded = bfloat16_bits(added).astype("<u2")
@@ -226,24 +225,17 @@ def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[
         if merged.stat().st_size != size:
             raise IntegrityError(f"{merged}: it has another size than {base}", hint=_AGAIN)
         for start, end in [*changed, (size, size)]:
-            _same(before, after, position, start, merged)
+            before.seek(position)
+            after.seek(position)
+            for at in range(position, start, _CHUNK):
+                count = min(_CHUNK, start - at)
+                if before.read(count) != after.read(count):
+                    raise IntegrityError(f"{merged}: a weight without adapter is not the base's", hint=_AGAIN)
             position = end
         for target in targets:
             sums += _check_weight(before, after, target, merged)
     advance(size)
     return sums
-
-
-_AGAIN = "Nothing was kept. Export again; `lorad verify` says whether the version is whole."
-
-
-def _same(before: BinaryIO, after: BinaryIO, start: int, end: int, merged: Path) -> None:
-    before.seek(start)
-    after.seek(start)
-    for position in range(start, end, _CHUNK):
-        count = min(_CHUNK, end - position)
-        if before.read(count) != after.read(count):
-            raise IntegrityError(f"{merged}: a weight without adapter is not the base's", hint=_AGAIN)
 
 
 def _check_weight(before: BinaryIO, after: BinaryIO, target: _Target, merged: Path) -> np.ndarray:
@@ -252,15 +244,15 @@ def _check_weight(before: BinaryIO, after: BinaryIO, target: _Target, merged: Pa
     sums = np.zeros(2)
     a = target.a.astype(np.float64)
     for (start, old), (_, new) in zip(_rows(before, target), _rows(after, target), strict=True):
-        weight, made = (_values(rows, target.place).astype(np.float64) for rows in (old, new))
+        weight, merged_weight = (_values(rows, target.place).astype(np.float64) for rows in (old, new))
         first = _first(target, start)
         b = target.b[first:][: len(weight)].astype(np.float64)
         whole, times = target.lengthened(weight + b @ a, first)
-        error = np.abs(made - whole)
+        error = np.abs(merged_weight - whole)
         allowed = half * np.abs(whole) + tiniest
         allowed += _SLACK * (np.abs(weight) + np.abs(b) @ np.abs(a)) * np.abs(times)
         if not bool((error <= allowed).all()):  # NaN is not
-            finite = bool(np.isfinite(made).all())
+            finite = bool(np.isfinite(merged_weight).all())
             why = "it is not W + scale * B A" if finite else f"it does not fit {target.place.dtype}"
             raise IntegrityError(f"{merged}: {target.name}: {why}", hint=_AGAIN)
         sums += (error**2).sum(), ((whole - weight) ** 2).sum()

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 def prepare(device: torch.device) -> None:
     """Make this thread compute on a device with the kernels that lorad relies on, before a base is loaded.
 
-    Attention never takes cuDNN's, which torch prefers on an H100: that builds a plan for each new shape, for
-    up to a second, and its backward under a mask gives NaN at some lengths (pytorch#196678).
+    Attention never takes cuDNN's, which torch prefers on an H100: it builds a plan for each new shape, for up
+    to a second, and its backward under a mask gives NaN at some lengths (pytorch#196678).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     if device.index is not None:
@@ -64,7 +64,8 @@ class Rope(NamedTuple):
 class QKNorm(NamedTuple):
     """RMSNorm over each head of q and k, or over all heads of q and all of k.
 
-    heads: of q, where a norm is over all of them; 0 where over each.
+    Attributes:
+        heads: The heads of q where a norm is over all of them; 0 where each has its own.
     """
 
     weight: Tensor  # [heads + kv heads, head_dim]
@@ -100,7 +101,7 @@ def apply(function: type[Function], *arguments: Any) -> Any:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm (arXiv 1910.07467) over the last dimension."""
+    """Compute RMSNorm (arXiv 1910.07467) over the last dimension."""
     return apply(_RmsNorm, x, weight, eps) if x.requires_grad else F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
@@ -133,9 +134,11 @@ def recomputed(
     """Compute layer(x) and keep only x: the backward computes the rest again (arXiv 1604.06174).
 
     The layer puts its parameters' gradients where they belong by itself; it has some, or x requires grad.
-    anchor: any tensor that requires grad.
-    generators: all that the layer draws from; the second time they give what they gave the first time, and
-    end as if there had been no second time.
+
+    Args:
+        anchor: Any tensor that requires grad.
+        generators: All that the layer draws from; the second time they give what they gave the first time,
+            and end as if there had been no second time.
     """
     return apply(_Recomputed, x, anchor, layer, generators)  # type: ignore[no-any-return]
 
@@ -158,17 +161,14 @@ class _Recomputed(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[0])
         now = [generator.get_state() for generator in ctx.generators]
-        _set(ctx.generators, ctx.before)
+        for generator, state in zip(ctx.generators, ctx.before, strict=True):
+            generator.set_state(state)
         with torch.enable_grad():
             y = ctx.layer(x)
-        _set(ctx.generators, now)
+        for generator, state in zip(ctx.generators, now, strict=True):
+            generator.set_state(state)
         torch.autograd.backward(y, grad)
         return x.grad, None, None, None
-
-
-def _set(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
 
 
 class _RmsNorm(Function):
@@ -230,8 +230,7 @@ class _SwiGlu(Function):
 class _SplitRotate(Function):
     @staticmethod
     def plain(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, _ = _SplitRotate.run(qkv, heads, norm, rope)
-        return q, k, v
+        return _SplitRotate.run(qkv, heads, norm, rope)[:3]
 
     @staticmethod
     def run(
@@ -253,11 +252,8 @@ class _SplitRotate(Function):
         ctx.norm, ctx.rope = norm, rope
         q, k, v, r = _SplitRotate.run(qkv, heads, norm, rope)
         ctx.save_for_backward(*([qkv, *r] if r else []))
-        return (
-            q.contiguous(),
-            k.contiguous(),
-            v.contiguous(),
-        )  # three tensors: the outputs of a Function share no memory
+        # three tensors: the outputs of a Function share no memory
+        return q.contiguous(), k.contiguous(), v.contiguous()
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None]:

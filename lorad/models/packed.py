@@ -36,8 +36,12 @@ _CHUNK = 1 << 20  # numbers that are fp32 at once
 class Packed:
     """A weight, or several of one shape.
 
-    shape: [out, in] or [experts, out, in]. dtype: of `dense`. codes: of each block, nf4 uint8 [blocks, 32],
-    the first number of a byte in its upper half; fp8 float8 [blocks, in]. scales: fp32 [blocks].
+    Attributes:
+        shape: [out, in] or [experts, out, in].
+        dtype: What `dense` returns.
+        codes: The codes of each block. In nf4 they are uint8 [blocks, 32], the first number of a byte in its
+            upper half; in fp8 float8 [blocks, in].
+        scales: The scale of each block, fp32 [blocks].
     """
 
     form: Quantize
@@ -81,7 +85,7 @@ def stacked(parts: Sequence[Packed], shape: tuple[int, ...]) -> Packed:
 def pack(weight: Tensor, form: Quantize, dtype: torch.dtype, device: torch.device) -> Packed:
     """Round a weight [out, in] to the nearest numbers of the grid.
 
-    dtype, device: of the base. Raises SpecError for a weight that blocks do not fill.
+    `dtype` and `device` are those of the base. Raises SpecError for a weight that blocks do not fill.
     """
     if form == "nf4":
         refuse_unfilled({"a linear": (weight.shape[0], weight.shape[1])})

@@ -16,7 +16,7 @@ def rope_tables(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cos and sin, each [max positions, rotated], the first half of sin negated; computed in fp32,
-    then cast. rotated: head_dim, or the part of it that is.
+    then cast. What is rotated is head_dim, or a part of it.
     """
     rotated = int(config.head_dim * config.rope.partial_rotary_factor)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
@@ -30,7 +30,7 @@ def rope_tables(
 
 
 def frequencies(rope: RopeParameters, dim: int) -> torch.Tensor:
-    """Radians per position, fp32 [dim / 2], highest first."""
+    """Return the radians per position, fp32 [dim / 2], highest first."""
     powers = rope.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.rope_type == "linear":
         return 1.0 / powers / rope.factor
@@ -42,8 +42,8 @@ def frequencies(rope: RopeParameters, dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1 (arXiv 2407.21783): long wavelengths are stretched, short ones kept, those between are
-    blended.
+    """Scale as Llama 3.1 (arXiv 2407.21783) does: long wavelengths are stretched, short ones kept, and
+    others blended.
     """
     trained = rope.original_max_position_embeddings
     low = rope.low_freq_factor
@@ -56,8 +56,8 @@ def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeParameters, powers: torch.Tensor, dim: int) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): a ramp from kept to stretched between the dimensions that turn beta_fast and
-    beta_slow times within the trained length.
+    """Scale as YaRN (arXiv 2309.00071) does: a ramp from kept to stretched between the dimensions that turn
+    beta_fast and beta_slow times within the trained length.
     """
 
     def dimension(turns: float) -> float:

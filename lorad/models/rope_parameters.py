@@ -15,12 +15,13 @@ _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """Under Hugging Face's field names; what a type does not use keeps its default.
+    """A rotary embedding under Hugging Face's field names; what a type does not use keeps its default.
 
-    rope_type: one of `_ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes
-        beyond.
-    attention_factor: cos and sin are multiplied by it.
-    partial_rotary_factor: the part of a head, from its first number on, that is rotated.
+    Attributes:
+        rope_type: One of `_ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never
+            goes beyond.
+        attention_factor: The factor of cos and sin.
+        partial_rotary_factor: The part of a head, from its first number on, that is rotated.
     """
 
     rope_type: str = "default"
@@ -45,7 +46,11 @@ def parse_rope(
     Raises: SpecError for a type that is not in `_ROPE_TYPES`, an embedding that differs by layer or, unless
     it may be partial, covers a part of the head, and a field that is missing or no positive number.
     """
-    rope = _whole_model(data.get("rope_scaling") or data.get("rope_parameters") or {}, where)
+    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    if isinstance(rope, Mapping) and set(rope) == {"full_attention"}:  # newer configs: by the type of layer
+        rope = rope["full_attention"] or {}
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise _refused("a rotary embedding that differs by layer", where)
     rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
     partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
     if rope_type not in _ROPE_TYPES:
@@ -61,15 +66,6 @@ def parse_rope(
         checked["truncate"] = bool(rope.get("truncate", True))
         checked["attention_factor"] = _attention_factor(rope, checked["factor"], where)
     return RopeParameters(rope_type, **checked, partial_rotary_factor=float(partial))
-
-
-def _whole_model(rope: Any, where: str) -> Mapping[str, Any]:
-    """One set of parameters for every layer; newer configs may key it by the type of layer."""
-    if isinstance(rope, Mapping) and set(rope) == {"full_attention"}:
-        rope = rope["full_attention"] or {}
-    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-        raise _refused("a rotary embedding that differs by layer", where)
-    return rope
 
 
 def _scaling(
@@ -89,10 +85,12 @@ def _scaling(
 
 
 def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> float:
-    """YaRN (arXiv 2309.00071), section 3.4: 0.1 ln(factor) + 1, with DeepSeek's mscale and mscale_all_dim."""
-    given, mscale, everywhere = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return positive("attention_factor", given, where)
+    """Return 0.1 ln(factor) + 1 as YaRN (arXiv 2309.00071, section 3.4) has it, with DeepSeek's mscale and
+    mscale_all_dim.
+    """
+    explicit, mscale, everywhere = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if explicit is not None:
+        return positive("attention_factor", explicit, where)
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

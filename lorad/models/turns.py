@@ -26,9 +26,10 @@ _RECENT = 1.0  # seconds of work after which what was done before counts half
 
 
 class Account(ABC):
-    """A holder of credit. haste: the factor by which its weight counts."""
+    """A holder of credit."""
 
     haste = 1.0
+    """The factor by which its weight counts."""
 
     @property
     @abstractmethod
@@ -39,8 +40,9 @@ class Account(ABC):
 class Party(Account):
     """A run, everybody who is served, or the pool itself.
 
-    waited: seconds, of all its calls. goes_first: as long as it has had less than `FIRST_SHARE` of the recent
-        seconds.
+    Attributes:
+        waited: The seconds that all its calls waited.
+        goes_first: Whether it goes first as long as it has had less than `FIRST_SHARE` of the recent seconds.
     """
 
     def __init__(self, name: str, weight: float = 1.0, *, goes_first: bool = False) -> None:
@@ -55,8 +57,10 @@ class Party(Account):
 class Payer(NamedTuple):
     """Who is billed for a piece of work.
 
-    run: whose adapter it is; "" for the pool itself. attempt: of the run that asks; 0 for others who are
-        served a version of it. alias: the name under which they asked.
+    Attributes:
+        run: The run whose adapter it is; "" for the pool itself.
+        attempt: The attempt of the run that asks; 0 for others who are served a version of it.
+        alias: The name under which they asked.
     """
 
     run: str = ""
@@ -68,7 +72,7 @@ NOBODY = Payer()
 
 
 class Work(ABC):
-    """Whose a piece of work is."""
+    """A piece of work that waits for its turn: the line it is in, who pays, and who is billed."""
 
     @property
     @abstractmethod
@@ -91,8 +95,10 @@ class Work(ABC):
 class Caller(Work):
     """One call of a party.
 
-    waited: seconds, of this call. prompts, cached: tokens of its prompts, and those of them that were not
-        computed again.
+    Attributes:
+        waited: The seconds that this call waited.
+        prompts: The tokens of its prompts.
+        cached: The tokens among them that were not computed again.
     """
 
     def __init__(self, party: Party, payer: Payer = NOBODY) -> None:
@@ -117,8 +123,8 @@ class Caller(Work):
 
 
 class Together(Work):
-    """Work for several callers at once, done when it is the turn of the one with the greatest weight, so that
-    nobody urgent waits for being with others. sizes: by which they pay their part.
+    """Work for several callers at once, who pay by their sizes. It is done when it is the turn of the one
+    with the greatest weight, so that nobody urgent waits for being with others.
     """
 
     def __init__(self, callers: Sequence[Caller], sizes: Sequence[float]) -> None:
@@ -133,10 +139,10 @@ class Together(Work):
         return [(caller.party, size / total) for caller, size in zip(self.callers, self.sizes, strict=True)]
 
     def payers(self) -> Mapping[Payer, float]:
-        found: dict[Payer, float] = {}
+        weights: dict[Payer, float] = {}
         for caller, size in zip(self.callers, self.sizes, strict=True):
-            found[caller.payer] = found.get(caller.payer, 0.0) + size
-        return found
+            weights[caller.payer] = weights.get(caller.payer, 0.0) + size
+        return weights
 
     def wait(self, seconds: float) -> None:
         for caller in self.callers:
@@ -157,7 +163,7 @@ def caller() -> Caller:
 
 
 class _Turn(NamedTuple, Generic[T]):
-    """A turn that is waited for. is_ahead: it goes first, and pays nothing."""
+    """A turn that is waited for; one that `is_ahead` goes first, and pays nothing."""
 
     work: Work
     what: T
@@ -181,7 +187,9 @@ class Turns(Generic[T]):
 
     def take(self) -> _Turn[T]:
         """Take the next turn off its line. There must be one; `charge` it when it is done."""
-        first = self._first()
+        first = None
+        if self._recent_first <= FIRST_SHARE * self._recent:
+            first = next((account for account in self._lines if _goes_first(account)), None)
         account = self._next() if first is None else first
         line = self._lines.pop(account)
         turn = line.popleft()
@@ -193,7 +201,9 @@ class Turns(Generic[T]):
         """Charge the cost of a turn to those who pay for its work."""
         seconds = max(seconds, _LEAST)
         account = turn.work.account
-        self._count(account, seconds)
+        faded = 0.5 ** (seconds / _RECENT)
+        self._recent = self._recent * faded + seconds
+        self._recent_first = self._recent_first * faded + (seconds if _goes_first(account) else 0.0)
         if not turn.is_ahead:
             for payer, part in turn.work.parts():
                 credit = self._credit.get(payer, 0.0)
@@ -203,12 +213,8 @@ class Turns(Generic[T]):
         if account not in self._lines:
             self._leave(account)
 
-    def _first(self) -> Account | None:
-        if self._recent_first > FIRST_SHARE * self._recent:
-            return None
-        return next((account for account in self._lines if _goes_first(account)), None)
-
     def _next(self) -> Account:
+        """Return the first account with credit, after as many new rounds as it takes."""
         while True:
             for account in self._lines:
                 if self._credit.get(account, 0.0) > 0:
@@ -238,11 +244,6 @@ class Turns(Generic[T]):
         """Drop the credit left to an account that stopped waiting; a party keeps its debt."""
         if self._credit.get(account, 0.0) >= 0 or not isinstance(account, Party):
             self._credit.pop(account, None)
-
-    def _count(self, account: Account, seconds: float) -> None:
-        faded = 0.5 ** (seconds / _RECENT)
-        self._recent = self._recent * faded + seconds
-        self._recent_first = self._recent_first * faded + (seconds if _goes_first(account) else 0.0)
 
 
 def _goes_first(account: Account) -> bool:

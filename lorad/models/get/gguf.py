@@ -25,7 +25,7 @@ _BLOCKS = {
 
 
 class _TensorPlace(NamedTuple):
-    """Says where a tensor lies. shape: the last dimension is the contiguous one, as in numpy."""
+    """Where a tensor lies. The last dimension is the contiguous one, as in numpy."""
 
     shape: tuple[int, ...]
     kind: int
@@ -35,8 +35,9 @@ class _TensorPlace(NamedTuple):
 class Gguf:
     """Reads one file.
 
-    facts: its keys, `general.architecture` and so on.
-    names: those of its tensors.
+    Attributes:
+        facts: The keys and values of the file, `general.architecture` and so on.
+        names: The names of its tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +50,12 @@ class Gguf:
             raise ValueError(f"{path} is no GGUF file of version 2 or 3")
         tensors, facts = self._numbers("QQ")
         self.facts = {self._text(): self._value(*self._numbers("I")) for _ in range(facts)}
-        self._places = {self._text(): self._place() for _ in range(tensors)}
+        self._places = dict[str, _TensorPlace]()
+        for _ in range(tensors):
+            name = self._text()
+            (dimensions,) = self._numbers("I")
+            shape = self._numbers("Q" * dimensions)[::-1]
+            self._places[name] = _TensorPlace(shape, *self._numbers("IQ"))
         self.names = list(self._places)
         alignment = self.facts.get("general.alignment", _ALIGNMENT)
         self._begin = -(-self._at // alignment) * alignment
@@ -88,8 +94,3 @@ class Gguf:
             inner, count = self._numbers("IQ")
             return [self._value(inner) for _ in range(count)]
         return self._numbers(_NUMBERS[kind])[0]
-
-    def _place(self) -> _TensorPlace:
-        (dimensions,) = self._numbers("I")
-        shape = self._numbers("Q" * dimensions)[::-1]
-        return _TensorPlace(shape, *self._numbers("IQ"))

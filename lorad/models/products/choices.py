@@ -41,7 +41,8 @@ def measure_products(base_bytes: int) -> str:
     """Have this process compute products in the forms that are quickest on this machine; returns the identity
     of the choices, "" where the rule counts.
 
-    base_bytes: the size of the base, of which a pass reads every weight before it reads one again.
+    Args:
+        base_bytes: The size of the base, of which a pass reads every weight before it reads one again.
     """
     try:
         choices = Choices(cache_directory() / "products", base_bytes)
@@ -55,8 +56,11 @@ def measure_products(base_bytes: int) -> str:
 class _File(Struct, frozen=True):
     """The content of a file of choices.
 
-    machine: what it was measured on, for a reader.
-    forms: the quickest form by shape, as `64x3072x576`: rows, out, in; with a t where the weight is turned.
+    Attributes:
+        identity: See `Choices`.
+        machine: What it was measured on, for a reader.
+        forms: The quickest form by shape, as `64x3072x576` for rows, out and in, with a t where the weight
+            is turned.
     """
 
     identity: str
@@ -65,18 +69,16 @@ class _File(Struct, frozen=True):
 
 
 class Choices:
-    """Chooses forms by what was measured.
-
-    identity: changes when forms may have changed.
-    """
+    """Chooses forms by what was measured. Its `identity` changes when forms may have changed."""
 
     def __init__(self, directory: Path, base_bytes: int) -> None:
         """Read the file of this machine, or begin it.
 
-        directory: where the files of all kinds of machines are.
-        base_bytes: see `measure_products`.
-
         Raises OSError where the file cannot be kept.
+
+        Args:
+            directory: Where the files of all kinds of machines are.
+            base_bytes: See `measure_products`.
         """
         machine = machine_of(torch.get_num_threads())
         digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
@@ -97,10 +99,10 @@ class Choices:
         rows = shape.rows if shape.rows <= 4 else min(_MOST_ROWS, 1 << (shape.rows - 1).bit_length())
         shape = shape._replace(rows=rows)
         if (form := self._known.get(shape)) is None:
-            form = self._known[shape] = self._settled(shape)
+            form = self._known[shape] = self._chosen(shape)
         return form
 
-    def _settled(self, shape: Shape) -> Form:
+    def _chosen(self, shape: Shape) -> Form:
         """Choose a form for good: what another process has kept, else what is measured now."""
         name = f"{shape.rows}x{shape.out}x{shape.into}{'t' if shape.is_turned else ''}"
         try:
@@ -138,13 +140,13 @@ def machine_of(threads: int) -> dict[str, str]:
 
 
 def quickest(seconds: Mapping[Form, float], rule: Form) -> Form:
-    """Return the form that took the least time; that of the rule where it took hardly more."""
+    """Return the form that took the least time; the form of the rule where that took hardly more."""
     best = min(seconds, key=lambda form: seconds[form])
     return rule if seconds[rule] * _MARGIN <= seconds[best] else best
 
 
 def seconds_of(shape: Shape, base_bytes: int) -> dict[Form, float]:
-    """Measure each form of a product: the least time of some, which take turns.
+    """Return the least time of several that each form of a product takes, measured in turns.
 
     There are several weights, up to the size of the base, so that they come from where they come from in a
     pass over all of it. What would take seconds is measured on a part.

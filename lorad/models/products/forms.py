@@ -81,7 +81,9 @@ def _form_of(x: Tensor, weight: Tensor | Packed) -> Form:
 
 
 def _has_no_gaps(factor: Tensor | Packed) -> bool:
-    """For numbers with gaps between them oneDNN has but a slow reference."""
+    """Return whether no numbers of a factor have gaps between them, for which oneDNN has but a slow
+    reference.
+    """
     return isinstance(factor, Packed) or factor.is_contiguous() or factor.t().is_contiguous()
 
 
@@ -110,13 +112,13 @@ def choose_by(chooser: Callable[[Shape], Form]) -> None:
 
 @cache
 def _leaves_avx512_unused() -> bool:
-    """Report whether MKL does, and oneDNN does not."""
+    """Return whether MKL leaves AVX-512 unused where oneDNN would not."""
     is_amd = cpu_facts().get("vendor_id") == "AuthenticAMD"
     return is_amd and has_onednn() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def has_onednn() -> bool:
-    """Report whether this torch has oneDNN's product as an operator."""
+    """Return whether this torch has oneDNN's product as an operator."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -126,7 +128,7 @@ def _weight_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _weight_first_even(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """An odd number of rows is one more: one row takes longer than two."""
+    """Make an odd number of rows even: one row takes longer than two."""
     rows = len(x)
     even = torch.cat([x, x[:1]]) if rows % 2 else x
     y = torch.mm(weight, even.t()).t()[:rows].contiguous()
@@ -134,8 +136,8 @@ def _weight_first_even(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Many rows are some more than the product needs: oneDNN compiles a program for each number of rows, in
-    half a millisecond, and keeps it, in half a MiB.
+    """Have oneDNN compute, for some more rows than the product needs if there are many: it compiles a
+    program for each number of rows, in half a millisecond, and keeps it, in half a MiB.
     """
     rows = len(x)
     kernel = torch.ops.mkldnn._linear_pointwise
@@ -192,7 +194,7 @@ def ends_of(flat: Tensor, count: int) -> Tensor:
 
 
 class _Grouped(Function):
-    """The frozen weights get no gradient, which would be as large as all experts."""
+    """A grouped product by frozen weights, whose gradient would be as large as all experts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
