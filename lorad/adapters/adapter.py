@@ -27,12 +27,15 @@ MAGNITUDE = "lora_magnitude_vector"  # the last part of the name of DoRA's magni
 class AdapterConfig(Struct, frozen=True):
     """What a set of tensors needs to be applied: y += scale * B(A(x)) on each module of `modules`.
 
-    modules: logical names, sorted. scale: alpha / rank, or alpha / sqrt(rank) with rslora. expert_rank: the
-    rank on linears of experts, which is the rank in their scale too (as with PEFT's rank_pattern and
-    Megatron-Bridge's normalize_moe_lora); None where it is `rank`, or where no expert is adapted.
+    The scale is alpha / rank, or alpha / sqrt(rank) with rslora. With `dora` each module also has a magnitude
+    m of its output rows (Liu et al., 2024, arXiv 2402.09353): the weight W of the base becomes
+    m * (W + scale B A) / |W + scale B A|, with norms over each row.
 
-    dora: each module also has a magnitude m of its output rows (Liu et al., 2024, arXiv 2402.09353): with W
-    of the base it is m * (W + scale B A) / |W + scale B A|, norms over each row.
+    Attributes:
+        modules: The logical names, sorted.
+        expert_rank: The rank on linears of experts, which is the rank in their scale too (as with PEFT's
+            rank_pattern and Megatron-Bridge's normalize_moe_lora); None where it is `rank`, or where no
+            expert is adapted.
     """
 
     rank: int
@@ -85,8 +88,13 @@ class AdapterConfig(Struct, frozen=True):
 class Fused(NamedTuple):
     """A pair of a PEFT file that is on all experts of a layer, see `fused.py`.
 
-    module: its name there. experts: the module of the experts. linears: those that it is on, of each expert.
-    total: experts. rank: of the pairs of each. owns: whether gate and up have an A each.
+    Attributes:
+        module: Its name in the file.
+        experts: The module of the experts.
+        linears: The linears of each expert that it is on.
+        total: How many experts there are.
+        rank: The rank of the pairs of each expert.
+        owns: Whether gate and up have an A each.
     """
 
     module: str
@@ -104,9 +112,12 @@ class Fused(NamedTuple):
 class Outline(NamedTuple):
     """What a PEFT directory says of its adapter: nothing of the weights is read but their header.
 
-    shapes: of its tensors, by logical name. copies: modules whose weight in the base lies beside them, as
-    PEFT saves it for an adapter on lm_head. fused: the pairs on all experts of a layer, whose parts are among
-    `shapes`. named: what its configuration says it is on.
+    Attributes:
+        shapes: The shapes of its tensors, by logical name.
+        copies: The modules whose weight in the base lies beside them, as PEFT saves it for an adapter on
+            lm_head.
+        fused: The pairs on all experts of a layer, whose parts are among `shapes`.
+        named: What its configuration says it is on.
     """
 
     config: AdapterConfig
@@ -136,7 +147,7 @@ class Adapter(Struct, frozen=True, dict=True):
         return {"_sha256", "_finite"} <= self.__dict__.keys()
 
     def amplified(self, times: float) -> "Adapter":
-        """Return the same tensors with an alpha so many times as large; what is known of them stays known."""
+        """Return the same tensors with an alpha so many times as large; what was computed of them is kept."""
         copy = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
         copy.__dict__.update(self.__dict__)
         return copy
@@ -147,7 +158,14 @@ class Adapter(Struct, frozen=True, dict=True):
 
     def digest(self) -> str:
         """Return the sha256 (hex) of `parts()`, as `sha256sum adapter_model.safetensors` prints it."""
-        return self._once("_sha256", self._hashed)
+
+        def hashed() -> str:
+            whole = hashlib.sha256()
+            for part in self.parts():
+                whole.update(part)
+            return whole.hexdigest()
+
+        return self._once("_sha256", hashed)
 
     def is_finite(self) -> bool:
         """Return whether no number is NaN or infinite."""
@@ -155,21 +173,16 @@ class Adapter(Struct, frozen=True, dict=True):
 
     def norm(self) -> float:
         """Return the Frobenius norm of scale * B A over all modules, by products of rank x rank."""
-        return self._once("_norm", self._measured)
 
-    def _measured(self) -> float:
-        total = 0.0
-        for module in self.config.modules:
-            a, b = (self.tensors[f"{module}.lora_{letter}.weight"].astype(np.float64) for letter in "AB")
-            inner = (b.T @ b) * (a @ a.T)
-            total += self.config.scale_of(module) ** 2 * float(inner.sum())
-        return math.sqrt(max(total, 0.0))
+        def measured() -> float:
+            total = 0.0
+            for module in self.config.modules:
+                a, b = (self.tensors[f"{module}.lora_{letter}.weight"].astype(np.float64) for letter in "AB")
+                inner = (b.T @ b) * (a @ a.T)
+                total += self.config.scale_of(module) ** 2 * float(inner.sum())
+            return math.sqrt(max(total, 0.0))
 
-    def _hashed(self) -> str:
-        whole = hashlib.sha256()
-        for part in self.parts():
-            whole.update(part)
-        return whole.hexdigest()
+        return self._once("_norm", measured)
 
     def _once(self, what: str, compute: Callable[[], T]) -> T:
         if any(tensor.flags.writeable for tensor in self.tensors.values()):

@@ -36,9 +36,10 @@ class FileFact(Struct, frozen=True):
 class _Manifest(Struct, frozen=True):
     """The files of a directory with their digests, and what the writer noted about them.
 
-    files: by path below the directory, without the manifest itself.
-    facts: the writer's.
-    sha256: of the other two, so that a damaged manifest is detected.
+    Attributes:
+        files: The files by their path below the directory, without the manifest itself.
+        facts: What the writer noted.
+        sha256: The digest of `files` and `facts`, so that a damaged manifest is detected.
     """
 
     files: dict[str, FileFact]
@@ -73,7 +74,7 @@ def write_directory(
 
 
 def begin(final: Path) -> Path:
-    """A new empty directory beside `final` to write into; end it with `commit` or `discard`."""
+    """Make a new empty directory beside `final` to write into; end it with `commit` or `discard`."""
     _refuse_existing(final)
     temporary = final.parent / f"{TEMPORARY}{final.name}-{uuid.uuid4().hex[:12]}"
     with _storage(final):
@@ -86,17 +87,17 @@ def commit(
     temporary: Path,
     final: Path,
     facts: Mapping[str, Any] | None = None,
-    known: Mapping[str, FileFact] | None = None,
+    hashed: Mapping[str, FileFact] | None = None,
 ) -> _Manifest:
-    """Make `temporary` durable and turn it into `final`.
+    """Make `temporary` durable and turn it into `final`. Files that were `hashed` are not read again.
 
     Raises Conflict, StorageError; `temporary` stays then.
     """
     _refuse_existing(final)
     with _storage(final):
-        told = known or {}
         names, directories = _walk(temporary)
-        files = {name: told.get(name) or _fact(temporary / name) for name in sorted(names)}
+        facts_of_files = hashed or {}
+        files = {name: facts_of_files.get(name) or _fact(temporary / name) for name in sorted(names)}
         manifest = _seal(temporary, files, dict(facts or {}))
         for name in (*names, MANIFEST, *directories):
             fsync(temporary / name)
@@ -111,7 +112,7 @@ def discard(temporary: Path) -> None:
 
 
 def read_manifest(directory: Path) -> _Manifest:
-    """Raises IntegrityError when it is missing or damaged."""
+    """Read the manifest of a directory. Raises IntegrityError when it is missing or damaged."""
     path = directory / MANIFEST
     try:
         manifest = msgspec.json.decode(read_file(path, CONFIG_BYTES, links=False), type=_Manifest)
@@ -184,7 +185,7 @@ def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> _Manifest:
 
 
 def _walk(directory: Path) -> tuple[list[str], list[str]]:
-    """Files and directories below, by their paths from here, the directory itself (".") the last.
+    """Return the files and the directories below, by their paths from here, the directory itself (".") last.
 
     Raises IntegrityError for a link, which would escape the manifest.
     """
@@ -204,9 +205,8 @@ def _walk(directory: Path) -> tuple[list[str], list[str]]:
 
 
 def _fact(path: Path, expected: int | None = None) -> FileFact:
-    """Return the size and the digest of a file.
-
-    expected: the bytes that it should have; a file of another size is not read, and gets no digest.
+    """Return the size and the digest of a file; where its size is not the one that is `expected`, it is not
+    read, and gets no digest.
     """
     with open_file(path, links=False) as file:
         size = os.fstat(file.fileno()).st_size

@@ -45,10 +45,7 @@ def form_of(name: str) -> tuple[str, str]:
 
 
 def advice_for(module: str, linears: Iterable[str]) -> str:
-    """Say which linear of the base a module may be that the base does not have.
-
-    linears: the names of the base's linears.
-    """
+    """Say which of the base's linears, which are named, a module may be that the base does not have."""
     for pattern, kind, hint in _FORMS[1:6]:
         if re.search(pattern, f"base_model.model.{module}"):
             return f"its name {kind}: {hint}"

@@ -32,12 +32,12 @@ def is_fused(module: str) -> bool:
 def pairs_of(
     shapes: Mapping[str, _Shape], settings: Mapping[str, Any], ranks: Pattern, alphas: Pattern
 ) -> list[Fused]:
-    """Describe the pairs on experts among the tensors of a file. settings: of adapter_config.json.
+    """Describe the pairs on experts among the tensors of a file with these settings of adapter_config.json.
 
     Raises ValueError that says what is wrong.
     """
     parameters = settings.get("target_parameters") or []
-    if not isinstance(parameters, list) or not all(isinstance(one, str) for one in parameters):
+    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
         raise ValueError("target_parameters is no list of names")
     modules = {_module(name) for name in shapes}
     pairs = []
@@ -45,7 +45,7 @@ def pairs_of(
     for module in sorted(filter(is_fused, modules)):
         experts = module.removesuffix(_INNER)
         is_inner = module.endswith(_INNER)
-        named = [one for one in _PARAMETERS if _any_names(parameters, f"{experts}.{one}")]
+        named = [name for name in _PARAMETERS if _any_names(parameters, f"{experts}.{name}")]
         both = {experts, f"{experts}{_INNER}"} <= modules
         if len(named) != 1 + both or (is_inner and not both):
             raise ValueError(f"target_parameters do not name what {module} is on")
@@ -55,7 +55,7 @@ def pairs_of(
         a, b = (shapes[f"{module}.lora_{half}.weight"] for half in "AB")
         if not both and a[1] == b[0]:
             raise ValueError(f"{module} is as wide as it is high: which way round cannot be told")
-    if left := [one for one in parameters if not any(_any_names([one], name) for name in met)]:
+    if left := [entry for entry in parameters if not any(_any_names([entry], name) for name in met)]:
         raise ValueError(f"no tensor for {left[0]} of target_parameters")
     if sum(pair.total for pair in pairs) > _MOST_EXPERTS:
         raise ValueError(f"more than {_MOST_EXPERTS} experts are no adapter's")
@@ -146,7 +146,8 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
             stacks = [_stack(adapter, layer, linear, count, shapes) for linear in linears]
             a, b = stacks[0]
             if len(stacks) == 2:
-                (_, rows, ranks), (other_a, other_b) = b.shape, stacks[1]
+                _, rows, ranks = b.shape
+                other_a, other_b = stacks[1]
                 blocks = np.zeros((count, 2 * rows, (1 + owns) * ranks), np.float32)
                 blocks[:, :rows, :ranks], blocks[:, rows:, -ranks:] = b, other_b
                 a = np.concatenate([a, other_a], 1) if owns else a
@@ -187,8 +188,9 @@ def _shares(adapter: Adapter, layer: str, shapes: Mapping[str, tuple[int, int]])
 def _stack(
     adapter: Adapter, layer: str, linear: str, count: int, shapes: Mapping[str, tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A [experts, rank, in] and B [experts, out, rank] of one linear."""
-    rank, (out, into) = adapter.config.rank_of_experts, shapes[f"{layer}.0.{linear}"]
+    """Return A [experts, rank, in] and B [experts, out, rank] of one linear."""
+    rank = adapter.config.rank_of_experts
+    out, into = shapes[f"{layer}.0.{linear}"]
     a = np.zeros((count, rank, into), np.float32)
     b = np.zeros((count, out, rank), np.float32)
     for expert in range(count):

@@ -21,7 +21,9 @@ _MOST_WILD = 64  # keys with wildcards
 
 
 class Pattern:
-    """Raises ValueError, which names the key, for one that is not read."""
+    """A table of one kind of values by patterns of names. Raises ValueError, which names the key, for one
+    that is not read.
+    """
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._exact: dict[str, int] = {}
@@ -49,19 +51,16 @@ class Pattern:
         ends = [".".join(parts[start:]) for start in range(len(parts))]
         numbers = [self._exact[end] for end in ends if end in self._exact]
         numbers += [self._whole[module]] if module in self._whole else []
-        numbers += [number for number, key in self._wild if _ends(parts, key)]
+        for number, key in self._wild:
+            pairs = zip(parts[-len(key) :], key, strict=False)
+            if len(key) <= len(parts) and all(
+                _WILD[word].fullmatch(part) if word in _WILD else part == word for part, word in pairs
+            ):
+                numbers.append(number)
         if not numbers:
             return otherwise
         self.used.add(self.keys[min(numbers)])
         return self.values[min(numbers)]
-
-
-def _ends(parts: list[str], key: list[str]) -> bool:
-    last = parts[-len(key) :]
-    return len(last) == len(key) and all(
-        _WILD[wanted].fullmatch(part) if wanted in _WILD else part == wanted
-        for part, wanted in zip(last, key, strict=True)
-    )
 
 
 def patterns_of(config: AdapterConfig) -> dict[str, dict[str, Any]]:

@@ -32,11 +32,8 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 _COPY = ".base_layer.weight"
 _OF_TRAINING = ".lora_velora_embed"  # what VeLoRA's backward pass compresses with
-_TIED = (
-    "model.embed_tokens",
-    "embed_tokens",
-    "transformer.wte",
-)  # whose weight lm_head has, where it has none of its own
+# whose weight lm_head has, where it has none of its own
+_TIED = ("model.embed_tokens", "embed_tokens", "transformer.wte")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEY = re.compile(rf"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|{MAGNITUDE})")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
@@ -49,7 +46,7 @@ _SHARED = (
 def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, FileFact]:
     """Write the two files of `adapter` into an existing directory; `base_model` is what users load it on.
 
-    What was written, for `write_directory`.
+    Returns what was written, for `write_directory`.
     """
     return _write(adapter, directory, _config_file(adapter.config, base_model))
 
@@ -57,9 +54,8 @@ def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, 
 def write_fused(
     adapter: Adapter, directory: Path, base_model: str, shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, FileFact]:
-    """Write `adapter` as `write_peft` does, its experts in PEFT's own form (see `fused.py`).
-
-    shapes: (out, in) of every linear of the base.
+    """Write `adapter` as `write_peft` does, its experts in PEFT's own form (see `fused.py`). `shapes` has
+    (out, in) of every linear of the base.
     """
     tensors, settings = joined(adapter, shapes)
     dense = tuple(module for module in adapter.config.modules if not experts_of(module))
@@ -77,9 +73,11 @@ def _write(adapter: Adapter, directory: Path, config: bytes) -> dict[str, FileFa
 
 
 def outline(directory: Path) -> Outline:
-    """Raises AdapterRefused (the file, the part and the way out) for pickled weights, variants of LoRA,
-    damaged files, ranks that contradict the configuration, and modules of which a half or a layer is
-    missing."""
+    """Read what a PEFT directory says of its adapter.
+
+    Raises AdapterRefused (the file, the part and the way out) for pickled weights, variants of LoRA, damaged
+    files, ranks that contradict the configuration, and modules of which a half or a layer is missing.
+    """
     for name in (CONFIG, WEIGHTS):
         _refuse_outside(directory, directory / name)
     weights = _weights(directory)
@@ -88,11 +86,13 @@ def outline(directory: Path) -> Outline:
     copies = tuple(
         sorted(name.removeprefix(PEFT_PREFIX).removesuffix(_COPY) for name in shapes if name.endswith(_COPY))
     )
-    named = {
-        _logical(name, directory): shape
-        for name, shape in shapes.items()
-        if not name.endswith((_COPY, _OF_TRAINING))
-    }
+    named = {}
+    for name, shape in shapes.items():
+        if not name.endswith((_COPY, _OF_TRAINING)):
+            if not name.startswith(PEFT_PREFIX) or not _KEY.fullmatch(name):
+                kind, hint = form_of(name)
+                raise AdapterRefused(f"{weights}: {name:.200} {kind}", hint=hint)
+            named[name.removeprefix(PEFT_PREFIX)] = shape
     modules = _whole_modules(named, directory, dora=bool(settings.get("use_dora")))
     ranks = _pattern(settings, "rank_pattern", int, directory)
     alphas = _pattern(settings, "alpha_pattern", int | float, directory)
@@ -115,8 +115,8 @@ def outline(directory: Path) -> Outline:
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
-    """Return the adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is
-    for; None: what it copied of them was compared before.
+    """Return the adapter of a PEFT directory, upcast to fp32. `base` has the weight files of the model that
+    it is for; None where what it copied of them was compared before.
 
     Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's
     own.
@@ -137,7 +137,7 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
 
 
 def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> None:
-    """The copy of a weight that the base has says nothing new; another one would change the base itself."""
+    """Refuse a copy of a weight that is not the base's: it would change the base itself."""
     names = [f"{module}.weight"] + [f"{tied}.weight" for tied in _TIED if leaf(module) == HEAD]
     copy = f"{PEFT_PREFIX}{module}{_COPY}"
     try:
@@ -167,6 +167,16 @@ def _as_json(settings: Mapping[str, Any]) -> bytes:
 
 
 def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
+    """Return the PEFT configuration. It has leaf names where they mean exactly the modules in layers 0 to
+    n - 1 of a model whose layers all have what any layer has, else the full names.
+    """
+    modules = config.modules
+    numbers = {match.group() for module in modules if (match := _LAYER.search(module))}
+    is_even = {int(number) for number in numbers} == set(range(len(numbers)))
+    leaves = sorted({leaf(module) for module in modules})
+    kinds = {_LAYER.sub("*", module): module for module in modules}.values()
+    everywhere = {_LAYER.sub(number, module) for module in kinds for number in numbers} | set(modules)
+    named = {module for module in everywhere if any(entry_matches(name, module) for name in leaves)}
     return {
         "base_model_name_or_path": base_model,
         "bias": "none",
@@ -177,28 +187,12 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": config.rank,
-        "target_modules": _target_names(config.modules),
+        "target_modules": leaves if is_even and named == {*modules} else list(modules),
         "task_type": "CAUSAL_LM",
         "use_dora": config.dora,
         "use_rslora": config.rslora,
         **patterns_of(config),
     }
-
-
-def _target_names(modules: tuple[str, ...]) -> list[str]:
-    """Leaf names where they mean exactly `modules` in layers 0 to n - 1, else the full names."""
-    numbers = {int(match.group()) for module in modules if (match := _LAYER.search(module))}
-    leaves = sorted({leaf(module) for module in modules})
-    even = numbers == set(range(len(numbers))) and _named_by(leaves, modules) == set(modules)
-    return leaves if even else list(modules)
-
-
-def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
-    """Return the modules that `targets` name when every layer has what any layer has."""
-    numbers = {match.group() for module in modules if (match := _LAYER.search(module))}
-    kinds = {_LAYER.sub("*", module): module for module in modules}.values()
-    everywhere = {_LAYER.sub(number, module) for module in kinds for number in numbers} | set(modules)
-    return {module for module in everywhere if any(entry_matches(target, module) for target in targets)}
 
 
 def _weights(directory: Path) -> Path:
@@ -214,7 +208,9 @@ def _weights(directory: Path) -> Path:
 
 
 def _refuse_outside(directory: Path, path: Path) -> None:
-    """A link may lead to a file below the directory, and, in a snapshot of the hub's cache, to its blobs."""
+    """Refuse a link, unless it leads to a file below the directory or, in a snapshot of the hub's cache, to
+    its blobs.
+    """
     if not path.is_symlink():
         return
     home, target = directory.resolve(), path.resolve()
@@ -223,13 +219,6 @@ def _refuse_outside(directory: Path, path: Path) -> None:
         raise AdapterRefused(
             f"{path}: a link that leads out of the directory", hint=f"replace it by a copy of {target}"
         )
-
-
-def _logical(name: str, directory: Path) -> str:
-    if name.startswith(PEFT_PREFIX) and _KEY.fullmatch(name):
-        return name.removeprefix(PEFT_PREFIX)
-    kind, hint = form_of(name)
-    raise AdapterRefused(f"{directory / WEIGHTS}: {name:.200} {kind}", hint=hint)
 
 
 def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tuple[str, ...]:
@@ -262,15 +251,25 @@ def _config_of(
 
     Raises AdapterRefused where they say anything else.
     """
-    found: dict[bool, int] = {}
-    (ranks, alphas), alpha = patterns, settings["lora_alpha"]
+    rank_of: dict[bool, int] = {}  # by whether it is of experts
+    ranks, alphas = patterns
+    alpha = settings["lora_alpha"]
     for module in modules:
         rank = ranks.of(module, settings["r"])
         is_expert = bool(experts_of(module))
-        _check_rank(module, rank, shapes, directory)
-        if found.setdefault(is_expert, rank) != rank:
+        for half, axis in (("A", 0), ("B", 1)):
+            name = f"{module}.lora_{half}.weight"
+            shape = shapes[name]
+            if len(shape) != 2 or shape[axis] != rank:
+                raise AdapterRefused(
+                    f"{directory / WEIGHTS}: {name} has shape {list(shape)} but {CONFIG} says r = {rank}",
+                    hint=_SHARED
+                    if len(shape) == 3
+                    else "the two files are not of the same adapter: export it again",
+                )
+        if rank_of.setdefault(is_expert, rank) != rank:
             raise AdapterRefused(
-                f"{directory / CONFIG}: {module} has rank {rank}, others have {found[is_expert]}",
+                f"{directory / CONFIG}: {module} has rank {rank}, others have {rank_of[is_expert]}",
                 hint="experts may have another rank than other linears, but each of the two kinds has one",
             )
         if alphas.of(module, alpha) != alpha:
@@ -279,12 +278,12 @@ def _config_of(
                 hint="one alpha holds for all modules; train without alpha_pattern",
             )
     return AdapterConfig(
-        rank=found.get(False, settings["r"]),
+        rank=rank_of.get(False, settings["r"]),
         alpha=float(alpha),
         modules=modules,
         rslora=bool(settings.get("use_rslora")),
         dropout=float(settings.get("lora_dropout") or 0.0),
-        expert_rank=found.get(True),
+        expert_rank=rank_of.get(True),
         dora=bool(settings.get("use_dora")),
     )
 
@@ -310,8 +309,8 @@ def _with_pairs(config: AdapterConfig, pairs: Sequence[Fused], directory: Path) 
 def _check_used(
     config: AdapterConfig, settings: Mapping[str, Any], patterns: tuple[Pattern, Pattern], directory: Path
 ) -> None:
-    """Refuse keys of the patterns that name nothing, but for those that lorad writes for another version of
-    transformers. PEFT passes over them, where it does not join experts: there they may mean another rank.
+    """Refuse keys of the patterns that name nothing, except the ones that lorad writes for another version of
+    transformers. PEFT passes over them; where it joins experts they may mean another rank.
     """
     own = patterns_of(config)
     if not config.experts:
@@ -327,7 +326,7 @@ def _check_used(
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """A ValueError of the block is what is wrong with a file."""
+    """Refuse a file for what a ValueError of the block says."""
     try:
         yield
     except ValueError as error:
@@ -349,19 +348,6 @@ def _pattern(settings: Mapping[str, Any], key: str, kind: Any, directory: Path) 
             f"{directory / CONFIG}: {key}: {error} is no name of modules that is read here",
             hint=r"name modules as q_proj, model.layers.0.self_attn.q_proj or experts\.\d+\.\w+",
         ) from error
-
-
-def _check_rank(module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], directory: Path) -> None:
-    for half, axis in (("A", 0), ("B", 1)):
-        name = f"{module}.lora_{half}.weight"
-        shape = shapes[name]
-        if len(shape) != 2 or shape[axis] != rank:
-            raise AdapterRefused(
-                f"{directory / WEIGHTS}: {name} has shape {list(shape)} but {CONFIG} says r = {rank}",
-                hint=_SHARED
-                if len(shape) == 3
-                else "the two files are not of the same adapter: export it again",
-            )
 
 
 def _named(modules: tuple[str, ...], settings: Mapping[str, Any], directory: Path) -> Named:

@@ -34,7 +34,7 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
 
 def refuse_interleaved(outlined: Outline, model_type: str, interleaved: Collection[str]) -> None:
     """Raise AdapterRefused for PEFT's own form where gate and up take turns in a base's tensors, and so in
-    those of the adapter. interleaved: the model types of such bases.
+    those of the adapter; `interleaved` has the model types of such bases.
     """
     if outlined.fused and model_type in interleaved:
         raise AdapterRefused(
@@ -45,13 +45,18 @@ def refuse_interleaved(outlined: Outline, model_type: str, interleaved: Collecti
 
 def why_not(config: AdapterConfig, shapes: _Shapes, model_type: str) -> dict[str, str]:
     """Return for each reader of a directory with names of single experts why it does not read what was
-    trained; "" where it does.
-
-    shapes: (out, in) of every linear of the base.
+    trained; "" where it does. `shapes` has (out, in) of every linear of the base.
     """
     is_partial = any(experts_of(name) for name in partners_of(config.modules, shapes, ()))
     parts = "some experts of a layer alone, or some of their linears" if is_partial else ""
-    reasons = {"PEFT": parts or _why_not_peft(config, model_type)}
+    reasons = {"PEFT": parts}
+    if not parts:
+        if model_type not in _FUSED or model_type == _UNCONVERTED:
+            reasons["PEFT"] = f"it does not convert experts of {model_type or 'this model'}"
+        elif lost := _lost(config, model_type):
+            reasons["PEFT"] = f"it takes {lost[0]} for experts"
+        elif config.dropout:
+            reasons["PEFT"] = "it takes no dropout on experts"
     for name, server in sorted(SERVERS.items()):
         reasons[name] = parts or _why_not_server(server, config, shapes, model_type)
     return reasons
@@ -68,16 +73,8 @@ def _why_not_server(server: ServerKind, config: AdapterConfig, shapes: _Shapes, 
     return f"it wants {leaf(lacks[0])} too" if lacks else ""
 
 
-def _why_not_peft(config: AdapterConfig, model_type: str) -> str:
-    if model_type not in _FUSED or model_type == _UNCONVERTED:
-        return f"it does not convert experts of {model_type or 'this model'}"
-    if lost := _lost(config, model_type):
-        return f"it takes {lost[0]} for experts"
-    return "it takes no dropout on experts" if config.dropout else ""
-
-
 def _lost(config: AdapterConfig, model_type: str) -> list[str]:
-    """Return the linears beside experts that have names of theirs, which PEFT converts."""
+    """Return the linears beside experts that are named as those of experts, which PEFT converts."""
     if model_type == _UNCONVERTED:
         return []
-    return [one for one in config.modules if not experts_of(one) and leaf(one) in _OF_EXPERTS]
+    return [name for name in config.modules if not experts_of(name) and leaf(name) in _OF_EXPERTS]

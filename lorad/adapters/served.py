@@ -17,15 +17,18 @@ _Shapes = Mapping[str, tuple[int, int]]
 
 
 def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
-    """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them,
-    and cast. Where any linear of an expert is adapted, all linears of all experts of its layer are. Where
-    experts have a rank of their own, what has the lower one is filled up with zeros, and the B of experts
-    has what their scale is more or less than that of the rest.
+    """Return an adapter with its scale written as alpha / rank, partners with a zero B where its modules need
+    them, and cast.
 
-    shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes
-    adapters on only together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see
-    `bfloat16_bits`. An adapter that has this form already is returned as it is. DoRA has no such form: see
-    `lorad/limits`.
+    Where any linear of an expert is adapted, all linears of all experts of its layer are. Where experts have
+    a rank of their own, what has the lower one is filled up with zeros, and the B of experts has what their
+    scale is more or less than the scale of the rest. An adapter that has this form already is returned as it
+    is. DoRA has no such form: see `lorad/limits`.
+
+    Args:
+        shapes: (out, in) of every linear of the base.
+        joined: Leaf names of linears that the server takes adapters on only together.
+        dtype: The dtype of the server's arithmetic; tensors of bfloat16 are bits, see `bfloat16_bits`.
     """
     config = adapter.config
     partners = partners_of(config.modules, shapes, joined)
@@ -64,7 +67,7 @@ def _at_rank(tensor: np.ndarray, rank: int, times: float, name: str) -> np.ndarr
 
 def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
-    adapter on as well; of experts those of the whole layer.
+    adapter on as well; beside an expert all those of its layer.
     """
     present = set(modules)
     partners = set[str]()

@@ -110,7 +110,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _wrong_keys(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys that change what an adapter computes: a sentence about each -> what to do."""
+    """Return what to do about each key that changes what an adapter computes, by a sentence about it."""
     wrong = {
         f"{key} is {short(settings[key])}": hint
         for key, (harmless, hint) in _REFUSED.items()
@@ -125,7 +125,7 @@ def _wrong_keys(settings: Mapping[str, Any]) -> dict[str, str]:
 def _wrong_start(settings: Mapping[str, Any]) -> dict[str, str]:
     """Check `init_lora_weights`, since some ways to start move a part of the base to the adapter.
 
-    Returns a sentence -> what to do; nothing where all is well.
+    Returns what to do by a sentence about it; nothing where all is well.
     """
     start = settings.get("init_lora_weights")
     word = str(start).lower().replace("-", "_")
@@ -139,7 +139,7 @@ def _wrong_start(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wrong_numbers(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Check rank, alpha and dropout. Returns a sentence about each wrong one -> what to do."""
+    """Check rank, alpha and dropout. Return what to do about each wrong one, by a sentence about it."""
     rank = settings.get("r")
     alpha = settings.get("lora_alpha")
     dropout = settings.get("lora_dropout") or 0.0

@@ -40,8 +40,8 @@ _LAYER = re.compile(r"\.[^.]*\.(\d+)\.")  # the first counts, as for PEFT
 class Named(NamedTuple):
     """The modules that adapter_config.json names, as PEFT compares them: entries are names or their ends.
 
-    targets, excluded: entries; None where a regular expression names them, which is not evaluated here.
-    layers: the only ones; None for all.
+    Entries are None where a regular expression names them, which is not evaluated here. `layers` has the only
+    layers; None for all.
     """
 
     targets: frozenset[str] | None
@@ -52,10 +52,10 @@ class Named(NamedTuple):
         """Return whether an adapter on a module would be read by PEFT."""
         if self.layers is not None and layer_of(module) not in self.layers:
             return False
-        ends = _ends(module)
-        return (self.targets is None or bool(self.targets & ends)) and not (
-            self.excluded or frozenset()
-        ) & ends
+        parts = module.split(".")
+        ends = {".".join(parts[start:]) for start in range(len(parts))}  # `mlp.up_proj` and `up_proj`
+        is_target = self.targets is None or bool(self.targets & ends)
+        return is_target and not (self.excluded or frozenset()) & ends
 
     def must_have(self, module: str) -> bool:
         """Return whether PEFT puts an adapter on a module wherever a model has it."""
@@ -68,12 +68,6 @@ def layer_of(module: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _ends(module: str) -> set[str]:
-    """Return a name and its ends: `mlp.up_proj` -> {`mlp.up_proj`, `up_proj`}."""
-    parts = module.split(".")
-    return {".".join(parts[start:]) for start in range(len(parts))}
-
-
 def match_modules(
     shapes: Mapping[str, tuple[int, int]],
     target_modules: str | Sequence[str],
@@ -82,9 +76,9 @@ def match_modules(
 ) -> tuple[str, ...]:
     """Return the sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
 
-    `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that
-    matches nothing (but `lm_head` may be excluded where there is none) and when no module is left. others:
-    modules that get no adapter in any case, and may be excluded all the same.
+    `shapes` has (out, in) of every linear of the base by logical name. Raises SpecError for an entry that
+    matches nothing (but `lm_head` may be excluded where there is none) and when no module is left. The
+    modules `others` get no adapter in any case, and may be excluded all the same.
     """
     if not shapes:
         raise SpecError(
@@ -109,7 +103,9 @@ def leaf(name: str) -> str:
 
 
 def experts_of(name: str) -> str:
-    """`model.layers.0.mlp.experts.3.up_proj` -> `model.layers.0.mlp.experts`; "" for what is of no expert."""
+    """Return the experts that a linear belongs to: `model.layers.0.mlp.experts.3.up_proj` ->
+    `model.layers.0.mlp.experts`; "" for any other.
+    """
     match = _OF_EXPERT.fullmatch(name)
     return match[1] if match else ""
 
@@ -118,7 +114,16 @@ def entry_matches(entry: str, name: str) -> bool:
     """Return whether one entry, `all-linear` included, names the module `name`."""
     if entry == ALL_LINEAR:
         return leaf(name) != HEAD
-    return any(_matches(pattern, name) for pattern in _hugging_face(entry))
+    *path, last = entry.split(".")
+    prefix = [_MEGATRON_PATH.get(part, part) if last in MEGATRON else part for part in path]
+    for word in MEGATRON.get(last, (last,)):  # a fused linear of Megatron is several
+        pattern = ".".join([*prefix, word])
+        if _WILD & set(pattern):
+            if fnmatchcase(name, pattern):
+                return True
+        elif name == pattern or name.endswith(f".{pattern}"):
+            return True
+    return False
 
 
 def entries(modules: str | Sequence[str]) -> list[str]:
@@ -138,19 +143,6 @@ def _matched(
             raise SpecError(f"{entry!r} matches no linear of the model", key=key, hint=_advice(entry, names))
         matched |= matches
     return frozenset(matched)
-
-
-def _hugging_face(entry: str) -> list[str]:
-    """Return the same entry in Hugging Face's words; a fused Megatron linear becomes several."""
-    *path, last = entry.split(".")
-    prefix = [_MEGATRON_PATH.get(part, part) if last in MEGATRON else part for part in path]
-    return [".".join([*prefix, name]) for name in MEGATRON.get(last, (last,))]
-
-
-def _matches(pattern: str, name: str) -> bool:
-    if _WILD & set(pattern):
-        return fnmatchcase(name, pattern)
-    return name == pattern or name.endswith(f".{pattern}")
 
 
 def _advice(entry: str, names: list[str]) -> str:

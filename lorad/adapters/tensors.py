@@ -41,8 +41,8 @@ def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
 
 @lru_cache
 def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, list[str]]:
-    """Return the beginning of the file, and the names in the order of their data. layout: (name, dtype,
-    shape) of each.
+    """Return the beginning of a file with the name, dtype and shape of each tensor, and the names in the
+    order of their data.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -56,16 +56,14 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
 
 
 def bfloat16_bits(array: np.ndarray) -> np.ndarray:
-    """A float32 array rounded to the nearest bfloat16, ties to even, as torch does; uint16,
-    its upper halves.
-    """
+    """Round a float32 array to the nearest bfloat16, ties to even, as torch does; return the bits, uint16."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
 
 
 class _Entry(NamedTuple):
-    """What the header says of one tensor. start, end: its bytes in the file."""
+    """What the header says of one tensor, whose bytes in the file begin at `start` and end at `end`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -111,7 +109,8 @@ def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
         header = _read_header(other, os.fstat(other.fileno()).st_size, base)
         entry = entries[name]
         start = other.tell()
-        (low, high), theirs = _span(header[base_name], base, base_name), header[base_name]
+        low, high = _span(header[base_name], base, base_name)
+        theirs = header[base_name]
         if entry.shape != tuple(theirs["shape"]):
             return False
         in_other = _Entry(theirs["dtype"], entry.shape, start + low, start + high)
@@ -136,8 +135,8 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, _Entry]]]:
             spans = {
                 name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"
             }
-            _check_cover(list(spans.values()), size - file.tell(), path)
             begin = file.tell()
+            _check_cover(list(spans.values()), size - begin, path)
             entries = {
                 name: _Entry(header[name]["dtype"], tuple(header[name]["shape"]), begin + start, begin + end)
                 for name, (start, end) in spans.items()
@@ -158,7 +157,7 @@ def _bytes_of(file: BinaryIO, entry: _Entry, path: Path, name: str) -> memoryvie
 
 
 def _slice(file: BinaryIO, entry: _Entry, first: int, path: Path, name: str) -> np.ndarray:
-    """SLICE values from number `first` on, or those that are left."""
+    """Return `_SLICE` values from number `first` on, or as many as are left."""
     count = min(_SLICE, math.prod(entry.shape) - first)
     size = _ITEM_BYTES[entry.dtype]
     start = entry.start + first * size
@@ -192,7 +191,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
     """Return where one tensor's bytes start and end, equal to what its shape and dtype need."""
     try:
-        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype = entry["dtype"]
+        shape = entry["shape"]
+        start, end = entry["data_offsets"]
         sound = len(shape) <= _DIMENSIONS and all(
             type(n) is int and 0 <= n < 2**63 for n in (*shape, start, end)
         )
@@ -212,7 +213,7 @@ def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
 
 
 def _check_cover(spans: list[tuple[int, int]], size: int, path: Path) -> None:
-    """The tensors fill the data exactly: no hole, no overlap, nothing behind."""
+    """Refuse tensors that do not fill the data exactly: no hole, no overlap, nothing behind."""
     position = 0
     for start, end in sorted(spans):
         if start != position:

@@ -4,7 +4,7 @@ SGLang dies of a wrong width at the first request; vLLM serves it; one NaN adapt
 answers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _OTHER_BASE = "was it made for another base?"
 def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
     """Raise AdapterRefused, naming the tensor, unless `adapter` is whole, finite, fp32 and fits `shapes`.
 
-    `shapes`: (out, in) of every linear of the base by logical name. Nothing is changed.
+    `shapes` has (out, in) of every linear of the base by logical name. Nothing is changed.
     """
     expected = refuse_unfit(
         Outline(adapter.config, {name: t.shape for name, t in adapter.tensors.items()}), shapes
@@ -35,32 +35,31 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
 
 def refuse_unfit(outlined: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`:
-    before any weight
-    is read."""
+    """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`;
+    no weight is read before.
+    """
     expected = expected_shapes(outlined.config, shapes)
-    _check_keys(outlined.shapes.keys(), expected)
+    if not expected:
+        _refuse("it adapts no module", "name some in lora.target_modules")
+    if missing := sorted(set(expected) - set(outlined.shapes)):
+        _refuse(f"{missing[0]} is missing ({len(missing)} of {len(expected)} tensors)", "export it again")
+    if extra := sorted(set(outlined.shapes) - set(expected)):
+        _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
     for name, shape in expected.items():
         if (own := outlined.shapes[name]) != shape:
             _refuse(f"{name} has shape {list(own)}, the base needs {list(shape)}", _OTHER_BASE)
-    _check_named(outlined, shapes)
-    return expected
-
-
-def _check_named(adapter: Outline, shapes: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse an adapter without tensors of a linear that its configuration names, in a layer with others.
-
-    Experts, which transformers 5 has as parameters, are looked at where some have a pair of their own.
-    """
-    if adapter.named.targets is None or adapter.fused:
-        return
-    modules = set(adapter.config.modules)
-    has_experts = bool(adapter.config.experts)
+    if outlined.named.targets is None or outlined.fused:
+        return expected
+    # A linear that the configuration names, in a layer with others, has tensors. Experts, which transformers
+    # 5 has as parameters, are looked at where some have a pair of their own.
+    modules = set(outlined.config.modules)
+    has_experts = bool(outlined.config.experts)
     layers = {None, *map(layer_of, modules)}
     for module in shapes:
         counts = layer_of(module) in layers and (has_experts or not experts_of(module))
-        if counts and module not in modules and adapter.named.must_have(module):
+        if counts and module not in modules and outlined.named.must_have(module):
             _refuse(f"{module} is in its target_modules and has no tensor", "export the adapter again")
+    return expected
 
 
 def expected_shapes(
@@ -87,15 +86,6 @@ def expected_shapes(
         if config.dora:
             expected[f"{module}.{MAGNITUDE}"] = (out,)
     return expected
-
-
-def _check_keys(present: Collection[str], expected: Mapping[str, tuple[int, ...]]) -> None:
-    if not expected:
-        _refuse("it adapts no module", "name some in lora.target_modules")
-    if missing := sorted(set(expected) - set(present)):
-        _refuse(f"{missing[0]} is missing ({len(missing)} of {len(expected)} tensors)", "export it again")
-    if extra := sorted(set(present) - set(expected)):
-        _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
 
 
 def _refuse(what: str, hint: str) -> None:
