@@ -15,7 +15,6 @@ from lorad.errors import LoradError
 from lorad.pool import config as configuration
 from lorad.pool.config import log_directory
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.structs import learn_structs
 from lorad.startup import quick_imports
 
@@ -32,7 +31,15 @@ def main() -> int:
         HEART.tell("starting its pool")
         config = configuration.read(root)
         with quick_imports():
-            _prepare(config)
+            # before torch is imported: its threads, and the path of the user's classes
+            for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                os.environ[variable] = str(config.threads)
+            if config.pythonpath:
+                sys.path[:0] = config.pythonpath.split(os.pathsep)
+            import torch
+
+            torch.set_num_threads(config.threads)
+            torch.set_num_interop_threads(1)
             from lorad.pool.host import run
 
         learn_structs()
@@ -44,18 +51,6 @@ def main() -> int:
         print(f"the pool could not start: {error}.{hint}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def _prepare(config: PoolSetup) -> None:
-    """Set what must be decided before torch is imported: its threads, and the path of the user's classes."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[variable] = str(config.threads)
-    if config.pythonpath:
-        sys.path[:0] = config.pythonpath.split(os.pathsep)
-    import torch
-
-    torch.set_num_threads(config.threads)
-    torch.set_num_interop_threads(1)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,18 @@ def memory_for_adapters(config: PoolSetup) -> int:
     """Return the bytes that slots and versions may take once both sides have started; 0 where that is not
     known.
 
-    On a CPU what the pool's share of the machine leaves beside the processes and the cache of an engine in
-    the pool, which a small machine never fills. On a GPU it is known where one base serves both sides.
+    On a CPU it is what the pool's share of the machine leaves beside the processes and the cache of an engine
+    in the pool, which a small machine never fills. On a GPU it is known where one base serves both sides.
     """
     if config.device == "cpu":
-        return _of_machine(config)
+        granted = read_machine().memory
+        if granted >= NO_LIMIT:
+            return 0
+        pool = psutil.Process()
+        taken = sum(process.memory_info().rss for process in (pool, *pool.children(recursive=True)))
+        cache = CPU_CACHE if config.server is None else 0
+        left = int(granted * config.memory_fraction) - taken
+        return max(1, left // ADAPTERS, left - cache)
     if config.ranks is not None or config.server is not None:
         return 0
     return max(0, memory_left(config, read_facts(Path(config.model_path)))) // ADAPTERS
@@ -40,17 +47,6 @@ def memory_left(config: PoolSetup, facts: ModelFacts) -> int:
     """Return the bytes that the trainer's bases leave of a GPU; less than 0 where they do not fit."""
     bases = trainer_bytes(config, facts) + _teacher_bytes(config, facts)
     return int(_total(config) * config.memory_fraction) - bases
-
-
-def _of_machine(config: PoolSetup) -> int:
-    granted = read_machine().memory
-    if granted >= NO_LIMIT:
-        return 0
-    pool = psutil.Process()
-    taken = sum(process.memory_info().rss for process in (pool, *pool.children(recursive=True)))
-    cache = CPU_CACHE if config.server is None else 0
-    left = int(granted * config.memory_fraction) - taken
-    return max(1, left // ADAPTERS, left - cache)
 
 
 def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
@@ -82,11 +78,11 @@ def _teacher_bytes(config: PoolSetup, facts: ModelFacts) -> int:
 
 
 def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
-    """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is
-    beside the engine's.
+    """Return the bytes for keys and values of an engine in the pool's process; with `own` the trainer's base
+    is beside the engine's.
 
-    The same on each start, since samples that outgrow it are computed again, which is not bit for bit the
-    same.
+    They are the same on each start, since samples that outgrow the cache are computed again, which is not bit
+    for bit the same.
     """
     if base.device.type == "cpu":
         return CPU_CACHE

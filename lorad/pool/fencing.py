@@ -31,9 +31,12 @@ class _Reply:
 class Fence:
     """The fence of one run.
 
-    attempt: the newest seen.
-    phase: the verb under way.
-    abort: ends a stream by its request name.
+    Attributes:
+        attempt: The newest that was seen.
+        phase: The verb under way.
+
+    Args:
+        abort: Ends a stream by its request name.
     """
 
     def __init__(self, run: str, abort: Callable[[str], Awaitable[None]]) -> None:
@@ -60,7 +63,17 @@ class Fence:
         self._admit(call)
         reply = self._replies.get(call.seq)
         if reply is None:
-            reply = self._start(call, work)
+            if call.seq <= self._newest:
+                raise Fenced(
+                    f"call {call.seq} of {self.run} attempt {call.attempt} is older than the {RECORDED} "
+                    "recorded replies",
+                    hint="Resume the run: its state in the pool is not what the caller thinks.",
+                )
+            self._newest = call.seq
+            reply = self._replies[call.seq] = _Reply(call.verb, self._spawn(call, work))
+            ended = [seq for seq, recorded in self._replies.items() if recorded.task.done()]
+            for seq in ended[: max(0, len(self._replies) - RECORDED)]:
+                del self._replies[seq]
         elif reply.verb != call.verb:
             raise Conflict(
                 f"call {call.seq} of {self.run} attempt {call.attempt} was {reply.verb}, now it is "
@@ -108,21 +121,6 @@ class Fence:
                 "has begun",
                 hint="This process is out of date and has nothing left to do.",
             )
-
-    def _start(self, call: Call, work: _Work) -> _Reply:
-        if call.seq <= self._newest:
-            raise Fenced(
-                f"call {call.seq} of {self.run} attempt {call.attempt} is older than the {RECORDED} "
-                "recorded replies",
-                hint="Resume the run: its state in the pool is not what the caller thinks.",
-            )
-        self._newest = call.seq
-        reply = self._replies[call.seq] = _Reply(call.verb, self._spawn(call, work))
-        for seq in [s for s, r in self._replies.items() if r.task.done()][
-            : max(0, len(self._replies) - RECORDED)
-        ]:
-            del self._replies[seq]
-        return reply
 
     def _spawn(self, call: Call, work: _Work) -> asyncio.Task[Any]:
         task = asyncio.create_task(self._alone(call, work), name=f"{self.run} {call.verb}")

@@ -9,7 +9,7 @@ import platform
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ from lorad.pool.usage_file import UsageFile, kept
 from lorad.pool.work import Rate, peak_of
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import answers, listen, remove
-from lorad.protocol.pool_setup import PoolSetup, RanksSetup, ServerSetup
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import USES, PoolInfo, Uses
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings
@@ -64,8 +64,9 @@ _SOFTWARE = ("torch", "numpy", "safetensors")
 class _Training:
     """The running trainer and, with distillation, the teacher's.
 
-    checksum: checksum of the trainer's base.
-    lodger: see `lorad/pool/phases.py`.
+    Attributes:
+        checksum: The checksum of the trainer's base.
+        lodger: See `lorad/pool/phases.py`.
     """
 
     trainer: Trainer
@@ -107,8 +108,8 @@ async def _started(
 
 
 async def _replace_lost(grant: "Grant", engine: Any, patience: float) -> None:
-    """Move the servers of lost nodes to nodes that are granted in their places. patience: seconds that the
-    engine may be without any server.
+    """Move the servers of lost nodes to nodes that are granted in their places. The engine may be without any
+    server for `patience` seconds.
     """
     engine.expect_nodes(patience)
     while True:
@@ -138,7 +139,23 @@ class _Start:
             engine = self._engine_on(base, own=False)
             return await self._training_on(base), engine
         if config.device == "cpu" or config.rollout_devices:
-            return await _side_by_side(self._training(), self._engine())
+            first = asyncio.create_task(self._training())
+            second = asyncio.create_task(self._engine())
+            try:
+                await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
+                for task in (first, second):
+                    if task.done():
+                        task.result()
+                return await first, await second
+            except BaseException:  # when one fails, the other is ended too
+                first.cancel()
+                second.cancel()
+                trainer_result, engine_result = await asyncio.gather(first, second, return_exceptions=True)
+                if isinstance(engine_result, Engine):
+                    await engine_result.close()
+                if isinstance(trainer_result, _Training):
+                    await trainer_result.trainer.shut_down()
+                raise
         training = await self._training()
         try:
             return training, await self._engine()
@@ -147,12 +164,27 @@ class _Start:
             raise
 
     async def _training(self) -> _Training:
-        if self.config.ranks is None:
-            return await self._training_on(await self.compute.run(_load, self.config, self.facts))
-        trainer = await self._ranks(self.config.ranks)
+        config = self.config
+        setup = config.ranks
+        if setup is None:
+            return await self._training_on(await self.compute.run(_load, config, self.facts))
+        gpus = config.trainer_names[: setup.ranks]
+        settings = RanksSettings(
+            backend=config.trainer,
+            model=Path(config.model_path),
+            name=config.model,
+            dtype=dtype_of(config, self.facts),
+            devices=("cpu",) if config.device == "cpu" or self.grant is not None else gpus,
+            threads=max(1, config.threads // setup.ranks),
+            hang=config.hang,
+            quantize=config.quantize,
+        )
+        logs = log_directory(self.root)
+        more = {} if self.grant is None else {"hosts": self.grant.hosts}
+        trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs, **more)
         try:
             checksum = await trainer.base_checksum()
-            is_lodger = self.config.mode == "timesliced" and trainer.capabilities().offload
+            is_lodger = config.mode == "timesliced" and trainer.capabilities().offload
             if is_lodger:
                 await trainer.offload()
             return _Training(trainer, checksum, trainer if is_lodger else None, await self._teacher())
@@ -177,50 +209,17 @@ class _Start:
         teacher: Trainer = kind(base, self.compute, config.teacher)
         return teacher
 
-    async def _ranks(self, setup: RanksSetup) -> Trainer:
-        config = self.config
-        gpus = config.trainer_names[: setup.ranks]
-        settings = RanksSettings(
-            backend=config.trainer,
-            model=Path(config.model_path),
-            name=config.model,
-            dtype=dtype_of(config, self.facts),
-            devices=("cpu",) if config.device == "cpu" or self.grant is not None else gpus,
-            threads=max(1, config.threads // setup.ranks),
-            hang=config.hang,
-            quantize=config.quantize,
-        )
-        logs = log_directory(self.root)
-        more = {} if self.grant is None else {"hosts": self.grant.hosts}
-        trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs, **more)
-        return trainer
-
     async def _engine(self) -> Engine:
-        if self.config.server is not None:
-            return await self._servers(self.config.server)
-        return self._engine_on(await self.compute.run(_load, self.config, self.facts), own=True)
-
-    def _engine_on(self, base: Base, *, own: bool) -> Engine:
-        """Start an engine on a base. own: the trainer has a base of its own beside this one."""
-        cache = engine_cache(self.config, self.facts, base, own=own)
-        engine: Engine = self.engine_type(
-            base,
-            self.compute,
-            Path(self.config.model_path),
-            cache_bytes=cache,
-            mix_calls=not self.config.deterministic,
-        )
-        return engine
-
-    async def _servers(self, setup: ServerSetup) -> Engine:
+        config = self.config
+        if config.server is None:
+            return self._engine_on(await self.compute.run(_load, config, self.facts), own=True)
         # with aiohttp, which a builtin pool does without
         from lorad.engines.remote.settings import settings_of
 
-        config = self.config
         own = config.server_names
         hosts = [] if self.grant is None else self.grant.rollout or self.grant.hosts
         settings = settings_of(
-            setup,
+            config.server,
             model=Path(config.model_path),
             dtype=dtype_of(config, self.facts),
             device="cpu" if config.device == "cpu" else own[0],
@@ -233,32 +232,21 @@ class _Start:
         logs = log_directory(self.root)
         more = {} if self.grant is None else {"hosts": hosts}
         engine: Engine = await self.engine_type.open(
-            setup, settings, shapes, work=self.root, logs=logs, **more
+            config.server, settings, shapes, work=self.root, logs=logs, **more
         )
         return engine
 
-
-async def _side_by_side(
-    training: Coroutine[Any, Any, _Training], engine: Coroutine[Any, Any, Engine]
-) -> tuple[_Training, Engine]:
-    """Start both, or neither: when one fails, the other is ended too."""
-    first = asyncio.create_task(training)
-    second = asyncio.create_task(engine)
-    try:
-        await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
-        for task in (first, second):
-            if task.done():
-                task.result()
-        return await first, await second
-    except BaseException:
-        first.cancel()
-        second.cancel()
-        trainer_result, engine_result = await asyncio.gather(first, second, return_exceptions=True)
-        if isinstance(engine_result, Engine):
-            await engine_result.close()
-        if isinstance(trainer_result, _Training):
-            await trainer_result.trainer.shut_down()
-        raise
+    def _engine_on(self, base: Base, *, own: bool) -> Engine:
+        """Start an engine on a base; with `own` the trainer has a base of its own beside this one."""
+        cache = engine_cache(self.config, self.facts, base, own=own)
+        engine: Engine = self.engine_type(
+            base,
+            self.compute,
+            Path(self.config.model_path),
+            cache_bytes=cache,
+            mix_calls=not self.config.deterministic,
+        )
+        return engine
 
 
 @contextlib.asynccontextmanager
@@ -291,7 +279,7 @@ def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
 
 
 async def run(config: PoolSetup, root: Path) -> None:
-    """Serve until SIGTERM, SIGINT or a shutdown call. root: the pool's directory.
+    """Serve a pool in its directory `root` until SIGTERM, SIGINT or a shutdown call.
 
     Raises SpecError when the model or a backend is not usable, PoolLost when a process of theirs does not
     start, or engine or trainer will never serve again.
@@ -453,8 +441,8 @@ def _digests(config: PoolSetup) -> tuple[str, str]:
 def _info(
     config: PoolSetup, training: _Training, engine: Engine, facts: ModelFacts, sha256: tuple[str, str]
 ) -> PoolInfo:
-    """Describe the pool; a separate trainer's package versions are under `trainer.`, since this process may
-    have others. sha256: see `_digests`.
+    """Describe the pool, whose files have the digests `sha256`, see `_digests`; a separate trainer's package
+    versions are under `trainer.`, since this process may have others.
     """
     trainer = training.trainer.capabilities()
     own_software = {name: importlib.metadata.version(name) for name in _SOFTWARE}

@@ -37,9 +37,8 @@ class Asked:
 
 
 class Joint:
-    """Calls that are done together. All methods belong to the pool's asyncio loop.
-
-    joins: False where every call is to be done by itself.
+    """Calls that are done together, or each by itself unless it `joins` them. All methods belong to the
+    pool's asyncio loop.
     """
 
     def __init__(self, trainer: Trainer, *, joins: bool) -> None:
@@ -92,20 +91,17 @@ class Joint:
                         asked.done.set_result(own)
 
     async def _gathered(self) -> list[Asked]:
-        """Take the next calls, once those have come that are expected soon."""
+        """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the
+        queue, once the ones have come that are expected soon.
+        """
         while True:
             waiting = [asked.tokens for asked in self._waiting if not asked.done.done()]
             room = _SMALL - sum(waiting) if waiting else 0  # nobody is waited for where nothing waits
             if (seconds := self._returns.seconds_worth_waiting(room)) <= 0:
-                return self._next()
+                break
             self._came.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), seconds)
-
-    def _next(self) -> list[Asked]:
-        """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the
-        queue.
-        """
         self._waiting = [asked for asked in self._waiting if not asked.done.done()]
         calls: dict[str, Asked] = {}
         tokens = 0
@@ -119,7 +115,7 @@ class Joint:
 
 
 class _Away(NamedTuple):
-    """A slot whose pass ended, by the clock of `_Returns`; group: which pass of all it was in."""
+    """A slot whose pass, number `group` of all, ended by the clock of `_Returns`."""
 
     ended: float
     group: int
@@ -152,7 +148,7 @@ class _Returns:
 
     @contextlib.contextmanager
     def passing(self, tokens: Mapping[str, int]) -> Iterator[None]:
-        """Make a pass of some slots. tokens: how many each slot has in it."""
+        """Make a pass of some slots, each with so many tokens in it."""
         self._began = time.perf_counter()
         self._groups += 1
         try:

@@ -30,7 +30,9 @@ class _Seat(NamedTuple):
 class Ledger:
     """Used by the pool's asyncio loop and its compute thread.
 
-    since: when the life of the pool began, by the clock. by_calls: see above.
+    Args:
+        by_calls: Whether calls are billed, and not quanta; see above.
+        since: When the life of the pool began, by the clock.
     """
 
     def __init__(
@@ -53,18 +55,18 @@ class Ledger:
         self._tenants: dict[str, Payer] = {}
         self._seats: dict[str, _Seat] = {}
         self._entries: list[Use] = []
-        self._found: dict[tuple[Payer, _Seat, int], Use] = {}
+        self._by_key: dict[tuple[Payer, _Seat, int], Use] = {}
         self._changed: dict[int, Use] = {}
         self._held: dict[int, float] = {}  # since energy was shared out last
 
     def opens(self, run: str, step: int) -> None:
-        """A run comes, or comes again; what follows stands apart from what was before."""
+        """Note that a run comes, or comes again; what follows stands apart from what was before."""
         with self._lock:
             self._settle(self._clock())
             self._seats[run] = _Seat(self._seat(run).number + 1, step)
 
     def holds(self, payer: Payer, memory: int) -> None:
-        """The payer's run has a slot now. memory: its bytes."""
+        """Note that the payer's run has a slot now, of so many bytes."""
         with self._lock:
             self._settle(self._clock())
             self._tenants[payer.run] = payer
@@ -72,13 +74,13 @@ class Ledger:
             use.memory = max(use.memory, memory)
 
     def saved(self, run: str, step: int) -> None:
-        """The run has a checkpoint of this step."""
+        """Note that the run has a checkpoint of this step."""
         with self._lock:
             self._settle(self._clock())
             self._seats[run] = _Seat(self._seat(run).number, step)
 
     def leaves(self, run: str) -> None:
-        """The slot of a run is gone."""
+        """Note that the slot of a run is gone."""
         with self._lock:
             self._settle(self._clock())
             self._tenants.pop(run, None)
@@ -97,7 +99,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """The running call is under way inside the block. It matters where calls are what is billed."""
+        """Note that the running call is under way inside the block, which matters where calls are billed."""
         if not self._by_calls:
             yield
             return
@@ -136,8 +138,10 @@ class Ledger:
     def settle(self, joules: float | None = None, memory: int = 0) -> list[Use]:
         """Bill everything up to now, and return the entries that changed since the last call.
 
-        joules: what the devices drew since the last call, shared out as they were held; None: unknown.
-        memory: bytes of the pool.
+        Args:
+            joules: What the devices drew since the last call, which is shared out as they were held; None
+                where it is unknown.
+            memory: The bytes of the pool.
         """
         with self._lock:
             self._settle(self._clock())
@@ -188,13 +192,13 @@ class Ledger:
     def _entry(self, payer: Payer) -> Use:
         seat = self._seat(payer.run) if payer.attempt else _Seat()
         hour = int(self._unix()) // _HOUR * _HOUR
-        use = self._found.get((payer, seat, hour))
+        use = self._by_key.get((payer, seat, hour))
         if use is None:
             step = max(0, seat.step)
             use = Use(len(self._entries) + 1, hour, payer.run, payer.attempt, step, payer.alias)
             self._entries.append(use)
-            self._found = {key: held for key, held in self._found.items() if key[2] == hour}
-            self._found[payer, seat, hour] = use
+            self._by_key = {key: entry for key, entry in self._by_key.items() if key[2] == hour}
+            self._by_key[payer, seat, hour] = use
         return self._touched(use)
 
     def _seat(self, run: str) -> _Seat:

@@ -29,13 +29,14 @@ _clock = itertools.count()
 class Entry:
     """One loaded version.
 
-    held: its run still wants it.
-    served: the daemon asked for it.
-    kept: it stays until it is let go.
-    verdict: the verdict of its attestation when it was loaded.
-    delivered: see LoadedVersion.
-    used: a logical time.
-    idle: set when the last of `users` goes.
+    Attributes:
+        held: Whether its run still wants it.
+        served: Whether the daemon asked for it.
+        kept: Whether it stays until it is let go.
+        verdict: The verdict of its attestation when it was loaded.
+        delivered: See `LoadedVersion`.
+        used: The logical time of its last use.
+        idle: An event that is set when the last of `users` goes.
     """
 
     version: str
@@ -54,8 +55,8 @@ class Entry:
 class LoadedVersions:
     """The versions that the engine holds; unloading waits in the background for requests in flight.
 
-    All methods belong to the pool's asyncio loop.
-    forget: called with the engine's name of each version before it is unloaded.
+    All methods belong to the pool's asyncio loop. `forget` hears the engine's name of each version before it
+    is unloaded.
     """
 
     def __init__(self, engine: Engine, forget: Callable[[str], None]) -> None:
@@ -88,7 +89,7 @@ class LoadedVersions:
             most := self._engine.capabilities().max_versions
         ):
             if not self._trim(places=places) and not self._background:
-                names = ", ".join(sorted(held.name for held in loaded))
+                names = ", ".join(sorted(version.name for version in loaded))
                 raise Conflict(
                     f"{version} does not fit: {len(loaded)} versions are loaded, the engine holds {most}, "
                     f"and {version} needs {places}"

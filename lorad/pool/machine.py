@@ -18,9 +18,10 @@ from lorad.protocol.calls import MachineUse
 class _Until:
     """Sums until a moment.
 
-    cpu: seconds that cores were busy.
-    cpu_all: seconds of all cores.
-    samples: how often the devices were read.
+    Attributes:
+        cpu: The seconds that cores were busy.
+        cpu_all: The seconds of all cores.
+        samples: How often the devices were read.
     """
 
     at: float
@@ -31,11 +32,17 @@ class _Until:
     power: float
 
 
+def _memory_in_use() -> int:
+    """Return the bytes of memory that all programs of the machine have."""
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
+
+
 @dataclass
 class Machine:
-    """Samples of the devices come from one thread, and steps from another one. memory: bytes in use."""
+    """What the machine did. Samples of the devices come from one thread, and steps from another one."""
 
-    memory: Callable[[], int] = field(default=lambda: _memory_in_use())
+    memory: Callable[[], int] = field(default=_memory_in_use)
     _last: Reading | None = None
     _sampled_at: float = 0.0
     _power: float | None = None
@@ -97,8 +104,3 @@ class Machine:
         guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # are in user and nice, too
         every = sum(times) - guest
         return _Until(time.monotonic(), every - idle, every, self._samples, self._utilization, self._watts)
-
-
-def _memory_in_use() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)

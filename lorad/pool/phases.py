@@ -44,11 +44,13 @@ class Phases:
     """Decides who may use the devices: training or serving. No method is called from inside another.
 
     All methods belong to the pool's asyncio loop.
-    is_timesliced: False when both kinds may run at once; then nothing ever waits here.
-    trainer: gives back what it used for a while before the engine wakes.
-    lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on
-        them.
-    ledger: bills the calls that are inside.
+
+    Args:
+        is_timesliced: False when both kinds may run at once; then nothing ever waits here.
+        trainer: Gives back what it used for a while before the engine wakes.
+        lodger: A trainer whose base is off the devices while the engine is awake (and now); None where it
+            stays on them.
+        ledger: Bills the calls that are inside.
     """
 
     def __init__(
@@ -87,20 +89,49 @@ class Phases:
         """
         return self._phase("serving", run)
 
-    def with_base(self, run: str) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def with_base(self, run: str) -> AsyncIterator[None]:
         """Keep the trainer's base in place for work other than training; waits only where the base may be
         away.
         """
-        return self.training(run) if self._lodger is not None else self._at_work()
+        if self._lodger is not None:
+            async with self.training(run):
+                yield
+        else:
+            with self._ledger.working():
+                yield
 
     @property
     def is_base_away(self) -> bool:
         """Return whether the trainer's base is in host memory."""
         return self._is_away
 
-    def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    async def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Serve `chunks` of the engine; a reader that stops reading keeps no trainer waiting."""
-        return self._pumped(run, chunks) if self._is_timesliced else self._billed(chunks)
+        if not self._is_timesliced:
+            with self._ledger.working():
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
+            return
+        queue: asyncio.Queue[T | None] = asyncio.Queue()
+
+        async def pump() -> None:
+            try:
+                async with self._phase("serving", run, is_stream=True), aclosing(chunks):
+                    async for chunk in chunks:
+                        queue.put_nowait(chunk)
+            finally:
+                queue.put_nowait(None)
+
+        task = asyncio.create_task(pump())
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def settle(self) -> None:
         """Wait for a change under way."""
@@ -122,37 +153,6 @@ class Phases:
         finally:
             self._leave(kind, run)
 
-    @asynccontextmanager
-    async def _at_work(self) -> AsyncIterator[None]:
-        with self._ledger.working():
-            yield
-
-    async def _billed(self, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        with self._ledger.working():
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-
-    async def _pumped(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        queue: asyncio.Queue[T | None] = asyncio.Queue()
-
-        async def pump() -> None:
-            try:
-                async with self._phase("serving", run, is_stream=True), aclosing(chunks):
-                    async for chunk in chunks:
-                        queue.put_nowait(chunk)
-            finally:
-                queue.put_nowait(None)
-
-        task = asyncio.create_task(pump())
-        try:
-            while (chunk := await queue.get()) is not None:
-                yield chunk
-            await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     async def _enter(self, kind: Kind, run: str, is_stream: bool) -> None:
         if self._may_enter(kind):
             self._inside += 1
@@ -168,20 +168,16 @@ class Phases:
         try:
             await waiter.turn
         except asyncio.CancelledError:
-            self._give_up(kind, waiter)
+            if waiter in self._waiting[kind]:
+                self._waiting[kind].remove(waiter)
+                self._advance()
+            elif not waiter.turn.cancelled() and waiter.turn.exception() is None:  # its turn had just come
+                self._leave(kind, waiter.run)
             raise
 
     def _may_enter(self, kind: Kind) -> bool:
         is_now = self._kind == kind and self._change is None
         return is_now and (kind == "training" or not self._waiting["training"])
-
-    def _give_up(self, kind: Kind, waiter: _Waiter) -> None:
-        """Withdraw a waiter whose caller was cancelled, perhaps in the moment in which its turn came."""
-        if waiter in self._waiting[kind]:
-            self._waiting[kind].remove(waiter)
-            self._advance()
-        elif not waiter.turn.cancelled() and waiter.turn.exception() is None:
-            self._leave(kind, waiter.run)
 
     def _leave(self, kind: Kind, run: str) -> None:
         self._inside -= 1
@@ -198,9 +194,14 @@ class Phases:
         next_kind = next((kind for kind in _KINDS if self._waiting[kind]), None)
         if next_kind is None or self._inside or self._change is not None:
             return
-        if (seconds := self._lingers()) > 0:
-            asyncio.get_running_loop().call_later(seconds, self._advance)
-            return
+        # The run that trained last keeps its turn for a moment, unless it waits itself for the engine. A
+        # stream does not count: it may be what the run samples ahead.
+        mine = (waiter for waiter in self._waiting["serving"] if waiter.run == self._trained)
+        if self._kind == "training" and all(waiter.is_stream for waiter in mine):
+            seconds = self._trained_at + LINGER - time.monotonic()
+            if seconds > 0:
+                asyncio.get_running_loop().call_later(seconds, self._advance)
+                return
         self._change = asyncio.create_task(self._become(next_kind))
 
     def _let_in(self, kind: Kind, error: Exception | None = None) -> None:
@@ -216,16 +217,6 @@ class Phases:
             else:
                 waiter.turn.set_exception(error)
 
-    def _lingers(self) -> float:
-        """Return the seconds for which the run that trained last may keep its turn.
-
-        0 when it waits itself for the engine. A stream does not count: it may be what the run samples ahead.
-        """
-        mine = (waiter for waiter in self._waiting["serving"] if waiter.run == self._trained)
-        if self._kind != "training" or not all(waiter.is_stream for waiter in mine):
-            return 0.0
-        return self._trained_at + LINGER - time.monotonic()
-
     async def _become(self, kind: Kind) -> None:
         """Change the phase, then let in all who wait for it, or raise in them why the change failed."""
         started = time.monotonic()
@@ -238,7 +229,12 @@ class Phases:
                     await self._lodger.onload()
                     self._is_away = False
             else:
-                await self._to_serving()
+                if self._lodger is not None and not self._is_away:
+                    await self._lodger.offload()
+                    self._is_away = True
+                elif self._trainer is not None:
+                    await self._trainer.relax()
+                await self._engine.wake()
             self._kind = kind
             log.info("%s after a change of %.2f s", kind, time.monotonic() - started)
         except Exception as raised:
@@ -247,11 +243,3 @@ class Phases:
         self._change = None
         self._let_in(kind, error)
         self._advance()
-
-    async def _to_serving(self) -> None:
-        if self._lodger is not None and not self._is_away:
-            await self._lodger.offload()
-            self._is_away = True
-        elif self._trainer is not None:
-            await self._trainer.relax()
-        await self._engine.wake()

@@ -72,7 +72,8 @@ class PoolService:
             wire = _Wire(peer)
             task = asyncio.create_task(self._connection(wire))
             _keep(self._connections, task)
-            task.add_done_callback(partial(_close, wire))  # also of one that is cancelled before it begins
+            # also of a task that is cancelled before it begins
+            task.add_done_callback(partial(lambda wire, _: wire.close(), wire))
 
     async def _connection(self, wire: _Wire) -> None:
         """Read calls until the peer closes; then end its streams, but let calls that change a slot finish."""
@@ -97,7 +98,9 @@ class PoolService:
                 await wire.settle()
 
     def _take(self, wire: _Wire, call: Call, mine: dict[int, asyncio.Task[None]]) -> None:
-        """Begin to answer a call, or end one. Raises BadFrame. mine: the connection's calls by their ids."""
+        """Begin to answer a call of a connection, whose calls by their ids are in `mine`, or end one. Raises
+        BadFrame.
+        """
         if call.verb == CANCEL:
             if isinstance(call.args, int) and call.args in mine:
                 mine[call.args].cancel()
@@ -116,7 +119,7 @@ class PoolService:
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
-    """Cancel, and wait until they have ended."""
+    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,10 +128,6 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
 def _keep(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
     tasks.add(task)
     task.add_done_callback(tasks.discard)
-
-
-def _close(wire: _Wire, _: asyncio.Task[None]) -> None:
-    wire.close()
 
 
 class _Wire:
@@ -193,7 +192,14 @@ async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
         kind, args = _checked(pool, call)
         with contextlib.nullcontext() if call.verb in _ABOUT else pool.meter.activity():
             if kind.item is None:
-                yield Answer(call.id, "result", await _plain(pool, call, kind, args))
+                work = partial(PLAIN[call.verb], pool, call, args)
+                if kind.mutates:
+                    result = await pool.fence(call.run).once(call, work)
+                elif kind.of_run:
+                    result = await pool.fence(call.run).read(call, work)
+                else:
+                    result = await work()
+                yield Answer(call.id, "result", result)
                 return
             async with contextlib.aclosing(STREAMS[call.verb](pool, call, args)) as items:
                 async for item in items:
@@ -206,18 +212,8 @@ async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
         yield Answer(call.id, "error", to_wire(error))
 
 
-async def _plain(pool: Pool, call: Call, kind: Verb, args: Any) -> Any:
-    def work() -> Any:
-        return PLAIN[call.verb](pool, call, args)
-
-    if kind.mutates:
-        return await pool.fence(call.run).once(call, work)
-    if kind.of_run:
-        return await pool.fence(call.run).read(call, work)
-    return await work()
-
-
 def _checked(pool: Pool, call: Call) -> tuple[Verb, Any]:
+    """Return the verb of a call and its arguments. Raises Conflict, PoolLost, SpecError."""
     kind = VERBS.get(call.verb)
     if kind is None:
         raise Conflict(

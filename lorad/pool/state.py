@@ -25,15 +25,18 @@ from lorad.trainers.base import Trainer
 class Pool:
     """One trainer, one engine, and the runs that share them.
 
-    teacher: holds another model, for log-probabilities.
-    lodger: see `Phases`.
-    rate: what the trainer's devices can do, see `lorad/pool/work.py`.
-    joins: gradients of several runs are made in the same passes.
-    ledger: who is billed.
-    vocab_size: token ids are below it.
-    memory: bytes for slots and versions, 0 when not known.
-    room: memory for activations.
-    uses: where the ledger is written to.
+    Attributes:
+        ledger: Who is billed.
+        vocab_size: The number that all token ids are below.
+        memory: The bytes for slots and versions, 0 when not known.
+        room: The memory for activations.
+        uses: The file that the ledger is written to.
+
+    Args:
+        teacher: Holds another model, for log-probabilities.
+        lodger: See `Phases`.
+        rate: What the trainer's devices can do, see `lorad/pool/work.py`.
+        joins: Whether gradients of several runs are made in the same passes.
     """
 
     def __init__(

@@ -33,9 +33,10 @@ def critic_slot(run: str) -> str:
 class _Proof:
     """The amplified tests of one attempt.
 
-    returns: how often the engine had returned when the last test passed, see `Attester`; None: none has.
-    since: versions since the last test.
-    times: its K.
+    Attributes:
+        returns: How often the engine had returned when the last test passed, see `Attester`; None before.
+        since: How many versions there were since the last test.
+        times: The K of the last test.
     """
 
     returns: int | None = None
@@ -43,7 +44,7 @@ class _Proof:
     times: float = 1.0
 
     def is_due(self, every: int, returns: int) -> bool:
-        """Return whether the next version is to be amplified. every: see `Open`."""
+        """Return whether the next version is to be amplified, with `every` as in `Open`."""
         return self.returns != returns or 0 < every <= self.since + 1
 
     def count(self, outcome: Outcome, returns: int) -> None:
@@ -61,10 +62,11 @@ class _Proof:
 class Tenant:
     """One run with an open slot.
 
-    slot: its bytes include critic and reference.
-    versions: attested and loaded, oldest first.
-    change: dt of the current version.
-    files: files of the current version, which follow in the background.
+    Attributes:
+        slot: Its slot, whose bytes include critic and reference.
+        versions: Its versions that are attested and loaded, oldest first.
+        change: dt of the current version.
+        files: The files of the current version, which follow in the background.
     """
 
     run: str
@@ -132,7 +134,7 @@ def weight_of(priority: int) -> float:
 
 
 class Parties:
-    """All methods belong to the pool's asyncio loop."""
+    """Who takes turns in the pool. All methods belong to its asyncio loop."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Party] = {}

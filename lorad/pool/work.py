@@ -52,8 +52,9 @@ def peak_of(name: str) -> float | None:
 class Rate(msgspec.Struct, frozen=True):
     """What the trainer's devices can do.
 
-    parameters: parameters of the base that one token meets.
-    peak: flops per second of all devices.
+    Attributes:
+        parameters: How many parameters of the base one token meets.
+        peak: The flops per second of all devices.
     """
 
     parameters: int
@@ -79,7 +80,9 @@ class _Done:
 
 @dataclass
 class Work:
-    """All methods belong to the pool's asyncio loop. rate: None when it is not known."""
+    """The trainer's work. All methods belong to the pool's asyncio loop. The `rate` is None where it is not
+    known.
+    """
 
     trainer: Trainer
     rate: Rate | None
@@ -118,7 +121,7 @@ class Work:
         return health.memory, peak
 
     async def health(self) -> TrainerHealth:
-        """The trainer's own answer forgets its peak: here it lasts until `take_memory`."""
+        """Return the trainer's health. Its own answer forgets its peak; here it lasts until `take_memory`."""
         health = await self.trainer.health()
         if health.memory_peak is not None:
             self._peak = max(self._peak or 0, health.memory_peak)
@@ -137,7 +140,7 @@ def tokens_of(batch: Batch) -> int:
 
 
 class Meter:
-    """All methods belong to the pool's asyncio loop."""
+    """Counts the use of the pool. All methods belong to the pool's asyncio loop."""
 
     def __init__(self) -> None:
         self._trained: deque[tuple[float, int]] = deque()

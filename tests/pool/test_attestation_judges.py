@@ -15,7 +15,7 @@ from lorad.pool.attest.amplified import (
     judge_amplified,
 )
 from lorad.pool.attest.by_name import Others, judge_bits, judge_within
-from lorad.pool.attest.canaries import Canaries, _has_outliers
+from lorad.pool.attest.canaries import Canaries, has_outliers
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32
 from lorad.pool.attest.verdict import Outcome
 from lorad.protocol.batch import Batch
@@ -74,7 +74,7 @@ def test_replayed_routes_excuse_little(aside: float, found: str) -> None:
 
 def test_noise_with_outliers_is_that_of_routes() -> None:
     outliers = np.where(np.arange(TOKENS) % 10 == 0, 8 * NOISE, NOISE)
-    assert _has_outliers(outliers) and not _has_outliers(NOISE) and not _has_outliers(0 * NOISE)
+    assert has_outliers(outliers) and not has_outliers(NOISE) and not has_outliers(0 * NOISE)
 
 
 def test_dropped_target_fails_when_amplified() -> None:

@@ -41,9 +41,10 @@ trainer it proves nothing: right adapters had a rel of up to 0.045 in bfloat16, 
 class Prediction(Struct, frozen=True):
     """What the trainer says of a version with alpha x `times`.
 
-    now: its log-probabilities, float64 [T].
-    before: dt of the previous version with the same alpha x `times`; zero where that is the base.
-    is_replayed: the tokens were sent to the engine's experts.
+    Attributes:
+        now: Its log-probabilities, float64 [T].
+        before: dt of the previous version with the same alpha x `times`; zero where that is the base.
+        is_replayed: Whether the tokens were sent to the engine's experts.
     """
 
     canaries: Canaries
@@ -63,8 +64,9 @@ class Rerouted(Struct, frozen=True):
 class Amplified(Struct, frozen=True):
     """The result of an amplified test.
 
-    again: it is worth a second look on more canaries.
-    rerouted: the trainer can predict it anew, with the routes of the engine.
+    Attributes:
+        again: Whether it is worth a second look on more canaries.
+        rerouted: What the trainer needs to predict it anew with the engine's routes; None where it cannot.
     """
 
     verdict: Attestation
@@ -75,7 +77,7 @@ class Amplified(Struct, frozen=True):
 async def amplification(
     score: Callable[[float], Awaitable[np.ndarray]], canaries: Canaries, sigma: float, begin: float
 ) -> tuple[float, np.ndarray] | None:
-    """Return K, and what `score(K)` says then. begin: a K to try first.
+    """Return K, the first of which to try is `begin`, and what `score(K)` says then.
 
     None when the version changes nothing at all.
     """
@@ -99,7 +101,7 @@ async def amplification(
 
 
 def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) -> Amplified:
-    """Return the verdict on the copy. engine: its log-probabilities."""
+    """Return the verdict on the copy, whose log-probabilities in the engine are given."""
     if not (np.isfinite(engine).all() and np.isfinite(prediction.now).all()):
         return Amplified(Attestation("failed", "amplified log-probabilities are not finite"))
     facts = measure(prediction.canaries, engine, prediction.now, prediction.before, limits)
@@ -113,7 +115,12 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         return Amplified(Attestation("inconclusive", why, figures), again=True)
     noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
     limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
-    excused = _excused(prediction, facts, max(limit, noise))
+    excused = ""  # why a rel above the limit, which noise would explain, proves nothing
+    if prediction.is_replayed:
+        excused = "it is near the limit of a mixture" * (facts["rel"] <= _NEARLY * max(limit, noise))
+    elif prediction.canaries.reroutes and facts["rel"] <= _REROUTED:
+        is_sized = abs(facts["slope"] - 1) <= _REROUTED_SLOPE
+        excused = "engine and trainer send some tokens to different experts" * is_sized
     if facts["rel"] > limit and excused:
         why = (
             f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, which may be rounding: {excused}"
@@ -130,15 +137,6 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
         return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), figures))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
     return Amplified(Attestation("passed", detail, figures))
-
-
-def _excused(prediction: Prediction, facts: dict[str, float], limit: float) -> str:
-    """Return why a rel above the limit, which noise would explain, proves nothing; "" where it does."""
-    if prediction.is_replayed:
-        return "it is near the limit of a mixture" if facts["rel"] <= _NEARLY * limit else ""
-    is_sized = facts["rel"] <= _REROUTED and abs(facts["slope"] - 1) <= _REROUTED_SLOPE
-    is_excused = prediction.canaries.reroutes and is_sized
-    return "engine and trainer send some tokens to different experts" if is_excused else ""
 
 
 def judge_replayed(

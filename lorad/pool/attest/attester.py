@@ -53,10 +53,13 @@ class Attester:
     What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it
     says nothing else.
 
-    is_apart: engine and trainer are not one process with one base.
-    has_experts: the base is a mixture.
-    returns: times that the engine came back and did not repeat its bits.
-    returned_the_same: whether it repeated them the last time.
+    Attributes:
+        returns: How often the engine came back and did not repeat its bits.
+        returned_the_same: Whether it repeated them the last time.
+
+    Args:
+        is_apart: Whether engine and trainer are not one process with one base.
+        has_experts: Whether the base is a mixture.
     """
 
     def __init__(
@@ -95,8 +98,39 @@ class Attester:
         return 1 if self.is_direct_enough else 2
 
     async def canaries(self, count: int, tokens: int, run: str = "") -> Canaries:
-        """Return canaries. Raises AttestationFailed when engine and trainer do not hold the same base."""
-        return (await self._sets(count, tokens, run)).every
+        """Return the canaries of a size, which are made once.
+
+        The engine says last what it makes of them, so that whatever returns is compared with that from then
+        on. Raises AttestationFailed when engine and trainer do not hold the same base.
+        """
+        async with self._sampling:
+            if (count, tokens) not in self._canaries:
+                async with self._phases.serving(run):
+                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
+                async with self._phases.with_base(run):
+                    trainer = await self._trainer.logprobs(Policy(), batch)
+                    unmet = await self.predictor.unmet_experts(batch)
+                    enough = fewest(trainer, batch)
+                    few = some_of(batch, enough)
+                    while few is not batch and await self.predictor.unmet_experts(few) != unmet:
+                        enough = min(2 * enough, batch.completion_lengths.size)
+                        few = some_of(batch, enough)
+                    trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
+                async with self._phases.serving(run), self._engine.settled():
+                    every = few_measured = await self._measured(trainer, batch, unmet)
+                    if few is not batch:
+                        few_measured = await self._measured(trainer_few, few, unmet)
+                    self._canaries[count, tokens] = _Sets(every, few_measured)
+                    log.info(
+                        "engine and trainer differ by %.2g nats (rms) on %d tokens of the base",
+                        every.sigma, every.tokens,
+                    )  # fmt: skip
+                    is_stable = self._engine.capabilities().bit_stable
+                    if not self.is_direct_enough and self._repeats and not is_stable:
+                        again = await self._scores(BASE, every)
+                        self._repeats = np.array_equal(again[0], every.engine)
+                        log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
+        return self._canaries[count, tokens].every
 
     async def any_canaries(self) -> Canaries:
         """Return canaries of any size, the first that were made, or new ones of the default size."""
@@ -111,41 +145,8 @@ class Attester:
         count, tokens = next(size for size, sets in self._canaries.items() if sets.every is canaries)
         return await self.canaries(2 * count, tokens, run)
 
-    async def _sets(self, count: int, tokens: int, run: str) -> _Sets:
-        """Return the canaries of a size, made once. The engine says last what it makes of them, so that
-        whatever returns is compared with that from then on.
-        """
-        async with self._sampling:
-            if (count, tokens) not in self._canaries:
-                async with self._phases.serving(run):
-                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
-                async with self._phases.with_base(run):
-                    trainer = await self._trainer.logprobs(Policy(), batch)
-                    unmet = await self.predictor.unmet_experts(batch)
-                    few = await self._some_of(batch, fewest(trainer, batch), unmet)
-                    trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
-                async with self._phases.serving(run), self._engine.settled():
-                    every = few_measured = await self._measured(trainer, batch, unmet)
-                    if few is not batch:
-                        few_measured = await self._measured(trainer_few, few, unmet)
-                    self._canaries[count, tokens] = _Sets(every, few_measured)
-                    log.info(
-                        "engine and trainer differ by %.2g nats (rms) on %d tokens of the base",
-                        every.sigma, every.tokens,
-                    )  # fmt: skip
-                    await self._see_whether_it_repeats(every)
-        return self._canaries[count, tokens]
-
     async def _measured(self, trainer: np.ndarray, batch: Batch, unmet: frozenset[str] | None) -> Canaries:
         return await measure_canaries(self._engine, trainer, batch, unmet, may_reroute=self._may_reroute)
-
-    async def _some_of(self, batch: Batch, count: int, unmet: frozenset[str] | None) -> Batch:
-        """Return the first `count` canaries, or as many more as it takes to meet what experts all meet."""
-        few = some_of(batch, count)
-        while few is not batch and await self.predictor.unmet_experts(few) != unmet:
-            count = min(2 * count, batch.completion_lengths.size)
-            few = some_of(batch, count)
-        return few
 
     async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
         """Test whether `name` serves what is claimed.
@@ -207,13 +208,6 @@ class Attester:
         sigma = max(claim.canaries.sigma, self.limits.least_sigma)
         return judge_within(by_server, copied, others, max(sigma, self.limits.rounding * signal))
 
-    async def _see_whether_it_repeats(self, canaries: Canaries) -> None:
-        if self.is_direct_enough or not self._repeats or self._engine.capabilities().bit_stable:
-            return
-        again = await self._scores(BASE, canaries)
-        self._repeats = np.array_equal(again[0], canaries.engine)
-        log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
-
     def forget(self, name: str) -> None:
         """Drop the reference of a version that is no longer served."""
         self._references.pop(name, None)
@@ -229,21 +223,18 @@ class Attester:
             then = Reference(canaries, canaries.engine, np.zeros_like(base))
             _must_pass(BASE, judge_again(then, base, canaries.engine, self.limits))
             for name, reference in list(self._references.items()):
-                if reference.canaries is canaries:
-                    is_same &= await self._check_version(name, reference, base, score)
+                if reference.canaries is not canaries:
+                    continue
+                try:
+                    now = (await score(name, canaries.batch)).astype(np.float64)
+                except NotFound:
+                    if name in self._references:
+                        raise
+                    continue
+                _must_pass(name, judge_again(reference, now, base, self.limits))
+                is_same &= np.array_equal(now, reference.engine)
         self.returned_the_same = is_same
         self.returns += not is_same
-
-    async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> bool:
-        """Return whether a version is the same bit for bit. Raises AttestationFailed."""
-        try:
-            now = (await score(name, reference.canaries.batch)).astype(np.float64)
-        except NotFound:
-            if name in self._references:
-                raise
-            return True
-        _must_pass(name, judge_again(reference, now, base, self.limits))
-        return np.array_equal(now, reference.engine)
 
     async def _scores(self, name: str, canaries: Canaries) -> list[np.ndarray]:
         return [scores.astype(np.float64) for scores in await self._engine.scores(name, canaries.batch)]

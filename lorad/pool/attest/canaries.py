@@ -65,7 +65,7 @@ async def measure_canaries(
     may_reroute: the base is a mixture, and rounding may decide where a token goes.
     """
     said = await scored(engine, BASE, batch, with_routes=may_reroute)
-    by_server = [one.logprobs.astype(np.float64) for one in said]
+    by_server = [answer.logprobs.astype(np.float64) for answer in said]
     trainer_base = trainer.astype(np.float64)
     sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
     sigma = float(np.max(sigmas))  # NaN among them is NaN
@@ -76,7 +76,7 @@ async def measure_canaries(
             "rounding",
             hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
         )
-    reroutes = may_reroute and any(_has_outliers(scores - trainer_base) for scores in by_server)
+    reroutes = may_reroute and any(has_outliers(scores - trainer_base) for scores in by_server)
     return Canaries(batch, by_server[0], trainer_base, sigma, unmet, reroutes, said[0].routes)
 
 
@@ -89,9 +89,9 @@ async def scored(engine: Engine, name: str, batch: Batch, *, with_routes: bool) 
     return [Scored(logprobs) for logprobs in await engine.scores(name, batch)]
 
 
-def _has_outliers(difference: np.ndarray) -> bool:
-    """Check for noise of which a few tokens have most. Rounding alone has an rms of 1.5 medians; where some
-    tokens of a mixture went to other experts 3.4 were measured (8 layers of 64 experts in bfloat16).
+def has_outliers(difference: np.ndarray) -> bool:
+    """Return whether a few tokens have most of the noise. Rounding alone has an rms of 1.5 medians; 3.4 were
+    measured where some tokens of a mixture went to other experts (8 layers of 64 experts in bfloat16).
     """
     rms = float(np.sqrt(np.mean(difference**2)))
     return rms > _OUTLIERS * float(np.median(np.abs(difference)))
@@ -119,7 +119,12 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
     async for chunk in engine.generate(f"canaries {count} x {tokens}", BASE, prompts, how):
         parts[chunk.prompt].append(chunk)
         counted.add(ended=chunk.tokens.size)
-    best = sorted(prompts, key=lambda prompt: -_uncertain(parts[prompt.id]))[:count]
+
+    def uncertain(prompt: Prompt) -> int:
+        probabilities = np.exp(np.concatenate([chunk.logprobs for chunk in parts[prompt.id]]))
+        return int(((probabilities > _UNCERTAIN[0]) & (probabilities < _UNCERTAIN[1])).sum())
+
+    best = sorted(prompts, key=uncertain, reverse=True)[:count]
     return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])
 
 
@@ -141,8 +146,3 @@ def some_of(batch: Batch, count: int) -> Batch:
     prompts = np.split(batch.prompts, np.cumsum(batch.prompt_lengths))[:count]
     completions = np.split(batch.completions, np.cumsum(batch.completion_lengths))[:count]
     return Batch.of([(prompt, [completion]) for prompt, completion in zip(prompts, completions, strict=True)])
-
-
-def _uncertain(chunks: Sequence[Chunk]) -> int:
-    probabilities = np.exp(np.concatenate([chunk.logprobs for chunk in chunks]))
-    return int(((probabilities > _UNCERTAIN[0]) & (probabilities < _UNCERTAIN[1])).sum())

@@ -71,8 +71,8 @@ class Reference(Struct, frozen=True):
 def judge(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
 ) -> Attestation:
-    """Return the verdict of the direct comparison. engine, trainer: log-probabilities of the version;
-    previous: dt(v-1).
+    """Return the verdict of the direct comparison, from the log-probabilities of the version in engine and
+    trainer, and dt(v-1) as `previous`.
     """
     if not np.isfinite(engine).all():
         return Attestation("failed", "the engine's log-probabilities are not finite")
@@ -94,13 +94,24 @@ def judge(
     ]
     if wrong:
         return Attestation("failed", f"{resembles(facts)}: {'; '.join(wrong)}", facts)
-    return _passed_or_inconclusive(facts, limits)
+    numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
+    if "rel" not in facts:
+        return Attestation(
+            "passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts
+        )
+    if facts["rel_limit"] > limits.rel_blind:
+        return Attestation("inconclusive", f"delivered, but too little signal to tell more: {numbers}", facts)
+    if "z" in facts and facts["z_limit"] > limits.z:
+        step = f"step {facts['step']:.2g} nats rms, noise {facts['sigma']:.2g}"
+        return Attestation("inconclusive", f"delivered, but too close to the previous version: {step}", facts)
+    z = f", z {facts['z']:.3f}" if "z" in facts else ""
+    return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
 
 
 def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits: Limits) -> Attestation:
     """Return the verdict on an engine that is compared with itself, which takes the place of the trainer.
 
-    now, base: what it says today of the version and of the base.
+    Today it says `now` of the version, and `base` of the base.
     """
     canaries = replace(reference.canaries, engine=base, trainer=reference.canaries.engine)
     return judge(canaries, now, reference.engine, reference.previous, limits)
@@ -145,21 +156,6 @@ def measure(
         diluted = _DILUTION * (noise / step) ** 2
         facts["z_limit"] = max(limits.z, averaged, diluted)
     return {key: float(value) for key, value in facts.items()}
-
-
-def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestation:
-    numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
-    if "rel" not in facts:
-        return Attestation(
-            "passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts
-        )
-    if facts["rel_limit"] > limits.rel_blind:
-        return Attestation("inconclusive", f"delivered, but too little signal to tell more: {numbers}", facts)
-    if "z" in facts and facts["z_limit"] > limits.z:
-        step = f"step {facts['step']:.2g} nats rms, noise {facts['sigma']:.2g}"
-        return Attestation("inconclusive", f"delivered, but too close to the previous version: {step}", facts)
-    z = f", z {facts['z']:.3f}" if "z" in facts else ""
-    return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
 
 
 def resembles(facts: dict[str, float]) -> str:

@@ -23,7 +23,9 @@ _TRIES = 3  # of an engine that dies and comes back
 class Predictors(NamedTuple):
     """What the trainer says of the version, amplified. Each takes its own turn.
 
-    anew: on the canaries, or (True) on twice as many. replayed: for each server, with its routes.
+    Attributes:
+        anew: Asks on the canaries or, with True, on twice as many.
+        replayed: Asks for each server, with its routes.
     """
 
     anew: Callable[[bool], Awaitable[Prediction | None]]

@@ -6,8 +6,8 @@ second go together, for whoever counts them.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import cast
 
 import numpy as np
@@ -24,8 +24,8 @@ _Items = AsyncGenerator[Chunks | Generated, None]
 
 
 async def generate(pool: Pool, call: Call, args: Generate) -> _Items:
-    """Raises Conflict for a version that is not one of the run's attested ones or `base`; Fenced when
-    superseded.
+    """Stream chunks to a run. Raises Conflict for a version that is not one of the run's attested ones or
+    `base`; Fenced when superseded.
     """
     request = pool.request(call)
     with pool.fence(call.run).stream(call, request) as check:
@@ -36,7 +36,7 @@ async def generate(pool: Pool, call: Call, args: Generate) -> _Items:
 
 
 async def serve(pool: Pool, call: Call, args: Generate) -> _Items:
-    """Raises NotFound for a version that is not loaded."""
+    """Stream chunks to everybody else. Raises NotFound for a version that is not loaded."""
     request = pool.request(call)
     caller().payer = payer_of(args.version, args.alias)
     if args.version == BASE:
@@ -54,7 +54,7 @@ def payer_of(version: str, alias: str = "") -> Payer:
 
 
 async def rank(pool: Pool, _call: Call, args: Rank) -> Ranked:
-    """Raises NotFound for a version that is not loaded."""
+    """Return log-probabilities of texts. Raises NotFound for a version that is not loaded."""
     caller().payer = payer_of(args.version)
     async with pool.phases.serving():
         if args.version == BASE:
@@ -79,33 +79,28 @@ async def _stream(
     generating = cast(
         "AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling)
     )
-    async with _counted(pool), aclosing(pool.phases.stream(run, generating)) as chunks:
-        async for chunk in chunks:
-            check()
-            if chunk.version != name:
-                raise AttestationFailed(
-                    f"the engine answered with tokens of {chunk.version} when it was asked for {name}",
-                    hint="Nothing of this call may be used; the log of the pool shows what the engine did.",
-                )
-            samples += chunk.finish is not None
-            tokens += chunk.tokens.size
-            pool.ledger.add(**{"generated" if run else "served": chunk.tokens.size})
-            kept.append(chunk)
-            is_due = time.perf_counter() - sent_at >= GATHER_SECONDS
-            if args.sampling.stream or args.sampling.as_they_end or is_due:
-                yield Chunks.of(args.version, kept, positions)
-                kept = []
-                sent_at = time.perf_counter()
+    try:
+        async with aclosing(pool.phases.stream(run, generating)) as chunks:
+            async for chunk in chunks:
+                check()
+                if chunk.version != name:
+                    raise AttestationFailed(
+                        f"the engine answered with tokens of {chunk.version} when it was asked for {name}",
+                        hint="Nothing of this call may be used; the log of the pool shows what the engine "
+                        "did.",
+                    )
+                samples += chunk.finish is not None
+                tokens += chunk.tokens.size
+                pool.ledger.add(**{"generated" if run else "served": chunk.tokens.size})
+                kept.append(chunk)
+                is_due = time.perf_counter() - sent_at >= GATHER_SECONDS
+                if args.sampling.stream or args.sampling.as_they_end or is_due:
+                    yield Chunks.of(args.version, kept, positions)
+                    kept = []
+                    sent_at = time.perf_counter()
+    finally:  # the prompts of the call are billed, however it ends
+        pool.ledger.add(prompts=caller().prompts, cached=caller().cached)
     check()
     if kept:
         yield Chunks.of(args.version, kept, positions)
     yield Generated(samples, tokens, time.perf_counter() - started, caller().waited)
-
-
-@asynccontextmanager
-async def _counted(pool: Pool) -> AsyncIterator[None]:
-    """Bill the prompts of the call, however it ends."""
-    try:
-        yield
-    finally:
-        pool.ledger.add(prompts=caller().prompts, cached=caller().cached)

@@ -34,36 +34,38 @@ _OUTPUT = "lm_head"  # what a critic does without
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     """Open a slot afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot."""
     with HEART.tells(f"opening the slot of {call.run}"):  # the first one compares engine and trainer
-        return await _opened(pool, call, args)
-
-
-async def _opened(pool: Pool, call: Call, args: Open) -> Opened:
-    await _clear(pool, call)
-    args = chosen(args, pool.room)
-    pool.parties.joins(call.run, args.priority)
-    pool.ledger.opens(call.run, args.step)
-    pool.machine.opens(call.run)
-    if args.resume_from is not None:
-        await asyncio.to_thread(verify, Path(args.resume_from))
-    canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)
-    reference = None if args.reference is None else await _attested(pool, args, args.reference)
-    async with pool.phases.with_base(call.run):
-        slot = await _slot(pool, call.run, args)
-        if args.critic is not None:
-            slot = await _with_critic(pool, slot, args, args.critic)
-        if args.reference is not None:
-            slot = await _with_reference(pool, slot, args, args.reference)
-    pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
-    pool.ledger.holds(caller().payer, slot.bytes)
-    return Opened(
-        slot.parameters,
-        slot.tensors,
-        slot.bytes,
-        reference,
-        args.tokens_per_microbatch,
-        bool(args.activation_checkpointing),
-        args.kept_tokens,
-    )
+        tenant = pool.tenants.get(call.run)
+        if tenant is not None and tenant.attempt == call.attempt:
+            raise Conflict(f"{call.run} attempt {call.attempt} has an open slot", hint="Close it first.")
+        if tenant is not None:
+            await pool.trainer.discard_grads(call.run)
+            await pool.evict(tenant)
+        await pool.files.forget(call.run)
+        args = chosen(args, pool.room)
+        pool.parties.joins(call.run, args.priority)
+        pool.ledger.opens(call.run, args.step)
+        pool.machine.opens(call.run)
+        if args.resume_from is not None:
+            await asyncio.to_thread(verify, Path(args.resume_from))
+        canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)
+        reference = None if args.reference is None else await _attested(pool, args, args.reference)
+        async with pool.phases.with_base(call.run):
+            slot = await _slot(pool, call.run, args)
+            if args.critic is not None:
+                slot = await _with_critic(pool, slot, args, args.critic)
+            if args.reference is not None:
+                slot = await _with_reference(pool, slot, args, args.reference)
+        pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
+        pool.ledger.holds(caller().payer, slot.bytes)
+        return Opened(
+            slot.parameters,
+            slot.tensors,
+            slot.bytes,
+            reference,
+            args.tokens_per_microbatch,
+            bool(args.activation_checkpointing),
+            args.kept_tokens,
+        )
 
 
 async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
@@ -88,16 +90,6 @@ async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
         pool.parties.leaves(args.run)
         await pool.files.forget(args.run)
     return Nothing()
-
-
-async def _clear(pool: Pool, call: Call) -> None:
-    tenant = pool.tenants.get(call.run)
-    if tenant is not None and tenant.attempt == call.attempt:
-        raise Conflict(f"{call.run} attempt {call.attempt} has an open slot", hint="Close it first.")
-    if tenant is not None:
-        await pool.trainer.discard_grads(call.run)
-        await pool.evict(tenant)
-    await pool.files.forget(call.run)
 
 
 async def _attested(pool: Pool, args: Open, reference: LoadVersion) -> Attestation:

@@ -70,7 +70,9 @@ def _asked(pool: Pool, tenant: Tenant, of: calls.LogprobsOf) -> tuple[Trainer, P
 
 
 async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
-    """Raises StorageError when the disk does not take it, or did not take a version."""
+    """Write a checkpoint of the slot. Raises StorageError when the disk does not take it, or did not take a
+    version.
+    """
     tenant = pool.tenant(call)
     try:
         files = await pool.trainer.save(tenant.run, Path(args.directory))

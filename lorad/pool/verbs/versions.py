@@ -29,8 +29,9 @@ _CHANGED = "Its files were changed, and nothing was loaded; use another version.
 
 
 async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> calls.Loaded:
-    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no
-    room).
+    """Load a version from its files for others than its run.
+
+    Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no room).
     """
     caller().payer = payer_of(args.version)
     entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
@@ -38,8 +39,8 @@ async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
 
 
 async def attest_reference(pool: Pool, reference: calls.LoadVersion) -> calls.Attestation:
-    """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then
-    goes again.
+    """Return the verdict on an adapter that nobody samples from: it is loaded as a version is, and then goes
+    again.
 
     Raises what `load_version` raises.
     """
@@ -63,7 +64,10 @@ async def unload(pool: Pool, call: calls.Call, args: calls.Unload) -> calls.Noth
 
 
 async def attest_again(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> calls.Loaded:
-    """Raises NotFound (not loaded), IntegrityError (loaded, or on disk, are other bytes)."""
+    """Attest a loaded version once more.
+
+    Raises NotFound (not loaded), IntegrityError (loaded, or on disk, are other bytes).
+    """
     with pool.loaded.use(args.version) as entry:
         if entry.digest != args.sha256:
             raise IntegrityError(
@@ -123,7 +127,9 @@ async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
 
 
 async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Published:
-    """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves
+    """Make a version of the slot the run's current one.
+
+    Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves
     then.
     """
     tenant = pool.tenant(call)
@@ -140,13 +146,29 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
         started = time.perf_counter()
         adapter, digest = await _export(pool, tenant, args)
         exported = time.perf_counter()
-        claim = await _publishing_claim(pool, tenant, is_amplified=is_amplified)
+        few = pool.attester.few(tenant.canaries)
+        claim = Claim(
+            few,
+            await pool.attester.predictor.plain(tenant.run, few),
+            tenant.change,
+            tenant.current,
+            await _amplified(pool, tenant, tenant.canaries) if is_amplified else None,
+            proven=tenant.proof.returns,
+        )
     scored = time.perf_counter()
+
+    async def anew(more: bool) -> Prediction | None:
+        await pool.files.flush(tenant.run)
+        canaries = await pool.attester.twice(tenant.canaries, tenant.run) if more else tenant.canaries
+        async with pool.phases.with_base(tenant.run):
+            return await _amplified(pool, tenant, canaries)
+
+    async def replayed(seen: Rerouted) -> list[Prediction]:
+        async with pool.phases.with_base(tenant.run):
+            return await pool.attester.predictor.replayed(tenant.run, seen, tenant.files)
+
     source = AdapterSource(digest, adapter=adapter)
-    predict = Predictors(
-        lambda more: _predict(pool, tenant, more=more), lambda seen: _replayed(pool, tenant, seen)
-    )
-    live = await bring(pool, version, source, claim, predict, run=tenant.run)
+    live = await bring(pool, version, source, claim, Predictors(anew, replayed), run=tenant.run)
     tenant.proof.count(live.outcome, pool.attester.returns)
     pool.loaded.adopt(live.entry)
     files = Files(Path(args.directory), adapter.config, tenant.spec.lora_type)
@@ -184,30 +206,6 @@ async def _amplifies(pool: Pool, tenant: Tenant) -> bool:
         return False
     await pool.files.flush(tenant.run)
     return True
-
-
-async def _publishing_claim(pool: Pool, tenant: Tenant, *, is_amplified: bool) -> Claim:
-    few = pool.attester.few(tenant.canaries)
-    return Claim(
-        few,
-        await pool.attester.predictor.plain(tenant.run, few),
-        tenant.change,
-        tenant.current,
-        await _amplified(pool, tenant, tenant.canaries) if is_amplified else None,
-        proven=tenant.proof.returns,
-    )
-
-
-async def _predict(pool: Pool, tenant: Tenant, *, more: bool) -> Prediction | None:
-    await pool.files.flush(tenant.run)
-    canaries = await pool.attester.twice(tenant.canaries, tenant.run) if more else tenant.canaries
-    async with pool.phases.with_base(tenant.run):
-        return await _amplified(pool, tenant, canaries)
-
-
-async def _replayed(pool: Pool, tenant: Tenant, seen: Rerouted) -> list[Prediction]:
-    async with pool.phases.with_base(tenant.run):
-        return await pool.attester.predictor.replayed(tenant.run, seen, tenant.files)
 
 
 async def _amplified(pool: Pool, tenant: Tenant, canaries: Canaries) -> Prediction | None:
