@@ -118,8 +118,8 @@ def weight_files(directory: Path) -> list[Path]:
     names = [_SINGLE]
     if sharded:
         weight_map = read_json(index, INDEX_BYTES).get("weight_map")
-        is_map = isinstance(weight_map, dict) and all(isinstance(n, str) for n in weight_map.values())
-        names = sorted(set(weight_map.values())) if is_map else [""]
+        files = weight_map.values() if isinstance(weight_map, dict) else [""]
+        names = sorted(set(files)) if all(isinstance(file, str) for file in files) else [""]
         for name in names:
             if Path(name).name != name or name in ("", ".."):
                 raise SpecError(

@@ -192,7 +192,10 @@ async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
         kind, args = _checked(pool, call)
         with contextlib.nullcontext() if call.verb in _ABOUT else pool.meter.activity():
             if kind.item is None:
-                work = partial(PLAIN[call.verb], pool, call, args)
+
+                def work() -> Any:
+                    return PLAIN[call.verb](pool, call, args)
+
                 if kind.mutates:
                     result = await pool.fence(call.run).once(call, work)
                 elif kind.of_run:

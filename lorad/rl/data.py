@@ -81,16 +81,17 @@ class Example(Struct, frozen=True):
 class Dataset(ABC):
     """The prompts that a run trains or evaluates on.
 
-    size: distinct prompts, None when endless.
-    dropped: rows left out as too long.
-    cut: rows that are shortened.
-    prompt_lengths: tokens of the prompt of each row, before it is cut and also where it is left out for its
-        length; nothing where the data never end.
-    completion_lengths: tokens of the completions to train on; nothing where there are none.
-    has_answers: see `Example`.
-    digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
-    stream: where rows are read while the run trains, what they are read from.
-    unshown: by source and number of a row, what of its chat the chat template does not write.
+    Attributes:
+        size: How many distinct prompts there are, None when endless.
+        dropped: How many rows are left out as too long.
+        cut: How many rows are shortened.
+        prompt_lengths: The tokens of the prompt of each row, before it is cut and also where it is left out
+            for its length; nothing where the data never end.
+        completion_lengths: The tokens of the completions to train on; nothing where there are none.
+        has_answers: See `Example`.
+        digest: The sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
+        stream: What rows are read from, where they are read while the run trains.
+        unshown: What the chat template does not write of the chat of a row, by its source and number.
     """
 
     size: int | None = None
@@ -206,7 +207,8 @@ class _Prompts(Dataset):
         for chunk in chunks(rows):
             texts = self._rendered(chunk)
             places = [row.where for row in chunk]
-            for row, text, tokens in zip(chunk, texts, self._encode(texts, places), strict=True):
+            encoded = self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
+            for row, text, tokens in zip(chunk, texts, encoded, strict=True):
                 if not tokens:
                     raise SpecError(
                         f"{row.where}: the prompt is empty", hint="Every prompt has at least one token."
@@ -238,17 +240,26 @@ class _Prompts(Dataset):
             answer_value=value,
         )
 
-    def _encode(self, texts: Sequence[str], places: Sequence[str]) -> list[list[int]]:
-        return self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
-
     @property
     def _templated(self) -> bool:
         return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
 
     def _rendered(self, rows: Sequence[Row]) -> list[str]:
         """Return the prompts as text; with a chat template a string is what the user says."""
+        texts = list[str]()
         if not self._templated:
-            return [self._plain(row) for row in rows]
+            for row in rows:
+                value = prompt_of(row, self._data)
+                messages_of(value, row)
+                if not isinstance(value, str):
+                    never = self._data.chat_template == "never"
+                    why = "data.chat_template is never" if never else "the model has no chat template"
+                    raise SpecError(
+                        f"{row.where}: the prompt is a list of messages but {why}",
+                        hint="Give prompts as strings.",
+                    )
+                texts.append(value)
+            return texts
         chats = [with_system(self._data, messages_of(prompt_of(row, self._data), row)) for row in rows]
         own = [variables_of(row) for row in rows]
         settings = self._data.chat_template_kwargs
@@ -259,17 +270,6 @@ class _Prompts(Dataset):
         for row, chat, variables, text in zip(rows, chats, own, texts, strict=True):
             self._note(row, unshown(chat, variables, text))
         return texts
-
-    def _plain(self, row: Row) -> str:
-        value = prompt_of(row, self._data)
-        messages_of(value, row)
-        if isinstance(value, str):
-            return value
-        never = self._data.chat_template == "never"
-        why = "data.chat_template is never" if never else "the model has no chat template"
-        raise SpecError(
-            f"{row.where}: the prompt is a list of messages but {why}", hint="Give prompts as strings."
-        )
 
 
 class Summary:
@@ -291,20 +291,17 @@ class Summary:
         """Yield what is kept. Raises SpecError for the first row without an answer, where others have one."""
         for sample in kept:
             if sample.row is not self._row:
-                self._look_at(sample.row)
+                row = self._row = sample.row
+                content = [row.number, row.values, *([row.source] if row.source else [])]
+                self._said = json.dumps(content, sort_keys=True, default=str).encode()
+                if find_value(row, self._data, "answer_key") is not None:
+                    self.has_answers = True
+                elif self._unanswered is None:
+                    self._unanswered = row
             self._digest.update(self._said)
             yield sample
         if self.has_answers and self._unanswered is not None:
             value_of(self._unanswered, self._data, "answer_key")
-
-    def _look_at(self, row: Row) -> None:
-        content = [row.number, row.values, *([row.source] if row.source else [])]
-        self._row = row
-        self._said = json.dumps(content, sort_keys=True, default=str).encode()
-        if find_value(row, self._data, "answer_key") is not None:
-            self.has_answers = True
-        elif self._unanswered is None:
-            self._unanswered = row
 
 
 class _RowDataset(_Prompts):
@@ -319,7 +316,7 @@ class _RowDataset(_Prompts):
         seed: int,
         key: Key | None = None,
     ) -> None:
-        """Checks every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
+        """Check every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
         row is left.
         """
         super().__init__(sources, data, tokenizer)
@@ -363,7 +360,7 @@ class _Streamed(_Prompts):
     """Rows that are read while the run trains."""
 
     def __init__(self, source: str, reader: Reader, data: Data, tokenizer: Tokenizer, seed: int) -> None:
-        """Checks the first rows. Raises SpecError with their place."""
+        """Check the first rows. Raises SpecError with their place."""
         super().__init__(source, data, tokenizer)
         self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
         self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)

@@ -45,22 +45,18 @@ def idle_keys(spec: Spec) -> Iterator[SpecError]:
         idle += _changed("data", spec.data, data, keys) + ["eval.sets"] * bool(spec.eval.sets)
         why = "data, losses and the optimizer's settings come from Tinker's client"
     if kind == "preference":
-        idle += [*_idle_in_preference(algorithm)]
+        preference = algorithm.preference
+        kl = algorithm.kl
+        reads = {
+            "preference.gamma": preference.gamma is None or preference.loss == "simpo",
+            "preference.smoothing": not preference.smoothing or preference.loss in _SMOOTH,
+            "preference.nll": not preference.nll or preference.loss != "kto",
+            "kl": replace(kl, reference=None) == Kl(),
+            "kl.reference": kl.reference is None or algorithm.has_reference,
+        }
+        idle += [f"algorithm.{key}" for key, is_read in reads.items() if not is_read]
     for key in idle:
         yield SpecError(f"it has no effect: {why}", key=key, hint="Leave it out.")
-
-
-def _idle_in_preference(algorithm: Algorithm) -> Iterator[str]:
-    preference = algorithm.preference
-    kl = algorithm.kl
-    reads = {
-        "preference.gamma": preference.gamma is None or preference.loss == "simpo",
-        "preference.smoothing": not preference.smoothing or preference.loss in _SMOOTH,
-        "preference.nll": not preference.nll or preference.loss != "kto",
-        "kl": replace(kl, reference=None) == Kl(),
-        "kl.reference": kl.reference is None or algorithm.has_reference,
-    }
-    yield from (f"algorithm.{key}" for key, is_read in reads.items() if not is_read)
 
 
 def _changed(section: str, settings: Any, usual: Any, keys: tuple[str, ...] | list[str]) -> list[str]:

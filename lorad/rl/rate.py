@@ -10,8 +10,6 @@ it in a few steps, and not with an eighth. Preference losses take a fiftieth: Ti
 policy's.
 """
 
-from collections.abc import Iterator
-
 from lorad.protocol.preflight import Rate
 from lorad.spec.model import Spec
 
@@ -54,14 +52,12 @@ def fitting_rate(spec: Spec, model_type: str, hidden_size: int) -> Rate:
 def rate_doubts(spec: Spec, rate: Rate) -> list[str]:
     """Return warnings of a learning rate that is far from the fitting one, and of a rank at which GRPO was
     seen to collapse.
-    """
-    return [*_far_off(spec, rate), *_high_rank(spec, spec.trainer.lr or rate.lr)]
 
-
-def _far_off(spec: Spec, rate: Rate) -> Iterator[str]:
-    """Warn of a rate that is ten times off the fitting one, and that no published run of reinforcement
-    learning has; 0 is meant to be 0.
+    A rate is far off where it is ten times off the fitting one, and no published run of reinforcement
+    learning has it; 0 is meant to be 0. A rank may be high where the rate is as low as that of the recipes
+    with such ranks. Distillation has a signal for each token, and Tinker's recipe for it has rank 128.
     """
+    doubts = []
     lr = spec.trainer.lr
     low = rate.lr / _FAR
     high = rate.lr * _FAR
@@ -69,29 +65,23 @@ def _far_off(spec: Spec, rate: Rate) -> Iterator[str]:
     if spec.algorithm.kind == "rl" and not spec.model.path.startswith("builtin:"):
         low, high = min(low, _PUBLISHED[0]), max(high, _PUBLISHED[1])
         published = "; published runs over LoRA have {:g} to {:g}".format(*_PUBLISHED)
-    if not lr or low <= lr <= high:
-        return
-    times, side = (lr / rate.lr, "above") if lr > rate.lr else (rate.lr / lr, "below")
-    yield (
-        f"trainer.lr: {lr:g} is {times:.0f} times {side} {rate.lr:g}, which fits {rate.why}; without "
-        f"trainer.lr that is taken{published}"
-    )
-
-
-def _high_rank(spec: Spec, lr: float) -> Iterator[str]:
-    """Warn of a rank at which GRPO collapsed in the paper, unless the rate is as low as that of the recipes
-    with such ranks. Distillation has a signal for each token, and Tinker's recipe for it has rank 128.
-    """
+    if lr and not low <= lr <= high:
+        times, side = (lr / rate.lr, "above") if lr > rate.lr else (rate.lr / lr, "below")
+        doubts.append(
+            f"trainer.lr: {lr:g} is {times:.0f} times {side} {rate.lr:g}, which fits {rate.why}; without "
+            f"trainer.lr that is taken{published}"
+        )
     rank = spec.lora.rank
-    if spec.algorithm.kind != "rl" or spec.algorithm.name == "distill":
-        return
-    if rank < _HIGH_RANK or lr <= _OF_HIGH_RANKS:
-        return
-    if rank < _HIGHEST_RANK:
-        seen = "may collapse: with GRPO rank 64 fell from 73 % to 9 % and 6 % as batches grew from 64 to 256"
-    else:
-        seen = "will probably collapse: with GRPO ranks 128 and 256 stayed near their floor at each batch"
-    yield (
-        f"lora.rank: {rank} {seen}, and rank 8 did not ({_PAPER}); recipes with {_HIGH_RANK} or more have a "
-        f"trainer.lr of at most {_OF_HIGH_RANKS:g}"
-    )
+    is_sparse = spec.algorithm.kind == "rl" and spec.algorithm.name != "distill"
+    if is_sparse and rank >= _HIGH_RANK and (lr or rate.lr) > _OF_HIGH_RANKS:
+        if rank < _HIGHEST_RANK:
+            seen = (
+                "may collapse: with GRPO rank 64 fell from 73 % to 9 % and 6 % as batches grew from 64 to 256"
+            )
+        else:
+            seen = "will probably collapse: with GRPO ranks 128 and 256 stayed near their floor at each batch"
+        doubts.append(
+            f"lora.rank: {rank} {seen}, and rank 8 did not ({_PAPER}); recipes with {_HIGH_RANK} or more "
+            f"have a trainer.lr of at most {_OF_HIGH_RANKS:g}"
+        )
+    return doubts

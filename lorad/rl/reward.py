@@ -118,7 +118,7 @@ def builtin(name: str, pattern: str | None = None) -> _Reward:
 
 
 def _exact_match(sample: RewardInput) -> float:
-    """1 when the model stopped by itself and wrote the answer, see `_is_same`."""
+    """Return 1 when the model stopped by itself and wrote the answer, see `_is_same`."""
     return float(sample.finish == "stop" and _is_same(sample.completion, sample.answer))
 
 
@@ -131,7 +131,7 @@ def _is_same(*texts: str) -> bool:
 
 
 def gsm8k(sample: RewardInput) -> float:
-    """1 when the number behind the last `####` of the completion is the answer's (Cobbe et al., 2021).
+    """Return 1 when the number behind the last `####` of the completion is the answer's (Cobbe et al., 2021).
 
     An answer without `####` is the number itself.
     """
@@ -155,24 +155,22 @@ def number_in(text: str) -> Fraction | None:
     is_raised = behind[:1] == "^" or unicodedata.category(behind[:1] or " ") == "No"
     if is_raised or _GOES_ON.match(_OF_UNIT.sub("", behind)):
         return None
-    value = _value_of(match)
-    return -value if value is not None and match["sign"] == "-" else value
-
-
-def _value_of(match: re.Match[str]) -> Fraction | None:
-    """Return what was found without its sign; None for signs between digits that group nothing."""
     if match["top"]:
         top, bottom = Fraction(match["top"]), int(match["bottom"])
-        return int(match["whole"] or 0) + top / bottom if bottom else None
-    forms = (form for form in _GROUPED if form.fullmatch(match["digits"]))
-    if (form := next(forms, None)) is None:
-        return None
-    digits = match["digits"].replace(_GROUPED[form], "").replace(",", ".")
-    return Fraction(digits) * Fraction(10) ** int(match["power"] or 0)
+        if not bottom:
+            return None
+        value = int(match["whole"] or 0) + top / bottom
+    else:
+        forms = (form for form in _GROUPED if form.fullmatch(match["digits"]))
+        if (form := next(forms, None)) is None:  # signs between digits that group nothing
+            return None
+        digits = match["digits"].replace(_GROUPED[form], "").replace(",", ".")
+        value = Fraction(digits) * Fraction(10) ** int(match["power"] or 0)
+    return -value if match["sign"] == "-" else value
 
 
 def _regex(pattern: str | None) -> _Reward:
-    """1 when `pattern` is found in the completion; a group named `answer` must be the row's
+    """Return a reward of 1 where `pattern` is in the completion; a group named `answer` must be the row's
     answer besides.
     """
     if pattern is None:

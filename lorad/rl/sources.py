@@ -110,23 +110,19 @@ def open_data(path: Path) -> BufferedReader:
     except PermissionError:
         raise
     except (FileNotFoundError, NotADirectoryError):
-        raise SpecError(f"there is no file {path}", key="data", hint=_where_from(path)) from None
+        hint = "Relative paths start at the directory of the spec file."
+        script = f"examples/{path.parent.name}.py"  # writes files of a folder of its name
+        source = checkout()
+        if source is not None and (source / script).is_file():
+            hint += f" `python {script}` in the repository writes it."
+        raise SpecError(f"there is no file {path}", key="data", hint=hint) from None
     except OSError as error:
         hint = "Give a file whose bytes are all on disk."
         raise SpecError(f"{path}: {error.strerror}", key="data", hint=hint) from None
 
 
-def _where_from(path: Path) -> str:
-    """Say how a file of data comes about: the script `examples/NAME.py` writes files of a folder NAME."""
-    hint = "Relative paths start at the directory of the spec file."
-    script = f"examples/{path.parent.name}.py"
-    source = checkout()
-    is_example = source is not None and (source / script).is_file()
-    return f"{hint} `python {script}` in the repository writes it." if is_example else hint
-
-
 def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path) -> Iterator[Any]:
-    """Yield the lines of a file. raw: what `file` reads, or itself.
+    """Yield the lines of a file, which reads `raw` or is it.
 
     Raises SpecError for a line that is longer than any row, and for a file that grows meanwhile: it might
     never end.

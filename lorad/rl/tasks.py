@@ -26,8 +26,10 @@ class Problem(msgspec.Struct, frozen=True):
 class _Task(msgspec.Struct, frozen=True):
     """A family of problems `<letter>:<word>=`.
 
-    lengths: least and most characters of the word, which are of `alphabet`.
-    env: the environment that its rows are for, without which there is no answer to the prompt.
+    Attributes:
+        alphabet: The characters of the word.
+        lengths: The least and the most characters of the word.
+        env: The environment that its rows are for, without which there is no answer to the prompt.
     """
 
     letter: str
@@ -58,8 +60,8 @@ TASKS: dict[str, _Task] = {
 
 
 def split_of(prompt: str) -> Split:
-    """Return the split that a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest
-    train.
+    """Return the split that a prompt belongs to: 1/16 are test (held out), 1/16 validation (for tuning), all
+    others train.
     """
     bucket = zlib.crc32(prompt.encode()) % _BUCKETS
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
@@ -75,17 +77,6 @@ def problem(task: str, split: Split, seed: int, index: int) -> Problem:
     Raises:
         SpecError: there is no such task or split.
     """
-    kind = _known(task, split)
-    name = f"{task}/{split}/{seed}/{index}"
-    rng = random.Random(name)
-    while True:
-        word = "".join(rng.choices(kind.alphabet, k=rng.randint(*kind.lengths)))
-        prompt = f"{kind.letter}:{word}="
-        if split_of(prompt) == split:
-            return Problem(id=name, prompt=prompt, answer=kind.solve(word, rng))
-
-
-def _known(task: str, split: str) -> _Task:
     if task not in TASKS:
         raise SpecError(
             f"there is no builtin task {task!r}", hint=f"choose one of: {', '.join(sorted(TASKS))}"
@@ -94,4 +85,11 @@ def _known(task: str, split: str) -> _Task:
         raise SpecError(
             f"task {task!r} has no split {split!r}", hint=f"choose one of: {', '.join(get_args(Split))}"
         )
-    return TASKS[task]
+    kind = TASKS[task]
+    name = f"{task}/{split}/{seed}/{index}"
+    rng = random.Random(name)
+    while True:
+        word = "".join(rng.choices(kind.alphabet, k=rng.randint(*kind.lengths)))
+        prompt = f"{kind.letter}:{word}="
+        if split_of(prompt) == split:
+            return Problem(id=name, prompt=prompt, answer=kind.solve(word, rng))

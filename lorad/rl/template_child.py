@@ -14,7 +14,7 @@ import signal
 import sys
 from datetime import datetime
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 from lorad.startup import quick_imports
 
@@ -59,36 +59,30 @@ _OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parame
 
 
 def main() -> None:
+    """Answer each job with its chats, each of which may take so many seconds; the first that cannot be
+    rendered is the last.
+    """
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints goes to stderr
     setup = msgspec.json.decode(requests.readline(), type=Setup)
     tokenizer: Any = PreTrainedTokenizerBase(chat_template=setup.template, **setup.tokens)
-    _limit_memory()
-    for line in requests:
-        _render(tokenizer, msgspec.json.decode(line, type=Job), setup.seconds, replies)
-
-
-def _limit_memory() -> None:
-    """Limit the address space to TEMPLATE_MEMORY more than what is in use now."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm") as file:  # its memory is limited to so much more than what is in use now
         now = int(file.read().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = now + TEMPLATE_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
-
-
-def _render(tokenizer: Any, job: Job, seconds: float, replies: BinaryIO) -> None:
-    """Answer with each chat, which may take `seconds`; the first that cannot be rendered is the last."""
-    _set_clock(job.date)
-    for chat, own in zip(job.chats, job.own, strict=True):
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        rendered = _render_one(tokenizer, chat, job, {**job.settings, **own})
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(msgspec.json.encode(rendered) + b"\n")
-        replies.flush()
-        if rendered.error:
-            return
+    for line in requests:
+        job = msgspec.json.decode(line, type=Job)
+        _set_clock(job.date)
+        for chat, own in zip(job.chats, job.own, strict=True):
+            signal.setitimer(signal.ITIMER_PROF, setup.seconds)
+            rendered = _render_one(tokenizer, chat, job, {**job.settings, **own})
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            replies.write(msgspec.json.encode(rendered) + b"\n")
+            replies.flush()
+            if rendered.error:
+                break
 
 
 def _render_one(tokenizer: Any, chat: list[dict[str, Any]], job: Job, settings: dict[str, Any]) -> Rendered:

@@ -137,7 +137,7 @@ class Tokenizer:
 
     @cached_property
     def _template_ends(self) -> tuple[int, ...]:
-        """The tokens that the chat template writes behind the words of a last turn, and behind its calls.
+        """Return the tokens that the chat template writes behind the words of a last turn and its calls.
 
         A template that writes no token but the known end is not asked, as a process for it imports
         transformers.
@@ -175,8 +175,8 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`. `special` adds what the tokenizer itself puts around a text (a BOS for some
-        models).
+        """Return the token ids of a text. `special` adds what the tokenizer itself puts around it (a BOS for
+        some models).
 
         Set it for plain text; leave it for what `chat` returned, whose template has written the special
         tokens.
@@ -186,15 +186,13 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, special: bool = False, places: Sequence[str] = ()
     ) -> list[list[int]]:
-        """Encode many texts at once, while other threads run. places: where each text is from.
+        """Encode many texts at once, while other threads run. `places` say where each text is from.
 
         Raises SpecError when the library gives up, and for a token that the model has no embedding for.
         """
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
-        except (
-            BaseException
-        ) as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
+        except BaseException as error:  # the library's are no Exceptions, as for an endless pattern
             if type(error).__name__ != "PanicException":
                 raise
             raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=_PATTERN) from None
@@ -210,7 +208,7 @@ class Tokenizer:
         return self._embedded is not None and highest >= self._embedded
 
     def refuse_unembedded(self, ids: Sequence[int], where: str) -> None:
-        """Raise SpecError for an id that the model has no embedding for. where: the text is from."""
+        """Raise SpecError, which says where the text is from, for an id without an embedding."""
         if self._embedded is not None and (number := max(ids, default=0)) >= self._embedded:
             token = self.decode([number], skip_special=False)
             raise SpecError(
@@ -236,7 +234,7 @@ class Tokenizer:
 
     def completion(self, ids: Sequence[int], stops: Sequence[str], *, calls: bool = False) -> str:
         """Decode a completion without special tokens, and without the first stop string and what follows, as
-        OpenAI and vLLM do. calls: keep special tokens that are part of calls of tools.
+        OpenAI and vLLM do. With `calls`, special tokens that are part of calls of tools stay.
         """
         text = self.with_calls(ids) if calls else self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
@@ -251,9 +249,9 @@ class Tokenizer:
     ) -> str:
         """Render `messages` ({role, content}) as the model wants them, up to where the assistant speaks.
 
-        settings: further variables of the template, `tools` among them: see `tools/specs.py`. For the others
-        see `chats`.
-        Raises SpecError without a template and when the template refuses the messages or takes too long.
+        The settings are further variables of the template, `tools` among them: see `tools/specs.py`. For the
+        others see `chats`. Raises SpecError without a template and when the template refuses the messages or
+        takes too long.
         """
         try:
             return self.chats([messages], settings or {}, generate=generate, continues=continues)[0]
@@ -271,11 +269,13 @@ class Tokenizer:
     ) -> list[str]:
         """Render many chats at once; without `generate` as they stand, with nothing behind the last message.
 
-        own: variables of each chat alone; none, where it is empty.
-        continues: a chat that ends with the assistant's words ends behind them, so that the model goes on
-            with that turn.
         Raises SpecError without a template and for calls of tools that are none, and Refused for the first
-        without a text.
+        chat without a text.
+
+        Args:
+            own: The variables of each chat alone; empty where there are none.
+            continues: Whether a chat that ends with the assistant's words ends behind them, so that the model
+                goes on with that turn.
         """
         if self._renderer is None:
             raise SpecError(
@@ -370,5 +370,5 @@ def _content(value: Any) -> str | None:
 
 
 def refusal(error: Refused, where: str = "") -> SpecError:
-    """Return the error of a chat that was refused. where: which chat, if that is not clear."""
+    """Return the error of a chat that was refused; `where` says which chat, if that is not clear."""
     return SpecError(f"{where and where + ': '}the chat template refused the messages: {error}", hint=_ADVICE)

@@ -24,9 +24,11 @@ _KEYS: dict[DataFormat, tuple[str, ...]] = {
 
 
 class Turns(Struct, frozen=True):
-    """A chat. trained: the places of its messages that are trained, turns of the assistant's.
+    """A chat.
 
-    left_out: such turns that say of themselves that they are not trained.
+    Attributes:
+        trained: The places of its messages that are trained, turns of the assistant's.
+        left_out: How many such turns say of themselves that they are not trained.
     """
 
     messages: list[dict[str, Any]]
@@ -49,9 +51,9 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
                 hint=f"Choose one of: auto, {', '.join(takes)}.",
             )
         return data.format
-    for there_is in (_is_named, _has):
+    for has in (_is_named, _has):
         for form in takes:
-            if all(there_is(row, data, key) for key in _KEYS[form]):
+            if all(has(row, data, key) for key in _KEYS[form]):
                 return form
     needed = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[form]) for form in takes)
     key, hint = _missing(row, data, takes)
@@ -71,7 +73,7 @@ def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, st
     if "messages" in takes and chats:
         return "data.messages_key", f"{chats[0]} is a chat: set data.messages_key to {chats[0]}."
     if len(lacks[nearest]) == len(_KEYS[nearest]):
-        ways = (" and ".join(f"data.{key}" for key in _KEYS[one]) for one in takes)
+        ways = (" and ".join(f"data.{key}" for key in _KEYS[form]) for form in takes)
         return "data", f"Set {', or '.join(ways)}, to the columns that have them."
     used = {data.prompt_key, *(getattr(data, key) for key in _KEYS[nearest])}
     free = [name for name in row.values if name not in used]
@@ -104,7 +106,12 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
         case "preference":
             said = [_said(row, data, key) for key in ("chosen_key", "rejected_key")]
             if all(messages[0]["role"] != "assistant" for messages, _ in said):
-                return _apart(*said)
+                # trained from where they differ, at the latest from the end of the shorter
+                pairs = zip(*(messages[:-1] for messages, _ in said), strict=False)
+                common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                return [
+                    _turns(messages[:common], messages[common:], value[common:]) for messages, value in said
+                ]
         case _:
             said = [_said(row, data, "completion_key")]
     prompt = messages_of(prompt_of(row, data), row)
@@ -112,9 +119,8 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
 
 
 def _turns(prompt: list[dict[str, Any]], messages: list[dict[str, Any]], value: Any) -> Turns:
-    """Return a chat whose turns of the assistant's behind the prompt are trained, unless they say no.
-
-    value: what the row has for `messages`.
+    """Return a chat whose turns of the assistant's behind the prompt are trained, unless they say no in
+    `value`, which is what the row has for `messages`.
     """
     says = [is_trained(message, "") for message in value] if isinstance(value, list) else [True]
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -133,9 +139,8 @@ def label_of(row: Row, data: Data) -> bool:
 
 
 def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, list[str]]:
-    """Return prompt and completions of a row as text, for a model without a template. Raises SpecError.
-
-    why: the reason that there is no template.
+    """Return prompt and completions of a row as text, for a model without a template, for which `why` is the
+    reason. Raises SpecError.
     """
     keys = ["prompt_key", "completion_key"]
     if form == "preference":
@@ -150,13 +155,6 @@ def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, lis
                 hint="Give prompt and completion as strings.",
             )
     return texts[0], texts[1:]
-
-
-def _apart(*chats: tuple[list[dict[str, Any]], Any]) -> list[Turns]:
-    """Return two chats that are trained from where they differ, at the latest from the end of the shorter."""
-    pairs = zip(*(messages[:-1] for messages, _ in chats), strict=False)
-    common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    return [_turns(messages[:common], messages[common:], value[common:]) for messages, value in chats]
 
 
 def _said(row: Row, data: Data, key: str) -> tuple[list[dict[str, Any]], Any]:

@@ -116,8 +116,8 @@ def _by_exchanges(
     begins = [head, *(_begin(messages, place + 1, head) for place in places[:-2])]
     ends = [(before + 1, place, place + 1) for before, place in pairwise(places)]
     chats = [
-        [(row, messages[:head] + messages[begin:end]) for end in some]
-        for begin, some in zip(begins, ends, strict=True)
+        [(row, messages[:head] + messages[begin:end]) for end in its_ends]
+        for begin, its_ends in zip(begins, ends, strict=True)
     ]
     half = len(places) // 2
     try:
@@ -188,8 +188,8 @@ def _samples(
 ) -> list[list[Part]]:
     """Cut a chat into parts, for one sample, or for one of each turn where the template rewrites the past.
 
-    pairs: the chat up to each trained turn, and with that turn. Raises SpecError where the second does not
-    begin with the first.
+    The `pairs` are the chat up to each trained turn, and with that turn. Raises SpecError where the second
+    does not begin with the first.
     """
     pairs = [
         pair if pair[1].startswith(pair[0]) else _set_apart(row, messages, place, pair, texts)

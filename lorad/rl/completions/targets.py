@@ -77,8 +77,10 @@ def _with_targets(example: Example, tokenizer: Tokenizer) -> Example:
 class TargetDataset(Dataset):
     """Rows in memory, tokenised.
 
-    form: what the rows are. unended: trained turns without an end token, which a model learns not to end.
-    split: rows of which each turn is a sample.
+    Attributes:
+        form: What the rows are.
+        unended: How many trained turns have no end token, so that a model learns not to end them.
+        split: How many rows are split, so that each turn of theirs is a sample.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class TargetDataset(Dataset):
         algorithm: Algorithm,
         key: Key | None = None,
     ) -> None:
-        """Checks every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
+        """Check every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
         row is left.
         """
         self._begin(sources, data, tokenizer)
@@ -99,7 +101,7 @@ class TargetDataset(Dataset):
         summary = Summary(data)
         self.form: DataFormat = "auto"
 
-        def made() -> Iterator[Kept]:
+        def read() -> Iterator[Kept]:
             first = next(stream)
             self.form = format_of(first, data, algorithm)
             return summary.of(self._read(chain([first], stream)))
@@ -119,7 +121,7 @@ class TargetDataset(Dataset):
         stream = iter(rows)
         with bounded_memory(name):
             try:
-                self._kept, gathered = kept_rows(key, made, facts)
+                self._kept, gathered = kept_rows(key, read, facts)
             except StopIteration:
                 raise SpecError(f"{name} has no row", key="data", hint="Add rows.") from None
         self.size = len(self._kept)
@@ -247,28 +249,21 @@ class TargetDataset(Dataset):
             )
         if self.form == "labels":
             label_of(row, self._data)
-        kept = self._cut(prompt, targets)
-        if kept is None:
-            self.dropped += 1
-        else:
-            self.cut += kept is not targets
-            yield Kept(row, name, group[0][0].text, prompt, kept)
-
-    def _cut(self, prompt: np.ndarray, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
-        """Return the completions within data.max_sample_tokens; None where the row is left out."""
         room = self._data.max_sample_tokens - prompt.size
-        if all(target.tokens.size <= room for target in targets):
-            return targets
-        cut = tuple(Target(t.tokens[: max(room, 0)], t.trained[: max(room, 0)]) for t in targets)
-        is_wanted = self._data.too_long == "truncate" and all(target.trained.any() for target in cut)
-        return cut if is_wanted else None
+        if any(target.tokens.size > room for target in targets):
+            targets = tuple(Target(t.tokens[: max(room, 0)], t.trained[: max(room, 0)]) for t in targets)
+            if self._data.too_long != "truncate" or not all(target.trained.any() for target in targets):
+                self.dropped += 1
+                return
+            self.cut += 1
+        yield Kept(row, name, group[0][0].text, prompt, targets)
 
     def _target(
         self, row: Row, parts: Sequence[Part], ids: list[int], prefixes: Prefixes
     ) -> tuple[np.ndarray, Target]:
-        """Return the tokens of the prompt, and what follows it. Raises SpecError where nothing is trained.
+        """Return the tokens of the prompt, and what follows it, from the tokens `ids` of the whole text.
 
-        ids: tokens of the whole text.
+        Raises SpecError where nothing is trained.
         """
         ends = [*accumulate(len(part.text) for part in parts)]
         beginnings = prefixes.of("".join(part.text for part in parts), ids, ends)
@@ -315,18 +310,14 @@ class TargetDataset(Dataset):
 
     def _parts(self, rows: Sequence[Row]) -> list[list[_Group]]:
         """Return the groups of each row. Raises SpecError."""
-        if self._templated:
-            return self._rendered(rows)
-        never = self._data.chat_template == "never"
-        why = "data.chat_template is never" if never else "the model has no chat template"
-        groups = []
-        for row in rows:
-            prompt, completions = plain_of(row, self._data, self.form, why)
-            groups.append([[[Part(prompt, False), Part(text, True, True)] for text in completions]])
-        return groups
-
-    def _rendered(self, rows: Sequence[Row]) -> list[list[_Group]]:
-        """Return the groups of each chat. Raises SpecError."""
+        if not self._templated:
+            never = self._data.chat_template == "never"
+            why = "data.chat_template is never" if never else "the model has no chat template"
+            plain = [plain_of(row, self._data, self.form, why) for row in rows]
+            return [
+                [[[Part(prompt, False), Part(text, True, True)] for text in completions]]
+                for prompt, completions in plain
+            ]
         chats = [(row, turns) for row in rows for turns in self._chats(row)]
         groups: dict[str, list[_Group]] = {row.where: [] for row in rows}
         for (row, turns), samples in zip(
@@ -396,7 +387,7 @@ class _TargetStream(TargetDataset):
     def __init__(
         self, source: str, reader: Reader, data: Data, tokenizer: Tokenizer, seed: int, algorithm: Algorithm
     ) -> None:
-        """Checks the first rows. Raises SpecError with their place."""
+        """Check the first rows. Raises SpecError with their place."""
         self._begin(source, data, tokenizer)
         self._algorithm = algorithm
         self.form = "auto"
@@ -437,7 +428,9 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
             hint="Give a .jsonl or .parquet file, or a hub dataset, of preferences.",
         )
     if single(data.train) in TASKS:
-        return _TargetTask(_task(data, tokenizer, spec.seed, cwd), tokenizer)
+        dataset = load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
+        assert isinstance(dataset, TaskDataset)
+        return _TargetTask(dataset, tokenizer)
     if data.streaming:
         _refuse_for_plain(data, tokenizer)
         source = single(data.train)
@@ -503,9 +496,3 @@ def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:
     except SpecError:
         return False
     return True
-
-
-def _task(data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> TaskDataset:
-    dataset = load_data(data.train, "train", data, tokenizer, seed, cwd)
-    assert isinstance(dataset, TaskDataset)
-    return dataset

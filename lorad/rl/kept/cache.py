@@ -30,20 +30,16 @@ _PARALLEL = "TOKENIZERS_PARALLELISM"
 _LEAST = 4 << 20  # bytes of data that are worth a file
 _AT_ONCE = 1 << 22
 _ABANDONED = 3600.0  # seconds after which nobody writes to a file any more
-_NOT_READ = (
-    "shuffle",
-    "buffer",
-    "prompts_per_step",
-    "streaming",
-    "eval",
-)  # settings that rows do not follow from
+# settings that rows do not follow from
+_NOT_READ = ("shuffle", "buffer", "prompts_per_step", "streaming", "eval")
 
 
 class Key(Struct, frozen=True):
     """A key finds rows that were made ready.
 
-    text: the name of their file, without its ending.
-    files: the files of the data, with their size, time and inode when the key was made.
+    Attributes:
+        text: The name of their file, without its ending.
+        files: The files of the data, with their size, time and inode when the key was made.
     """
 
     text: str
@@ -55,7 +51,9 @@ class Key(Struct, frozen=True):
 
 
 def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about: str) -> Key | None:
-    """Return the key of rows; None where they are few, or not of files alone. about: other settings."""
+    """Return the key of rows, which also follow from the settings `about`; None where they are few, or not of
+    files alone.
+    """
     paths = [cwd / expanded(name) for name in names_of(sources)]
     if not all(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths):
         return None
@@ -79,7 +77,9 @@ def kept_rows(
 ) -> tuple[KeptRows, Facts]:
     """Open the rows of a key, or make them and keep them for the next attempt.
 
-    make: makes the rows. facts: says afterwards what was learnt of them.
+    Args:
+        make: Makes the rows.
+        facts: Says afterwards what was learnt of them.
     """
     path = None
     with contextlib.suppress(OSError, RuntimeError):

@@ -70,7 +70,7 @@ def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, An
 def is_trained(message: Mapping[str, Any], where: str) -> bool:
     """Return whether a message says that it is trained, as it does unless a key of it says no.
 
-    Raises SpecError for a key that is neither yes nor no. where: begins the error.
+    Raises SpecError, which begins with `where`, for a key that is neither yes nor no.
     """
     for key in TRAINED_KEYS:
         value = message.get(key)
@@ -89,7 +89,7 @@ def _without_null(value: Any) -> Any:
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
-    """Return a message as chat templates take it. where: begins an error. Raises SpecError."""
+    """Return a message as chat templates take it. Raises SpecError, which begins with `where`."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} is {type(value).__name__}, not an object", hint=_MESSAGE)
     is_trained(value, where)
@@ -104,8 +104,14 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         message["role"] = "tool"
     content = message.setdefault("content", None)
     if isinstance(content, list):
-        if kinds := [_kind(part) for part in content if not _is_text(part)]:
-            raise SpecError(f"{where} has a part of type {kinds[0]}", hint="lorad trains on text alone.")
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if (
+                not isinstance(part, Mapping)
+                or kind not in _TEXT_PARTS
+                or not isinstance(part.get("text"), str)
+            ):
+                raise SpecError(f"{where} has a part of type {kind}", hint="lorad trains on text alone.")
     elif content is None and not any(message.get(key) for key in _SAID_BESIDE):
         raise SpecError(f"{where} has no content", hint=f"{_MESSAGE} A call has tool_calls.")
     elif content is not None and not isinstance(content, str):
@@ -117,7 +123,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def _of_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """Raises SpecError where the speaker has no role."""
+    """Return a message of ShareGPT's as OpenAI's. Raises SpecError where the speaker has no role."""
     speaker = message.pop("from")
     said = message.pop("value", None)
     role = _SPEAKERS.get(speaker, speaker)
@@ -128,12 +134,3 @@ def _of_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
             'message, and its result as a message of the role "tool".',
         )
     return {**message, "role": role, "content": said}
-
-
-def _is_text(part: Any) -> bool:
-    is_of_text = isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS
-    return is_of_text and isinstance(part.get("text"), str)
-
-
-def _kind(part: Any) -> str:
-    return str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__

@@ -32,10 +32,10 @@ class Judgement(NamedTuple):
     """A row of preferences as it is trained.
 
     Attributes:
-        row: the row itself.
-        prompt: int32, the tokens of its prompt.
-        completions: int32 each, the tokens of the chosen and the rejected one, or of a single one.
-        label: whether a single one is desired; None of a pair.
+        row: The row itself.
+        prompt: The tokens of its prompt, int32.
+        completions: The tokens of the chosen and of the rejected completion, or of a single one, int32 each.
+        label: Whether a single completion is desired; None for a pair.
     """
 
     row: Row
@@ -45,9 +45,8 @@ class Judgement(NamedTuple):
 
 
 def preference_doubts(key: str, judgements: Iterable[Judgement], data: Data) -> list[str]:
-    """Return warnings about preferences; each says which rows it is about.
-
-    key: the key of the spec that names the rows. Raises SpecError where no pair has two sides.
+    """Return warnings about preferences; each says which rows it is about, and begins with the key of the
+    spec that names them. Raises SpecError where no pair has two sides.
     """
     doubtful: dict[str, dict[tuple[str, int], str]] = {}
     seen = set[tuple[int, ...]]()
@@ -74,14 +73,15 @@ def preference_doubts(key: str, judgements: Iterable[Judgement], data: Data) -> 
 
 
 def _of_tokens(judgement: Judgement, seen: set[tuple[int, ...]], data: Data) -> Iterator[tuple[str, str]]:
-    """Compare the tokens of a row. Yields a sentence that is true of it, and words about it.
-
-    seen: the preferences of the rows before it.
+    """Compare the tokens of a row with each other and with the preferences that were `seen` before it. Yields
+    a sentence that is true of it, and words about it.
     """
     prompt, *sides = (hash(tokens.tobytes()) for tokens in (judgement.prompt, *judgement.completions))
     label = judgement.label
     size = judgement.completions[0].size
-    shown = _shown(judgement.row, data, "completion_key" if len(sides) == 1 else "chosen_key")
+    side = "completion_key" if len(sides) == 1 else "chosen_key"
+    text = " ".join(_said(find_value(judgement.row, data, side)).split())
+    shown = f"“{text}”" if len(text) <= _SHOWN else f"“{text[:_SHOWN]}…”"
     if len(sides) == 2 and sides[0] == sides[1]:
         is_full = judgement.prompt.size + size >= data.max_sample_tokens
         yield _CUT if is_full else _EQUAL, shown
@@ -117,8 +117,3 @@ def _said(value: Any) -> str:
     calls = [key for key in last if key not in ("role", "from", "content", "value", "name")]
     content = last.get("content", last.get("value"))
     return text_of(content or [last[key] for key in calls if last[key]] or "")
-
-
-def _shown(row: Row, data: Data, key: str) -> str:
-    text = " ".join(_said(find_value(row, data, key)).split())
-    return f"“{text}”" if len(text) <= _SHOWN else f"“{text[:_SHOWN]}…”"

@@ -22,10 +22,15 @@ def variables_of(row: Row) -> dict[str, Any]:
     settings = column_of(row, SETTINGS)
     variables = dict(settings) if isinstance(settings, Mapping) else {}
     tools = next((value for name in TOOLS if is_of_tools(value := column_of(row, name))), None)
+    for place, tool in enumerate(tools or (), 1):
+        function = tool.get("function", tool)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise SpecError(
+                f"{row.where}: tool {place} has no name",
+                hint='A tool is {"type": "function", "function": {"name": …, "parameters": {JSON schema}}}.',
+            )
     if tools:
-        variables["tools"] = [
-            _tool(tool, f"{row.where}: tool {place}") for place, tool in enumerate(tools, 1)
-        ]
+        variables["tools"] = [in_function(tool) for tool in tools]
     return variables
 
 
@@ -44,14 +49,3 @@ def column_of(row: Row, name: str) -> Any:
 def is_of_tools(value: Any) -> bool:
     """Return whether a column is a list of tools."""
     return isinstance(value, list) and all(isinstance(tool, Mapping) for tool in value)
-
-
-def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a tool as the row has it, within `function` if it is not. Raises SpecError."""
-    function = tool.get("function", tool)
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise SpecError(
-            f"{where} has no name",
-            hint='A tool is {"type": "function", "function": {"name": …, "parameters": {JSON schema}}}.',
-        )
-    return in_function(tool)

@@ -39,8 +39,8 @@ class _Said(Struct, frozen=True):
     """A turn of a model.
 
     Attributes:
-        text: what is outside of calls.
-        calls: in the order in which they were written; also those that cannot be made.
+        text: The text outside of calls.
+        calls: The calls in the order in which they were written, also the ones that cannot be made.
     """
 
     text: str
@@ -48,11 +48,13 @@ class _Said(Struct, frozen=True):
 
 
 def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Said:
-    """Read the calls in a turn; what the model thought is never a call.
-
-    tools: what it may call, in OpenAI's wrapped form.
+    """Read the calls in a turn; what the model thought is never a call. The tools that it may call have
+    OpenAI's wrapped form.
     """
-    schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
+    schemas: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        properties = tool["function"].get("parameters", {}).get("properties", {})
+        schemas[tool["function"]["name"]] = properties if isinstance(properties, Mapping) else {}
     begin = _end_of_thought(text)
     kept = [text[:begin]]
     calls = list[ToolCall]()
@@ -99,13 +101,11 @@ class Splitter:
             return begin if not turn or is_call else len(self._text)
         behind = self._text[begin:]
         places = [place for mark in _MARKS[self._form] if (place := behind.find(mark)) >= 0]
-        parts = [_part_at_end(behind, mark) for mark in _MARKS[self._form]]
+        parts = [  # how many of the last characters may be the first ones of a mark
+            next((size for size in range(len(mark) - 1, 0, -1) if behind.endswith(mark[:size])), 0)
+            for mark in _MARKS[self._form]
+        ]
         return begin + min([*places, *(len(behind) - part for part in parts)])
-
-
-def _part_at_end(text: str, mark: str) -> int:
-    """Return how many of the last characters are the first of `mark`."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _end_of_thought(text: str) -> int:
@@ -113,11 +113,6 @@ def _end_of_thought(text: str) -> int:
     if place >= 0:
         return place + len(_THOUGHT_END)
     return len(text) if text.lstrip().startswith(_THOUGHT) else 0
-
-
-def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = function.get("parameters", {}).get("properties", {})
-    return properties if isinstance(properties, Mapping) else {}
 
 
 def _hermes(text: str, begin: int, tools: _Tools) -> list[_Found]:
@@ -169,7 +164,7 @@ def _mistral(text: str, begin: int, tools: _Tools) -> list[_Found]:
             calls = [_call(None, error, written, tools)]
         else:
             values = value if isinstance(value, list) else [value]
-            calls = [_call(one, "", written, tools) for one in values]
+            calls = [_call(entry, "", written, tools) for entry in values]
         parts.append((start, stop, calls))
         begin = stop
     return parts
@@ -225,7 +220,7 @@ def _json_at(text: str, place: int) -> tuple[Any, int, str]:
 
 
 def _call(value: Any, error: str, written: str, tools: _Tools) -> ToolCall:
-    """Make a call of its JSON. error: what was wrong with it, if it could not be read."""
+    """Make a call of its JSON, or of the error why that could not be read."""
     name = value.get("name") if isinstance(value, dict) else None
     named = name if isinstance(name, str) else ""
     if error:

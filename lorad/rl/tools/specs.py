@@ -96,25 +96,21 @@ def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _read_calls(calls: Any) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise SpecError("tool_calls is no list of calls", hint=_CALL)
-    return [_read_call(call) for call in calls]
-
-
-def _read_call(call: Any) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise SpecError(
-            "tool_calls: a call needs a function with a name",
-            hint=_CALL,
-        )
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise _bad_arguments(function["name"], f"are no JSON: {error}") from None
-    if not isinstance(arguments, Mapping):
-        raise _bad_arguments(function["name"], "are no JSON object")
-    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+    read = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise SpecError("tool_calls: a call needs a function with a name", hint=_CALL)
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise _bad_arguments(function["name"], f"are no JSON: {error}") from None
+        if not isinstance(arguments, Mapping):
+            raise _bad_arguments(function["name"], "are no JSON object")
+        read.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
+    return read
 
 
 def _bad_arguments(name: str, why: str) -> SpecError:
