@@ -49,9 +49,10 @@ LoraType = Literal["lora", "canonical_lora"]
 class TrainerCapabilities(Struct, frozen=True):
     """What a trainer can do; a pool asks for nothing else.
 
-    losses: the terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, `LABELS`, and `VALUE_LOSS` where it
-        has critics.
-    routes: shape of the base's routes, where the trainer replays them.
+    Attributes:
+        losses: The terms of `PolicyLoss.needs` that it knows, `GIVEN_RATIO`, `LABELS`, and `VALUE_LOSS` where
+            it has critics.
+        routes: The shape of the base's routes, where the trainer replays them.
     """
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
@@ -65,20 +66,19 @@ class TrainerCapabilities(Struct, frozen=True):
 
 
 class SlotSpec(Struct, frozen=True):
-    """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the
-    init.
+    """How a slot begins.
 
-    frozen: it holds weights alone, a quarter of the memory. It gives log-probabilities and can be exported;
-    training, saving or loading it raises Conflict.
-
-    critic: it has a value head beside the adapter, fp32 and zero at the start, which is stepped, saved and
-    loaded with it. It has values and no policy.
-
-    kept_tokens: micro-batches of at most so many tokens keep their activations also with
-    `activation_checkpointing`; a trainer of several ranks recomputes in all of them.
-
-    lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v
-    share one, and gate and up. Trainers without fused linears have the first in either case.
+    Attributes:
+        lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v
+            share one, and gate and up. Trainers without fused linears have the first in either case.
+        init: How A begins; B is zero.
+        source: A PEFT directory whose tensors replace the init.
+        kept_tokens: Micro-batches of at most so many tokens keep their activations also with
+            `activation_checkpointing`; a trainer of several ranks recomputes in all of them.
+        frozen: Whether it holds weights alone, a quarter of the memory. It then gives log-probabilities and
+            can be exported; training, saving or loading it raises Conflict.
+        critic: Whether it has a value head beside the adapter, fp32 and zero at the start, which is stepped,
+            saved and loaded with it. It then has values and no policy.
     """
 
     adapter: AdapterConfig
@@ -106,8 +106,9 @@ class SlotInfo(Struct, frozen=True):
 class TrainerHealth(Struct, frozen=True):
     """Whether the trainer works, and how much memory it takes.
 
-    memory: bytes on the devices of all ranks after the last call; None: unknown.
-    memory_peak: the most bytes during the last call; None: unknown.
+    Attributes:
+        memory: The bytes on the devices of all ranks after the last call; None where they are unknown.
+        memory_peak: The most bytes during the last call; None where they are unknown.
     """
 
     alive: bool = True
@@ -117,10 +118,11 @@ class TrainerHealth(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """Whose log-probabilities: a slot's present weights, or the base (adapter off) when `slot` is None.
+    """Whose log-probabilities are meant: a slot's, with its present weights, or the base's (adapter off) when
+    `slot` is None.
 
-    amplify: as with an alpha so many times as large; a power of two, so that it rounds nothing. The slot
-        stays as is.
+    Attributes:
+        amplify: The factor of alpha, a power of two, so that it rounds nothing. The slot stays as is.
     """
 
     slot: str | None = None
@@ -233,9 +235,8 @@ class Trainer(ABC):
     ) -> StepResult:
         """Clip (0: do not), step and clear the gradients.
 
-        Gradients that are not finite are cleared, and nothing is applied.
-
-        optimizer: the settings of this step; None for the slot's.
+        Gradients that are not finite are cleared, and nothing is applied. `optimizer` has the settings of
+        this step; None for the slot's.
         """
         return await self.do(OptimStep(lr, max_grad_norm, optimizer=optimizer, slot=slot))
 
@@ -318,14 +319,14 @@ class Trainer(ABC):
         await self.do(CloseSlot(slot))
 
     async def health(self) -> TrainerHealth:
-        """Answers at once, also amid a call.
+        """Answer at once, also amid a call.
 
         A trainer that is not alive raises PoolLost from all other calls.
         """
         return TrainerHealth()
 
     def software(self) -> dict[str, str]:
-        """Versions of what it is made of, where that is not in this process."""
+        """Return the versions of what it is made of, where that is not in this process."""
         return {}
 
     async def shut_down(self) -> None:  # noqa: B027 (a trainer that started nothing has nothing to do)
@@ -358,10 +359,22 @@ def check_work(work: Sequence[ForwardBackward], slots: Collection[str], takes: T
     if len(set(names)) < len(names):
         raise ValueError("a slot is named twice: join its batches, or make two calls")
     for item in work:
-        check_batch(item.batch, takes, item.loss.temperature)
-        if missing := [term for term in item.loss.needs if term not in takes.losses]:
+        loss = item.loss
+        has_reference = item.targets.reference_logprobs is not None
+        check_batch(item.batch, takes, loss.temperature)
+        if missing := [term for term in loss.needs if term not in takes.losses]:
             raise ValueError(f"this trainer does not know {', '.join(missing)}")
-        _check_targets(item.batch, item.targets, item.loss)
+        if loss.kl_coef and not has_reference:
+            raise ValueError("a KL coefficient needs the reference's log-probabilities")
+        if loss.anchor == "sampler" and item.targets.sampler_logprobs is None:
+            raise ValueError("a ratio to the sampler needs the sampler's log-probabilities")
+        if (loss.surrogate == "preference") != (loss.preference is not None):
+            raise ValueError("the surrogate `preference` and the settings of a preference need each other")
+        if loss.preference is not None and not has_reference:
+            raise ValueError("a loss of preferences needs the reference's log-probabilities")
+        if loss.has_pairs and not np.isin(item.batch.group_sizes, (0, 2)).all():
+            raise ValueError("a loss of pairs needs a chosen and a rejected sample in each group")
+        _check_arrays(item.batch, item.targets)
         _check_normaliser(item.batch, item.normaliser)
 
 
@@ -412,20 +425,6 @@ def ids_of(batch: Batch) -> dict[str, np.ndarray]:
     """Return all token ids, by what they are."""
     labels = {} if batch.labels is None else {"labels": batch.labels}
     return {"prompts": batch.prompts, "completions": batch.completions} | labels
-
-
-def _check_targets(batch: Batch, targets: PolicyTargets, loss: PolicyLoss) -> None:
-    if loss.kl_coef and targets.reference_logprobs is None:
-        raise ValueError("a KL coefficient needs the reference's log-probabilities")
-    if loss.anchor == "sampler" and targets.sampler_logprobs is None:
-        raise ValueError("a ratio to the sampler needs the sampler's log-probabilities")
-    if (loss.surrogate == "preference") != (loss.preference is not None):
-        raise ValueError("the surrogate `preference` and the settings of a preference need each other")
-    if loss.preference is not None and targets.reference_logprobs is None:
-        raise ValueError("a loss of preferences needs the reference's log-probabilities")
-    if loss.has_pairs and not np.isin(batch.group_sizes, (0, 2)).all():
-        raise ValueError("a loss of pairs needs a chosen and a rejected sample in each group")
-    _check_arrays(batch, targets)
 
 
 def _check_normaliser(batch: Batch, normaliser: float) -> None:

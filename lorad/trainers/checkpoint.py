@@ -44,8 +44,8 @@ def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 class Saved(NamedTuple):
     """What the files hold: tensors by logical name, optimizer steps done, the generator's state by kind.
 
-    rng: `dropout` (uint8, the state of one torch generator) or `draws` (int64 [2], a seed and how many calls
-        drew).
+    The generator's state is `dropout` (uint8, of one torch generator) or `draws` (int64 [2], a seed and how
+    many calls drew).
     """
 
     weights: _Arrays
@@ -66,8 +66,9 @@ def write(
 ) -> list[str]:
     """Write a slot into an existing directory; return the names of the files.
 
-    head: a critic's tensors by logical name; empty for a policy.
-    moments: for each of MOMENTS, its tensors by logical name.
+    Args:
+        head: A critic's tensors by logical name; empty for a policy.
+        moments: The tensors of each of MOMENTS by logical name.
     """
     write_peft(adapter, directory, base)
     named = {
@@ -109,9 +110,8 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
 
 
 def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Adapter:
-    """Read a PEFT directory to start a slot of `config` from. Raises AdapterRefused.
-
-    linears: (out, in) of the base's linears.
+    """Read a PEFT directory to start a slot of `config` from, on a base with linears (out, in). Raises
+    AdapterRefused.
     """
     source = read_peft(directory, None)
     fields = ("dora", "modules", "rank", "rank_of_experts", "scale")
@@ -167,7 +167,7 @@ def _rng(path: Path) -> _Arrays:
 
 
 def _read_as(path: Path, names: Mapping[str, str], expected: _Wanted) -> _Arrays:
-    """Return the arrays of one file by logical name. names: from a name in the file to the logical one."""
+    """Return the arrays of one file by their logical names, which `names` has by the names in the file."""
     arrays = _read(path, {key: expected[name] for key, name in names.items()})
     return {name: arrays[key] for key, name in names.items()}
 
@@ -207,7 +207,7 @@ def _few(keys: list[str]) -> str:
 
 
 def _shown(value: object, other: object) -> str:
-    """A list of modules is shown by what the other one lacks."""
+    """Show a value; of a list of modules what the other one lacks."""
     if isinstance(value, tuple) and isinstance(other, tuple):
         return f"{len(value)} modules ({_few(sorted(set(value) - set(other))) or 'all of them shared'})"
     return str(value)

@@ -13,7 +13,7 @@ _GPU_LOGITS = 2**27
 
 
 def rows_at_once(columns: int, device: torch.device) -> int:
-    """Return how many rows a chunk has. columns: the words of which this rank computes the scores."""
+    """Return how many rows a chunk has where this rank computes the scores of so many words."""
     if device.type == "cuda":
         return max(1, _GPU_LOGITS // columns)
     return max(ROWS, LOGITS // columns)

@@ -111,7 +111,7 @@ def forward_backward(
 
 
 class _PieceTargets(NamedTuple):
-    """The targets of a piece. loss: the sum of the losses of its pairs; None where tokens have their own."""
+    """The targets of a piece, and the sum of the losses of its pairs; None where tokens have their own."""
 
     tokens: TokenTargets
     loss: float | None = None
@@ -121,8 +121,8 @@ class _PieceTargets(NamedTuple):
 def _targets(
     base: Base, rows: Microbatch, work: Sequence[ForwardBackward], logprobs: Tensor | None
 ) -> list[_PieceTargets]:
-    """Return the targets of each piece. logprobs: [M], the policy's; None leaves out what losses of whole
-    samples need.
+    """Return the targets of each piece, from the policy's log-probabilities [M]; None leaves out what losses
+    of whole samples need.
     """
     targets = []
     for piece, w, inside in zip(rows.pieces, work, rows.tokens, strict=True):
@@ -204,20 +204,14 @@ def recomputing(lora: SlotLora) -> _Run:
 
 def predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: _Run) -> Tensor:
     """Return the last hidden state at the position that predicts each target, [M, hidden]."""
+    first = None  # where rows of a token may differ, by dropout or the slot, or where few are alike
+    if rows.words is not None and (lora is None or not (lora.generators or len(lora.slots) > 1)):
+        ids, of = rows.words
+        first = First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
     last = Last(rows.leaving, None if lora is None else lora.at(rows.parts))
-    ends = Ends(_first(rows, lora), last)
+    ends = Ends(first, last)
     states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run, ends, rows.replay)
     return states.index_select(0, rows.places)
-
-
-def _first(rows: Microbatch, lora: SlotLora | None) -> First | None:
-    """Return the different tokens of the rows; None where rows of a token may differ, by dropout or the slot,
-    or where few are alike.
-    """
-    if rows.words is None or (lora is not None and (lora.generators or len(lora.slots) > 1)):
-        return None
-    ids, of = rows.words
-    return First(ids, of, None if lora is None else lora.at([slice(0, len(ids))]))
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:

@@ -35,9 +35,10 @@ log = logging.getLogger(__name__)
 class Half:
     """The B of one trained module of a fused linear, [out, rank], and where it works.
 
-    rows: its rows of the linear's output.
-    ranks: its columns of A x.
-    magnitude: DoRA's, [out].
+    Attributes:
+        rows: Its rows of the linear's output.
+        ranks: Its columns of A x.
+        magnitude: The magnitude of DoRA, [out].
     """
 
     rows: slice
@@ -53,9 +54,10 @@ class Site:
     """The trained part of one fused linear, as views into the slot's vectors. For several experts, all
     tensors are [experts, …].
 
-    a: [modules * rank, in].
-    scale: factor of B A.
-    weight, bias: the base's.
+    Attributes:
+        a: The A of all its modules, [modules * rank, in].
+        scale: The factor of B A.
+        weight, bias: What the base has there, for DoRA.
     """
 
     a: Tensor
@@ -134,7 +136,7 @@ class Slot:
         return Adapter(self.spec.adapter, tensors)
 
     def recomputes(self, tokens: int) -> bool:
-        """Report whether a micro-batch of so many tokens recomputes its activations."""
+        """Return whether a micro-batch of so many tokens recomputes its activations."""
         kept = min(self.spec.kept_tokens, self.tokens_per_microbatch)  # less once there was no memory
         return self.spec.activation_checkpointing and tokens > kept
 
@@ -149,8 +151,8 @@ class Slot:
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> tuple[float, bool]:
-        """Make a step; return the norm before clipping, and whether it was applied. Gradients are zero
-        afterwards either way. optimizer: the settings of this step alone.
+        """Make a step, for which `optimizer` may replace the settings; return the norm before clipping, and
+        whether it was applied. Gradients are zero afterwards either way.
         """
         norm = l2_norm(self.grads)
         applied = bool(np.isfinite(norm))
@@ -173,8 +175,12 @@ class Slot:
         for layer, linear in itertools.product(sorted(self.with_experts), ("gate_up", "down")):
             places = ((number, (layer, f"experts.{number}.{linear}")) for number in range(count))
             trained = {number: self.sites[place] for number, place in places if place in self.sites}
-            if len(trained) == count and _are_even([*trained.values()]):
-                sites[layer, linear] = [(range(count), _together([*trained.values()]))]
+            inner = [*trained.values()]
+            shapes = {(site.a.shape, *(half.rows.start for half in site.halves)) for site in inner}
+            starts = [site.a.storage_offset() for site in inner]
+            distances = {after - before for before, after in itertools.pairwise(starts)}
+            if len(trained) == count and len(shapes) == 1 and len(distances) <= 1:
+                sites[layer, linear] = [(range(count), _together(inner))]
             else:
                 alone = ((range(number, number + 1), site) for number, site in trained.items())
                 sites[layer, linear] = [(experts, _together([site])) for experts, site in alone]
@@ -204,20 +210,13 @@ class Slot:
                     halves.append(Half(rows, ranks, weights[name], grads[name], *both))
                     trained.append(f"{module}.lora_A.weight")
             if halves:
-                a, a_grad = (
-                    _stack(flat, views[trained[0]], len(halves) * rank)
-                    for flat, views in ((self.weights, weights), (self.grads, grads))
-                )
+                first = weights[trained[0]]  # the A of all halves is one block
+                start = first.storage_offset()
+                block = slice(start, start + len(halves) * rank * first.shape[1])
+                a, a_grad = (flat[block].view(-1, first.shape[1]) for flat in (self.weights, self.grads))
                 its = weight_at(base, *place) if adapter.dora else ()
                 sites[place] = Site(a, a_grad, tuple(halves), adapter.scale_of(names[0]), *its)
         return sites
-
-
-def _are_even(sites: Sequence[Site]) -> bool:
-    """Return whether sites are alike, and lie in the slot's vectors at equal distances."""
-    shapes = {(site.a.shape, *(half.rows.start for half in site.halves)) for site in sites}
-    starts = [site.a.storage_offset() for site in sites]
-    return len(shapes) == 1 and len({after - before for before, after in itertools.pairwise(starts)}) <= 1
 
 
 def _together(sites: Sequence[Site]) -> Site:
@@ -246,13 +245,6 @@ def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ..
     parts = ("lora_A.weight", "lora_B.weight", MAGNITUDE)
     order = [f"{module}.{part}" for modules in places for part in parts for module in modules]
     return {name: shapes[name] for name in order if name in shapes}
-
-
-def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
-    """Return the block of `rows` rows of `flat` that begins with the view `first`."""
-    columns = first.shape[1]
-    start = first.storage_offset()
-    return flat[start : start + rows * columns].view(rows, columns)
 
 
 def _dropout_generator(device: torch.device, seed: int) -> torch.Generator:

@@ -19,12 +19,13 @@ where it needs none otherwise."""
 class Stems:
     """The n stems of G prompts; each comes after the one that it shares.
 
-    lengths: int64 [n], tokens of each stem.
-    starts: int64 [n], how many tokens are before it.
-    owner: int64 [n], the stem that it continues, -1 for none.
-    source: int64 [n], a prompt that begins with it.
-    of: int64 [G], the stem that each prompt continues, -1 for none; empty without any stem.
-    before: int64 [G], how many of its tokens are in stems; empty without any stem.
+    Attributes:
+        lengths: The tokens of each stem, int64 [n].
+        starts: How many tokens are before it, int64 [n].
+        owner: The stem that it continues, -1 for none, int64 [n].
+        source: A prompt that begins with it, int64 [n].
+        of: The stem that each prompt continues, -1 for none, int64 [G]; empty without any stem.
+        before: How many tokens of each prompt are in stems, int64 [G]; empty without any stem.
     """
 
     lengths: Ints
@@ -49,8 +50,9 @@ NO_STEMS = Stems(*(np.zeros(0, np.int64) for _ in range(6)))
 def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
     """Return the stems of prompts. The last token of each prompt stays its own, as it predicts.
 
-    tokens: int32 [t] for each prompt.
-    rows: how many rows would be computed without stems.
+    Args:
+        tokens: The tokens of each prompt, int32 [t].
+        rows: How many rows would be computed without stems.
     """
     prompts: list[list[int]] = [each.tolist() for each in tokens]
     stems: list[tuple[int, int, int, int]] = []
@@ -58,7 +60,14 @@ def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
     before = [0] * len(prompts)
     alike: list[Sequence[int]] = [range(len(prompts))]
     while alike:
-        branches = [branch for group in alike for branch in _branches(prompts, group, before[group[0]])]
+        branches: list[Sequence[int]] = []  # of each group, prompts with the same next token
+        for group in alike:
+            start = before[group[0]]
+            by_token: dict[int, list[int]] = {}
+            for index in group:
+                if len(prompts[index]) > start + 1:
+                    by_token.setdefault(prompts[index][start], []).append(index)
+            branches += [indices for indices in by_token.values() if len(indices) > 1]
         lengths = [_common([prompts[index] for index in group], before[group[0]]) for group in branches]
         saved = sum((len(group) - 1) * length for group, length in zip(branches, lengths, strict=True))
         if saved * WORTH < rows:
@@ -75,15 +84,6 @@ def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
         return NO_STEMS
     sizes, starts, owner, source = np.array(stems, np.int64).T
     return Stems(sizes, starts, owner, source, np.array(of, np.int64), np.array(before, np.int64))
-
-
-def _branches(prompts: Sequence[list[int]], alike: Sequence[int], start: int) -> list[Sequence[int]]:
-    """Return which of some prompts have the same token at a place, where several have."""
-    by_token: dict[int, list[int]] = {}
-    for index in alike:
-        if len(prompts[index]) > start + 1:
-            by_token.setdefault(prompts[index][start], []).append(index)
-    return [indices for indices in by_token.values() if len(indices) > 1]
 
 
 def _common(prompts: Sequence[list[int]], start: int) -> int:

@@ -56,9 +56,7 @@ _TOKENS_PER_MICROBATCH = 16384
 
 class BuiltinTrainer(Trainer):
     """Every torch call runs on `compute`, one micro-batch at a time, so that slots and the engine share it
-    fairly.
-
-    model: what a PEFT directory names as its base model.
+    fairly. `model` is what a PEFT directory names as its base model.
     """
 
     def __init__(self, base: Base, compute: Compute, model: str = "") -> None:
@@ -104,12 +102,10 @@ class BuiltinTrainer(Trainer):
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> Gradients:
-        return (await self._forward_backward([ForwardBackward(batch, targets, loss, normaliser, slot)]))[0]
+        work = ForwardBackward(batch, targets, loss, normaliser, slot)
+        return (await self.forward_backward_many([work]))[0]
 
     async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
-        return await self._forward_backward(work)
-
-    async def _forward_backward(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._slots.policy(item.slot) for item in work]
         if not self._may_halve:
@@ -178,7 +174,7 @@ class BuiltinTrainer(Trainer):
     async def unmet_experts(self, batch: Batch) -> Sequence[str]:
         if self._base.config.experts is None:
             return ()
-        texts = [(prompt, one) for prompt, completions in batch.groups() for one in completions]
+        texts = [(prompt, text) for prompt, completions in batch.groups() for text in completions]
         quanta = (partial(routes.experts_met, self._base, *text) for text in texts)
         met = set[tuple[int, str]]().union(*await self._compute.each(quanta))
         return routes.unmet(self._base, met)
@@ -227,7 +223,7 @@ class BuiltinTrainer(Trainer):
     def _gradients(
         self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, Piece]
     ) -> dict[int, tuple[Piece, Gradients]]:
-        """Accumulate the gradients of one micro-batch. joined: slot index -> the piece of that slot in it."""
+        """Accumulate the gradients of one micro-batch, which has pieces of slots, by the slot's index."""
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
         lora = SlotLora(mine, rows.rows, train=True)

@@ -38,8 +38,12 @@ def is_adapter(parameter: str) -> bool:
 class AdapterRoom:
     """What is put into one model. It holds an adapter from the beginning, see `parameters`.
 
-    shapes: at first the shapes of the linears that are modules; the attribute has those of experts, too.
-    mixtures: the modules of experts, whose linears have no module of their own.
+    Attributes:
+        shapes: The shapes of all linears, of experts too.
+
+    Args:
+        shapes: The shapes of the linears that are modules.
+        mixtures: The modules of experts, whose linears have no module of their own.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class AdapterRoom:
             self._holds = False
 
     def put(self, key: MountKey, dtype: torch.dtype, device: torch.device) -> "_ReplicatedAdapter":
-        """An adapter of zeros on exactly the modules of `key`, in the place of the one that is there.
+        """Put an adapter of zeros on exactly the modules of `key`, in the place of the present one.
 
         Raises AdapterRefused, and holds none, for modules that the model does not have.
         """
@@ -115,15 +119,27 @@ class AdapterRoom:
             return []
         self._peft.add_adapter(_NAME, _lora(config), low_cpu_mem_usage=True)
         self._holds = True
-        self._check_places(config)
+        placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
+        if placed != set(config.modules):
+            self.clear()
+            wrong = sorted(placed ^ set(config.modules))
+            raise AdapterRefused(
+                f"PEFT would put the adapter on {len(placed)} modules instead of {len(config.modules)}: "
+                f"{', '.join(wrong[:3])}",
+                hint="use another version of peft",
+            )
         places = []
         for name, half in itertools.product(config.modules, _HALVES):
             linear = getattr(self._linears[name], half)[_NAME]
             linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
             places.append(_ParameterParts([f"{name}.{half}.weight"], linear.weight))
         for name in config.modules if config.dora else ():
-            magnitude = _put_dora(self._linears[name], device)
-            places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], magnitude))
+            linear = self._linears[name]  # PEFT takes the magnitude, zero in fp32, out with the rest
+            holder = nn.Module()
+            holder.weight = nn.Parameter(torch.zeros(linear.out_features, device=device))
+            linear.lora_magnitude_vector[_NAME] = holder
+            linear.lora_variant[_NAME] = _Dora()
+            places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], holder.weight))
         self._peft.set_adapter(_NAME)
         self._adapted = [self._linears[name] for name in config.modules]
         return places
@@ -156,17 +172,6 @@ class AdapterRoom:
             norms[name] = row_norms(whole).cpu().numpy()
         return norms
 
-    def _check_places(self, config: AdapterConfig) -> None:
-        placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
-        if placed != set(config.modules):
-            self.clear()
-            wrong = sorted(placed ^ set(config.modules))
-            raise AdapterRefused(
-                f"PEFT would put the adapter on {len(placed)} modules instead of {len(config.modules)}: "
-                f"{', '.join(wrong[:3])}",
-                hint="use another version of peft",
-            )
-
 
 class _Dora:
     """What PEFT's linear computes in the place of its LoRA: `DoraLinearVariant` with the norm and the
@@ -186,15 +191,6 @@ class _Dora:
         )
         long: Tensor = c * delta
         return long.to(result.dtype) + bias
-
-
-def _put_dora(linear: Any, device: torch.device) -> nn.Parameter:
-    """Give the adapter of a linear a magnitude, zero, in fp32; PEFT takes it out with the rest."""
-    holder = nn.Module()
-    holder.weight = nn.Parameter(torch.zeros(linear.out_features, device=device))
-    linear.lora_magnitude_vector[_NAME] = holder
-    linear.lora_variant[_NAME] = _Dora()
-    return holder.weight
 
 
 class _ParameterParts(NamedTuple):
@@ -239,17 +235,17 @@ class _ReplicatedAdapter(Mounted):
                 f"{len(wrong)} tensors are missing or have no place: {', '.join(wrong[:3])}",
                 hint="the adapter was made for other modules",
             )
-        return [self._stacked(place, logical) for place in self._places]
-
-    def _stacked(self, place: _ParameterParts, logical: Mapping[str, np.ndarray]) -> Tensor:
-        for name in place.names:
-            if logical[name].shape != place.shape:
-                raise AdapterRefused(
-                    f"{name} has shape {logical[name].shape}, not {place.shape}",
-                    hint="the adapter was made for another base or another rank",
-                )
-        whole = np.stack([logical[name] for name in place.names])
-        return torch.tensor(whole, dtype=torch.float32).view(place.weight.shape)
+        stacks = []
+        for place in self._places:
+            for name in place.names:
+                if logical[name].shape != place.shape:
+                    raise AdapterRefused(
+                        f"{name} has shape {logical[name].shape}, not {place.shape}",
+                        hint="the adapter was made for another base or another rank",
+                    )
+            whole = np.stack([logical[name] for name in place.names])
+            stacks.append(torch.tensor(whole, dtype=torch.float32).view(place.weight.shape))
+        return stacks
 
 
 class _Nameless(nn.Module):

@@ -63,9 +63,7 @@ def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
 
 def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
     """Make a model with its parameters on the meta device, tied as in the end, frozen; buffers are real,
-    since no file holds all of them.
-
-    kinds: the attentions to try, until the architecture has one.
+    since no file holds all of them. The attentions of `kinds` are tried until the architecture has one.
     """
     for kind in kinds:
         try:
@@ -83,8 +81,13 @@ def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
                 raise SpecError(f"{_line(error)}", key="model.path", hint=hint) from error
             log.warning("%s is without %s attention", config.model_type, kind)
     model.tie_weights()
-    if dtype != torch.float32:
-        _keep_in_fp32(model)
+    if (
+        dtype != torch.float32
+    ):  # what the architecture computes in fp32 all the same, as `from_pretrained` does
+        kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):
+                tensor.data = tensor.data.float()
     return model.eval().requires_grad_(False)
 
 
@@ -105,18 +108,19 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[int, int]]:
     """Return (out, in) of the linears in the decoder's layers by logical name, and of an untied `lm_head`.
 
-    Without routers and experts: their inputs depend on which tokens are routed there (see `experts`).
+    Routers and experts are left out: their inputs depend on which tokens are routed there (see `experts`).
     """
     inside = {id(module) for layer in layers for module in layer.modules()}
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
         inside.add(id(head))
-    shapes = {
-        name: (module.out_features, module.in_features)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and id(module) in inside and not _is_routed(name)
-    }
+    shapes = {}
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        is_routed = "experts" in parts or parts[-1] in _ROUTERS
+        if isinstance(module, nn.Linear) and id(module) in inside and not is_routed:
+            shapes[name] = (module.out_features, module.in_features)
     if not shapes:
         hint = "use a model whose layers are made of linears (transformers' Conv1D is none)"
         raise SpecError(
@@ -137,21 +141,6 @@ def may_pack(model: Any) -> bool:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
     return takes(model, "position_ids") and kinds <= _APART and not _LENGTH_SCALED & set(_words(ropes))
-
-
-def _keep_in_fp32(model: Any) -> None:
-    """Convert what the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained`
-    does.
-    """
-    kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):
-            tensor.data = tensor.data.float()
-
-
-def _is_routed(name: str) -> bool:
-    parts = name.split(".")
-    return "experts" in parts or parts[-1] in _ROUTERS
 
 
 def _words(nested: object) -> list[str]:
@@ -211,7 +200,9 @@ class Recompute:
     on: bool = False
 
     def install(self, layers: Iterable[nn.Module]) -> None:
-        """Before `fully_shard`: its hooks, which gather a layer's weights, stay outside and run once."""
+        """Put the switch into layers before `fully_shard`, whose hooks, which gather a layer's weights, then
+        stay outside and run once.
+        """
         for layer in layers:
             layer.forward = self._switched(layer.forward)
 

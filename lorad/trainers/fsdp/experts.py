@@ -69,7 +69,11 @@ def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
     if family not in ADAPTS["fsdp"]:
         return {}
     inside = {id(module) for layer in layers for module in layer.modules()}
-    mixtures = {name: module for name, module in model.named_modules() if _is_mixture(module)}
+    mixtures = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "down_proj", None), nn.Parameter) and hasattr(module, "num_experts")
+    }
     if any(id(module) not in inside or not _is_plain(module) for module in mixtures.values()):
         return {}
     if family == "mixtral":
@@ -179,7 +183,7 @@ def watched(modules: Mapping[str, Any]) -> Iterator[dict[str, list[Tensor]]]:
 class Router:
     """Replays routes in the routers of a model's mixtures, which are beside the experts, as `mlp.gate` is
     beside `mlp.experts`. What `replay` is set to holds until the next: a backward may recompute a layer.
-    tokens: how many it has before padding.
+    It has `tokens` before padding.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, Any]) -> None:
@@ -190,9 +194,8 @@ class Router:
             gate.register_forward_hook(partial(self._replayed, number))
 
     def _replayed(self, number: int, gate: Any, _: object, output: _Routed) -> _Routed | None:
-        """Weigh the experts of the replay as the router weighs its own.
-
-        output: logits [tokens, experts], weights and experts [tokens, per token].
+        """Weigh the experts of the replay as the router weighs its own, whose `output` is logits [tokens,
+        experts], weights and experts [tokens, per token].
         """
         if self.replay is None:
             return None
@@ -212,12 +215,8 @@ def route_shape(model: Any, modules: Mapping[str, Any]) -> RouteShape | None:
     return RouteShape(len(modules), next(iter(modules.values())).num_experts, config.num_experts_per_tok)
 
 
-def _is_mixture(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "down_proj", None), nn.Parameter) and hasattr(module, "num_experts")
-
-
 def _is_plain(module: Any) -> bool:
-    """Check for gate and up one after the other, no biases and nothing behind the experts."""
+    """Return whether gate and up follow each other, with no biases and nothing behind the experts."""
     has_norm = getattr(module, "has_post_expert_norm", False)  # transformers 5.17 knows no such norm
     return (
         hasattr(module, "gate_up_proj")
@@ -252,10 +251,8 @@ def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tenso
 
 
 def _added(x: Tensor, pairs: _Pairs, linear: str, ends: Tensor, out: int) -> Tensor:
-    """Return what the adapters add, [rows, out].
-
-    x: [rows, in], sorted by expert.
-    ends: int32 [experts], where the rows of each expert end.
+    """Return what the adapters add to x [rows, in], which is sorted by expert, [rows, out]. `ends` says where
+    the rows of each expert end, int32 [experts].
     """
     if linear not in pairs.by_linear:
         return x.new_zeros(len(x), out)

@@ -48,8 +48,8 @@ def fill(
 ) -> None:
     """Allocate this rank's shards of a model on the meta device and fill them. Collective.
 
-    mixtures: modules of experts, see `experts.experts_in`, whose linears are stored one by one.
-    Raises SpecError where the files do not hold exactly what the model needs, or names in them are not those
+    The linears of `mixtures`, modules of experts (see `experts.experts_in`), are stored one by one. Raises
+    SpecError where the files do not hold exactly what the model needs, or names in them are not those
     of the modules and the base is to be rounded.
     """
     derived = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -61,7 +61,8 @@ def fill(
     parts = experts.parts_of(mixtures)
     fused = {part.name for part in parts.values()}
     is_whole = all(name in files for name in parts)
-    if (parts or not _converts(model)) and is_whole and _has_all(model, {*files, *fused}):
+    stored = {*files, *fused}
+    if (parts or not _converts(model)) and is_whole and all(name in stored for name, _ in weights(model)):
         log.info("every rank reads its own rows of %s", directory)
         _read_rows(model, files, parts, rounding)
     elif rounding.form is not None:
@@ -108,10 +109,6 @@ def _converts(model: nn.Module) -> bool:
     except ImportError:  # before transformers 5 modules are stored as they are
         return False
     return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
-
-
-def _has_all(model: nn.Module, names: Collection[str]) -> bool:
-    return all(name in names for name, _ in weights(model))
 
 
 @torch.no_grad()
@@ -165,7 +162,7 @@ def _read_part(file: Any, path: Path, name: str, part: Part, into: Tensor, round
 
 
 def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> None:
-    """Rank 0 loads as transformers does and shows the others one tensor at a time."""
+    """Have rank 0 load as transformers does and show the others one tensor at a time."""
     whole: dict[str, Tensor] = {}
     failure = ""
     if dist.get_rank() == 0:

@@ -99,8 +99,8 @@ class MegatronBody(Body):
         return names if names or not self._mixtures else None
 
     def met(self, rows: Rows) -> Tensor:
-        """Also those that micro-batches of ranks with other experts meet. Routers choose among all experts,
-        wherever these are.
+        """Return which experts are met, also by micro-batches of ranks with other experts: routers choose
+        among all of them, wherever these are.
         """
         with watched(self._mixtures) as seen:
             self.likely(rows, 1.0, adapter=False)
@@ -151,7 +151,12 @@ class MegatronBody(Body):
         if self._spreads_experts:
             mounted.of_experts = mounted.expert_parameters
         try:
-            self._learn(mounted, key)
+            if key not in self._layouts:
+                mounted.learn_layout(self._tp_rank)
+                self._layouts[key] = mounted.layout
+                for oldest in list(self._layouts)[:-_LAYOUTS]:
+                    del self._layouts[oldest]
+            mounted.layout = self._layouts[key]
         except BaseException:
             self.unmount()
             raise
@@ -171,20 +176,12 @@ class MegatronBody(Body):
             raise failure or AdapterRefused("another stage of the pipeline refused the adapter")
         self._pipeline.first_trained = lowest
 
-    def _learn(self, mounted: MegatronMounted, key: MountKey) -> None:
-        if key not in self._layouts:
-            mounted.learn_layout(self._tp_rank)
-            self._layouts[key] = mounted.layout
-            for oldest in list(self._layouts)[:-_LAYOUTS]:
-                del self._layouts[oldest]
-        mounted.layout = self._layouts[key]
-
     def unmount(self) -> None:
         unwrap(self._model, self._wrapped)
         self._wrapped = []
 
     def _export(self) -> Iterator[tuple[str, Tensor]]:
-        """What Bridge exports while the experts have no adapter."""
+        """Yield what Bridge exports while the experts have no adapter."""
         experts = [wrapped for wrapped in self._wrapped if wrapped.target.is_of_expert]
         for wrapped in experts:
             wrapped.put(self._model, wrapped.original)

@@ -49,9 +49,10 @@ def _discover(
 ) -> dict[str, _Piece]:
     """Return the piece that this rank has of each logical tensor, by name. Collective.
 
-    shapes: shapes of this rank's parameters, the same on all ranks that cut them.
-    holder: which of the parameters holds each logical tensor.
-    rank: number of this rank among those that cut them.
+    Args:
+        shapes: The shapes of this rank's parameters, the same on all ranks that cut them.
+        holder: Which of the parameters holds each logical tensor.
+        rank: The number of this rank among the ranks that cut them.
     """
     rows = gather([_numbered(shape, rank, 0) for shape in shapes])
     columns = gather([_numbered(shape, rank, 1) for shape in shapes])
@@ -96,9 +97,7 @@ def _grid(rows: _Index, columns: _Index) -> tuple[_Index, _Index]:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """One module, before and after. flags: what Bridge sets on the module itself (Transformer
-    Engine's only).
-    """
+    """One module, before and after, and the flags that Bridge sets on it (Transformer Engine's only)."""
 
     target: Target
     original: nn.Module

@@ -186,9 +186,9 @@ def _model(provider: Any, settings: BodySettings) -> nn.Module:
 
 def check_rotary(reference: nn.Module, model: Any, config: Any) -> None:
     """Check that Megatron turns positions into angles as the model was trained with: Bridge passes on only
-    some parameters. reference: transformers' model, whose frequencies count.
+    some parameters. The frequencies of `reference`, transformers' model, count.
 
-    Raises: SpecError where Megatron's differ: every score would be wrong, and nothing else would say so.
+    Raises SpecError where Megatron's differ: every score would be wrong, and nothing else would say so.
     """
     kind = type(reference.get_submodule("model.rotary_emb"))
     theirs: Any = kind(config=config)

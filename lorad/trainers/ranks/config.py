@@ -21,13 +21,16 @@ _REFUSAL = "refusal.json"
 class RanksConfig(Struct, frozen=True, kw_only=True):
     """What the ranks of a trainer read when they start.
 
-    first, here: the ranks of this machine begin with the first, and are so many; None: all.
-    body: `module:function` that makes a `Body` of its settings, whose device each rank takes from `devices`.
-    name: what the configurations of adapters call the base.
-    threads: how many each rank has.
-    socket: rank 0 connects to it.
-    meeting: `file://` and a path where nothing is yet; or `tcp://` and the IP that rank 0 binds a port of,
-        which it tells the pool, and the pool all machines, in `meeting_file`.
+    Attributes:
+        first: The first rank of this machine.
+        here: How many ranks this machine has; None where it has all.
+        body: The `module:function` that makes a `Body` of its settings, whose device each rank takes from
+            `devices`.
+        name: What the configurations of adapters call the base.
+        threads: How many threads each rank has.
+        socket: The socket that rank 0 connects to.
+        meeting: `file://` and a path where nothing is yet; or `tcp://` and the IP that rank 0 binds a port
+            of, which it tells the pool, and the pool all machines, in `meeting_file`.
     """
 
     python: str
@@ -48,7 +51,9 @@ def refusal_file(config: Path) -> Path:
 
 
 def meeting_file(config: Path) -> Path:
-    """Beside the configuration: host:port at which ranks of several machines meet."""
+    """Return the file beside the configuration that has the host:port at which ranks of several machines
+    meet.
+    """
     return config.with_name("meeting")
 
 
@@ -92,7 +97,9 @@ class Places:
 
     @property
     def python(self) -> Path:
-        """Holds lorad and nothing that lorad depends on: the ranks take that from their own environment."""
+        """A directory that holds lorad and nothing that lorad depends on: the ranks take that from their own
+        environment.
+        """
         return self.private / "python"
 
     @property
@@ -126,8 +133,8 @@ class Places:
 def environment_of(
     added: Mapping[str, str], devices: Sequence[str], threads: int, *, python: Path, temporary: Path
 ) -> dict[str, str]:
-    """Return the environment of the ranks of one machine. devices: as the driver names them. python: holds
-    lorad.
+    """Return the environment of the ranks of one machine, with devices as the driver names them. The
+    directory `python` holds lorad.
     """
     paths = [str(python), *filter(None, [added.get("PYTHONPATH")])]
     return {

@@ -65,7 +65,7 @@ def _ended(ranks: _Ranks) -> dict[int, int]:
 
 
 def _end(ranks: _Ranks) -> None:
-    """Returns when none is left."""
+    """End all ranks, and return when none is left."""
     deadline = time.monotonic() + _GRACE_SECONDS
     for process in ranks.values():
         process.terminate()

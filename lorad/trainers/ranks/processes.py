@@ -44,9 +44,12 @@ T = TypeVar("T")
 class Processes:
     """The processes of one life of a trainer.
 
-    spread: how they are spread over other machines; None: all are on this one.
-    memory: bytes on all devices after the last answer.
-    peak: the most bytes after any answer.
+    Attributes:
+        memory: The bytes on all devices after the last answer.
+        peak: The most bytes after any answer.
+
+    Args:
+        spread: How they are spread over other machines; None where all are on this one.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lorad.startup import quick_imports
 
@@ -26,7 +25,6 @@ with quick_imports():
     from lorad.errors import LoradError, SpecError, to_wire
     from lorad.models.ops import prepare
     from lorad.protocol import frames
-    from lorad.protocol.calls import TrainerVerb
     from lorad.protocol.heartbeat import DUMP, HEART
     from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, Ready, Refusal, Request
     from lorad.trainers.ranks.config import RanksConfig, beat_file, meeting_file, refusal_file
@@ -63,7 +61,15 @@ def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[
     device = torch.device(config.devices[rank])
     torch.set_num_threads(config.threads)
     prepare(device)
-    open_body = _opener(config.body)
+    module, _, name = config.body.partition(":")
+    try:
+        open_body: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"{sys.executable} cannot import {config.body}: {error}",
+            key="trainer.backend",
+            hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
+        ) from error
     calls = _joined(config, rank, path, pool, device)
     body = open_body(msgspec.structs.replace(config.settings, device=str(device)))
     trainer = RankTrainer(body, calls, config.name)
@@ -87,23 +93,15 @@ def _joined(config: RanksConfig, rank: int, path: Path, pool: "_Pool", device: t
     return join_at(rank, config.ranks, (host, int(port)), listener, device)
 
 
-def _opener(place: str) -> Callable[[BodySettings], Body]:
-    """Import the function `MODULE:NAME` that opens a body. Raises SpecError."""
-    module, _, name = place.partition(":")
-    try:
-        open_body: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(
-            f"{sys.executable} cannot import {place}: {error}",
-            key="trainer.backend",
-            hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
-        ) from error
-    return open_body
-
-
 def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None:
     """Answer calls until the pool closes the connection."""
-    while not isinstance(verb := _verb(calls.spread(pool.hear())), End):
+    while True:
+        payload = calls.spread(pool.hear())
+        prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
+        # torch wants writable arrays
+        verb = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request).verb
+        if isinstance(verb, End):
+            return
         answer: Answer[object]
         name = type(verb).__name__
         HEART.work(name)
@@ -120,12 +118,6 @@ def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None
         HEART.work("")
 
 
-def _verb(payload: bytes) -> TrainerVerb[Any]:
-    prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
-    # torch wants writable arrays
-    return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request).verb
-
-
 class _Pool:
     """The connection of rank 0 to the pool. The other ranks have none: their `path` is None."""
 
@@ -136,7 +128,7 @@ class _Pool:
             self._socket.connect(path)
 
     def hear(self) -> bytearray | None:
-        """Return the next call's frame; that of `End` when there is none."""
+        """Return the next call's frame; the frame of `End` when there is none."""
         if self._socket is None:
             return None
         try:

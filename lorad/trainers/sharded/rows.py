@@ -147,6 +147,11 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.concatenate([s.tokens[:-1] for s in row]) if row else np.zeros(1, np.int32)
     positions = np.concatenate([np.arange(n) for n in lengths])
+    like = next((s.routes for s in row if s.routes is not None), None)
+    routes = None
+    if like is not None:
+        read = [unknown_like(like, s.inputs) if s.routes is None else s.routes[:-1] for s in row]
+        routes = np.concatenate(read)
     empty = np.zeros(0, np.int64)
     predictors = [s.targets - 1 + at for s, at in zip(row, starts, strict=False)]
     places = [np.arange(s.place, s.place + s.targets.size) for s in row]
@@ -162,7 +167,7 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
         targets=moved(np.concatenate([empty, *(s.predicted for s in row)])),
         samples=np.array([s.sample for s in row], np.int64),
         places=np.concatenate([empty, *places]),
-        routes=_routes(row),
+        routes=routes,
     )
 
 
@@ -198,11 +203,3 @@ def cut(row: Rows, group: DataParallel) -> Rows:
             group=group,
         ),
     )
-
-
-def _routes(row: Sequence[Sample]) -> np.ndarray | None:
-    """Return the routes of what is read of these samples; None where none has any."""
-    like = next((s.routes for s in row if s.routes is not None), None)
-    if like is None:
-        return None
-    return np.concatenate([unknown_like(like, s.inputs) if s.routes is None else s.routes[:-1] for s in row])

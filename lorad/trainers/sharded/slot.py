@@ -225,7 +225,7 @@ class Slot:
         return norm, applied
 
     def _norm(self, grads: Sequence[Tensor]) -> float:
-        """L2 over the whole adapter, of which each rank has a share of its own, and the head."""
+        """Return the L2 norm over the whole adapter, of which each rank has its own share, and the head."""
         if dist.get_world_size() == 1 == len(grads):
             return l2_norm(grads[0])
         squares = sum(

@@ -252,7 +252,7 @@ class RankTrainer:
         return Predictions(logprobs, correct > 0)
 
     def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor], count: int) -> np.ndarray:
-        """Return float32 [count, M] of the whole batch. `of` makes [count, m] of the targets of some rows."""
+        """Return float32 [count, M] of the whole batch; `of` makes [count, m] of the targets of some rows."""
         numbers = torch.zeros(count, batch.targets.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
             for row in self._rows(batch, budget):
@@ -375,8 +375,8 @@ class RankTrainer:
         self._present = None
 
     def _rows(self, batch: Batch, budget: int) -> Iterator[Rows]:
-        """This rank's micro-batches, or its parts of them; as many as the other ranks have where these are
-        waited for.
+        """Yield this rank's micro-batches, or its parts of them; as many as the other ranks have where these
+        are waited for.
         """
         body = self._body
         parts = self._body.cp.size
@@ -394,7 +394,9 @@ class RankTrainer:
         return Adapter(slot.spec.adapter, {name: tensors[name] for name in tensors if name not in head})
 
     def _gathered(self, slot: Slot, mounted: Mounted, parts: list[Tensor]) -> dict[str, np.ndarray]:
-        """Logical name -> array, a critic's head last. parts: as the parameters of the slot. Collective."""
+        """Return the arrays by logical name, a critic's head last, of parts as the slot's parameters.
+        Collective.
+        """
         body = len(mounted.parameters)
         head = dict(zip(self._head(slot.spec), parts[body:], strict=True))
         return {**_arrays(mounted.gather(parts[:body])), **_arrays(head)}
