@@ -160,19 +160,16 @@ class FrozenLora:
         # by layer and linear, [experts, …], 0 where an expert has nothing: what `pairs` has are views
         self.of_experts: dict[_Place, _Pair] = {}
         if base.config.experts is not None:
+            count = base.config.experts.count
             for layer, linear in itertools.product(self._with_experts, ("gate_up", "down")):
-                self._stack_experts(layer, linear, base.config.experts.count)
-
-    def _stack_experts(self, layer: int, linear: str, count: int) -> None:
-        places = [(layer, f"experts.{expert}.{linear}") for expert in range(count)]
-        pairs = {place: self.pairs[place] for place in places if place in self.pairs}
-        if pairs:
-            a, b = self.of_experts[layer, linear] = _room((count,), pairs.values())
-            for n, place in enumerate(places):
-                if place in pairs:
-                    _put(a[n], b[n], pairs[place])
-                    rank = len(pairs[place][0])
-                    self.pairs[place] = a[n, :rank], b[n, :, :rank]
+                places = [(layer, f"experts.{expert}.{linear}") for expert in range(count)]
+                pairs = {n: self.pairs[place] for n, place in enumerate(places) if place in self.pairs}
+                if pairs:
+                    a, b = self.of_experts[layer, linear] = _room((count,), pairs.values())
+                for n, pair in pairs.items():
+                    _put(a[n], b[n], pair)
+                    rank = len(pair[0])
+                    self.pairs[places[n]] = a[n, :rank], b[n, :, :rank]
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pair = self.pairs.get((layer, group))

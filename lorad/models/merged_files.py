@@ -95,7 +95,14 @@ def write_merged(
     files = weight_files(base)
     targets = list(_targets(adapter, base))
     weights = sum(path.stat().st_size for path in files)
-    _refuse_full(final, weights)
+    if final.exists():
+        raise Conflict(f"{final} exists", hint="Choose another directory.")
+    free = shutil.disk_usage(next(path for path in final.parents if path.is_dir())).free
+    if free < weights + _SPARE:
+        raise StorageError(
+            f"{final}: the model needs {weights / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
+            hint="Choose a directory on another disk, or make room.",
+        )
     total = 2 * weights
     done = 0
     sums: list[np.ndarray] = []
@@ -156,19 +163,6 @@ def _targets(adapter: Adapter, base: Path) -> Iterator[_Target]:
             )
         scaled = b * np.float32(adapter.config.scale_of(module))
         yield _Target(name, path, place, a, scaled, adapter.tensors.get(f"{module}.{MAGNITUDE}"))
-
-
-def _refuse_full(final: Path, weights: int) -> None:
-    """Refuse a directory that exists, and a disk without room. Raises Conflict, StorageError."""
-    if final.exists():
-        raise Conflict(f"{final} exists", hint="Choose another directory.")
-    parent = next(path for path in final.parents if path.is_dir())
-    free = shutil.disk_usage(parent).free
-    if free < weights + _SPARE:
-        raise StorageError(
-            f"{final}: the model needs {weights / 1e9:.2f} GB and {free / 1e9:.2f} GB are free",
-            hint="Choose a directory on another disk, or make room.",
-        )
 
 
 def _rows(file: BinaryIO, target: _Target) -> Iterator[tuple[int, bytes]]:

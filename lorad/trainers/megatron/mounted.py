@@ -20,7 +20,6 @@ from lorad.trainers.megatron.targets import HEAD, Target, members
 from lorad.trainers.sharded.body import Mounted, MountKey
 
 _Index = slice | np.ndarray
-_Gather = Callable[[Sequence[Tensor]], dict[str, Tensor]]
 _Export = Callable[[], Iterator[tuple[str, Tensor]]]
 _SIDES = {"lora_A": "linear_in", "lora_B": "linear_out"}
 _ALL = slice(None)
@@ -42,24 +41,6 @@ class _Piece:
 
 
 Layout = dict[str, _Piece]
-
-
-def _discover(
-    gather: _Gather, shapes: Sequence[tuple[int, int]], holder: Mapping[str, int], rank: int
-) -> dict[str, _Piece]:
-    """Return the piece that this rank has of each logical tensor, by name. Collective.
-
-    Args:
-        shapes: The shapes of this rank's parameters, the same on all ranks that cut them.
-        holder: Which of the parameters holds each logical tensor.
-        rank: The number of this rank among the ranks that cut them.
-    """
-    rows = gather([_numbered(shape, rank, 0) for shape in shapes])
-    columns = gather([_numbered(shape, rank, 1) for shape in shapes])
-    return {
-        name: _piece(rows[name].numpy(), columns[name].numpy(), shapes[number], rank)
-        for name, number in holder.items()
-    }
 
 
 def _numbered(shape: tuple[int, int], rank: int, axis: int) -> Tensor:
@@ -241,14 +222,21 @@ class MegatronMounted(Mounted):
                     self._own[f"{name}.{side}.weight"] = _Piece(rows, _ALL, _ALL, _ALL)
 
     def learn_layout(self, rank: int) -> None:
-        """Learn which piece of each tensor is here, which `scatter` needs.
+        """Learn which piece of each tensor is here, which `scatter` needs, on the rank of this number among
+        the ranks that cut them.
 
         Collective. Raises AdapterRefused where Bridge exports less than was asked for, or an expert is not on
         exactly one of the ranks of `group`.
         """
         shapes = [(p.shape[0], p.shape[1]) for p in self.parameters[: self._dense]]
         holder = {name: number for name, number in self._holder.items() if name not in self._own}
-        self.layout = {**_discover(self._exported, shapes, holder, rank), **self._own}
+        rows = self._exported([_numbered(shape, rank, 0) for shape in shapes])
+        columns = self._exported([_numbered(shape, rank, 1) for shape in shapes])
+        pieces = {
+            name: _piece(rows[name].numpy(), columns[name].numpy(), shapes[number], rank)
+            for name, number in holder.items()
+        }
+        self.layout = {**pieces, **self._own}
         names = [name for layer in self._experts.values() for name in layer]
         if wrong := not_held_once(names, self._own, self._group, self._device):
             raise AdapterRefused(f"not exactly one of the ranks that share the experts has {wrong[0]}")

@@ -56,8 +56,9 @@ class Pipeline:
     def forward(self, run: Run, hidden: Sequence[int], figures: Tensor) -> None:
         """Run the stages without a graph.
 
-        hidden: the shape of what goes up.
-        figures: what the visit of the last stage fills; every stage has it afterwards.
+        Args:
+            hidden: The shape of what goes up.
+            figures: What the visit of the last stage fills; every stage has it afterwards.
         """
         with torch.no_grad():
             self._passed_on(run(self._from_below(hidden)), figures)

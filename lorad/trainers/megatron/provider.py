@@ -68,7 +68,7 @@ def open_bridge(settings: BodySettings) -> Any:
 
 
 def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
-    """Build the model. is_empty: on the meta device, without weights.
+    """Build the model; one that `is_empty` is on the meta device, without weights.
 
     Raises SpecError for what lorad or Megatron does not take.
     """
@@ -82,7 +82,12 @@ def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
 
     # Transformer Engine has no fused attention in fp32, so Megatron's own layers compute that
     packed = bool(HAVE_TE) and settings.device.startswith("cuda") and settings.dtype != "float32"
-    _set(provider, _own_fields(settings, dtype, config.vocab_size, packed=packed), settings.args)
+    own = own_fields(settings, dtype, pads=config.vocab_size % settings.tp > 0)
+    if not packed:
+        from megatron.bridge.models.gpt_provider import local_layer_spec
+
+        own |= {"transformer_layer_spec": local_layer_spec, **_NO_FUSION}
+    _set(provider, own, settings.args)
     try:
         provider.finalize()
     except (ValueError, AssertionError, TypeError) as error:
@@ -136,16 +141,6 @@ def _check(settings: BodySettings) -> None:
             log.warning(
                 "trainer.%s: more than one %s was only ever run on tiny models, without a GPU", name, kind
             )
-
-
-def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packed: bool) -> dict[str, object]:
-    """Collect the fields that lorad decides, and those that Megatron's own layers need."""
-    own = own_fields(settings, dtype, pads=vocab % settings.tp > 0)
-    if not packed:
-        from megatron.bridge.models.gpt_provider import local_layer_spec
-
-        own |= {"transformer_layer_spec": local_layer_spec, **_NO_FUSION}
-    return own
 
 
 def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None:

@@ -54,8 +54,8 @@ class Beats:
 
 
 async def hung(config: Path, ranks: int, limit: float) -> str:
-    """Wait until the ranks hang; returns a description. limit: seconds. Progress of any rank is progress of
-    the pool.
+    """Wait until a rank had no heartbeat for `limit` seconds; return a description. Progress of any rank is
+    progress of the pool.
     """
     beats = Beats(config, ranks)
     pause = min(limit / _LOOKS, MOST_SECONDS)

@@ -47,14 +47,15 @@ _BODIES = {
 class RanksSettings(Struct, frozen=True, kw_only=True):
     """What the pool decides about its ranks.
 
-    model: a directory.
-    name: what the configurations of adapters call it.
-    devices: `cpu`, or one `cuda:<n>` for each rank, counted among those that the pool sees.
-    threads: how many each rank has.
-    body: replaces what the backend means, as `module:function`; `RanksSetup.env` may name its place in
-        PYTHONPATH.
-    hang: seconds without a heartbeat after which a rank is hung.
-    quantize: see `BodySettings`.
+    Attributes:
+        model: The directory of the model.
+        name: What the configurations of adapters call it.
+        devices: `cpu`, or one `cuda:<n>` for each rank, counted among the devices that the pool sees.
+        threads: How many threads each rank has.
+        body: A `module:function` in the place of what the backend means; `RanksSetup.env` may name its place
+            in PYTHONPATH.
+        hang: The seconds without a heartbeat after which a rank is hung.
+        quantize: See `BodySettings`.
     """
 
     backend: str
@@ -69,7 +70,7 @@ class RanksSettings(Struct, frozen=True, kw_only=True):
 
 
 class RemoteTrainer(Trainer):
-    """Made by `start`."""
+    """A trainer whose ranks `start` starts."""
 
     @classmethod
     async def start(
@@ -83,11 +84,14 @@ class RemoteTrainer(Trainer):
     ) -> Self:
         """Start every rank and wait until all are ready.
 
-        work: an existing directory, the same in each life of the pool, for what the next life has to clear
-        away. logs: where `trainer.log` goes. hosts: other machines, which have all ranks.
-
         Raises what a rank says of settings that it does not take (SpecError, …), and PoolLost with the log's
         word for what ended it.
+
+        Args:
+            work: An existing directory, the same in each life of the pool, for what the next life has to
+                clear away.
+            logs: Where `trainer.log` goes.
+            hosts: Other machines, which have all ranks.
         """
         places = Places(work, logs)
         config = _config(setup, settings, places)
@@ -172,7 +176,7 @@ class RemoteTrainer(Trainer):
         return adapter
 
     async def health(self) -> TrainerHealth:
-        """The memory is that of the last call."""
+        """Return the health, with the memory of the last call."""
         processes = self._processes
         if why := processes.why:
             return TrainerHealth(alive=False, detail=why)
@@ -185,7 +189,9 @@ class RemoteTrainer(Trainer):
 
 
 def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> RanksConfig:
-    """Raises SpecError when ranks and devices do not fit, or nobody knows the backend."""
+    """Return what the ranks read. Raises SpecError when ranks and devices do not fit, or nobody knows the
+    backend.
+    """
     devices = [device for device in settings.devices if device != "cpu"]
     if devices and len(devices) != setup.ranks:
         raise SpecError(

@@ -5,6 +5,7 @@ Rank 0 talks to the pool and passes on what it hears; all ranks do each call; ra
 refused changes nothing. Any other failure ends the rank, and with it the trainer.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import importlib.metadata
@@ -15,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lorad.startup import quick_imports
 
@@ -25,6 +27,7 @@ with quick_imports():
     from lorad.errors import LoradError, SpecError, to_wire
     from lorad.models.ops import prepare
     from lorad.protocol import frames
+    from lorad.protocol.calls import TrainerVerb
     from lorad.protocol.heartbeat import DUMP, HEART
     from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, Ready, Refusal, Request
     from lorad.trainers.ranks.config import RanksConfig, beat_file, meeting_file, refusal_file
@@ -49,7 +52,11 @@ def main(path: Path, rank: int) -> None:
             draft.write_bytes(msgspec.json.encode(to_wire(error)))
             draft.rename(refusal_file(path))
             raise
-        pool.tell(Ready(trainer.capabilities(), trainer.modules(), _software()))
+        software = {}
+        for name in _SOFTWARE:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                software[name] = importlib.metadata.version(name)
+        pool.tell(Ready(trainer.capabilities(), trainer.modules(), software))
         _serve(trainer, calls, pool, rank)
 
 
@@ -99,7 +106,8 @@ def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None
         payload = calls.spread(pool.hear())
         prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
         # torch wants writable arrays
-        verb = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request).verb
+        request = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
+        verb: TrainerVerb[Any] = request.verb
         if isinstance(verb, End):
             return
         answer: Answer[object]
@@ -148,17 +156,6 @@ class _Pool:
     def __exit__(self, *_: object) -> None:
         if self._socket is not None:
             self._socket.close()
-
-
-def _software() -> dict[str, str]:
-    """List the versions of the packages in _SOFTWARE that are installed."""
-    versions = {}
-    for name in _SOFTWARE:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def run() -> int:

@@ -30,10 +30,11 @@ from lorad.trainers.sharded.workers import DataParallel
 class BodySettings(Struct, frozen=True, kw_only=True):
     """What a rank's body is made of.
 
-    dtype: dtype of the base and its arithmetic.
-    device: this rank's device.
-    args: the spec's `trainer.backend_args`, passed on as they are.
-    quantize: the format whose grid the base's linears are rounded to.
+    Attributes:
+        dtype: The dtype of the base and its arithmetic.
+        device: This rank's device.
+        args: The spec's `trainer.backend_args`, passed on as they are.
+        quantize: The format whose grid the base's linears are rounded to.
     """
 
     model: str

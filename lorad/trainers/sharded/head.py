@@ -20,8 +20,9 @@ from lorad.trainers.head_rows import rows_at_once
 class Head(NamedTuple):
     """An output layer whose weights are at hand.
 
-    scores: from states [m, hidden] to logits [m, columns].
-    part: which words these columns are; None for all.
+    Attributes:
+        scores: Makes logits [m, columns] of states [m, hidden].
+        part: Which words these columns are; None for all.
     """
 
     scores: Callable[[Tensor], Tensor]

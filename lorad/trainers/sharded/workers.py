@@ -37,7 +37,7 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> "Calls":
 def join_at(
     rank: int, world: int, place: tuple[str, int], listener: socket.socket | None, device: torch.device
 ) -> "Calls":
-    """Meet the other ranks at a port of rank 0's machine. listener: bound to it, of rank 0.
+    """Meet the other ranks at a port of rank 0's machine, to which the listener of rank 0 is bound.
 
     Nothing on this network is encrypted: it must be private.
     """
@@ -58,7 +58,7 @@ class Calls:
     group: dist.ProcessGroup | None
 
     def spread(self, payload: bytes | bytearray | None) -> bytes:
-        """Rank 0 gives bytes, the others None and wait; all get the bytes."""
+        """Pass bytes from rank 0 to all; the other ranks give None and wait."""
         size = torch.tensor([0 if payload is None else len(payload)])
         dist.broadcast(size, 0, group=self.group)
         if payload is None:
@@ -69,7 +69,7 @@ class Calls:
         return buffer.numpy().tobytes()
 
     def all_agree(self, is_fine: bool) -> bool:
-        """Return whether it is on every rank. Collective."""
+        """Return whether all is fine on every rank. Collective."""
         flag = torch.tensor([int(is_fine)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.group)
         return bool(flag.item())
@@ -84,8 +84,8 @@ class Calls:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """The ranks that hold the same part of the base and see different samples. group:
-    None when there is one.
+    """The ranks that hold the same part of the base and see different samples. The `group` is None when
+    there is one.
     """
 
     rank: int = 0
@@ -107,12 +107,12 @@ class DataParallel:
         return int(greatest.item())
 
     def part(self, flat: Tensor) -> Tensor:
-        """This rank's equal share of a vector, as a view; its length is a multiple of `size`."""
+        """Return this rank's equal share of a vector, whose length is a multiple of `size`, as a view."""
         share = flat.numel() // self.size
         return flat[self.rank * share : (self.rank + 1) * share]
 
     def reduced_part(self, flat: Tensor) -> Tensor:
-        """This rank's share of the sum over ranks. With one rank it is `flat` itself."""
+        """Return this rank's share of the sum over ranks. With one rank it is `flat` itself."""
         if self.size == 1:
             return flat
         mine = torch.empty_like(self.part(flat))
