@@ -131,9 +131,7 @@ def split(pair: Fused, tensors: _Arrays) -> dict[str, np.ndarray]:
 
 def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Arrays, dict[str, Any]]:
     """Return the tensors of a file in PEFT's form, and the settings that say so. What an expert lacks in a
-    layer that has an adapter on any is zero there.
-
-    shapes: (out, in) of every linear of the base.
+    layer that has an adapter on any is zero there. `shapes` has (out, in) of every linear of the base.
     """
     config = adapter.config
     layers = sorted({experts_of(module) for module in config.experts})

@@ -12,8 +12,9 @@ _WIDER = 8  # numbers, as the kernels of a GPU want heads of a multiple of so ma
 class Beside(NamedTuple):
     """What a layer's attention has beside queries and keys (gpt-oss, arXiv 2508.10925).
 
-    sinks: [heads], a score of each head that takes part in the softmax, of no key and with the value 0.
-    window: how many tokens a query sees at most, its own among them; 0: all.
+    Attributes:
+        sinks: A score of each head that takes part in the softmax, of no key and with the value 0, [heads].
+        window: How many tokens a query sees at most, its own among them; 0 for all.
     """
 
     sinks: Tensor
@@ -25,9 +26,11 @@ class Beside(NamedTuple):
 
 
 class Attention(Protocol):
-    """Called once per layer, after q and k are normalised and rotated.
+    """What is called once per layer, after q and k are normalised and rotated, and returns the shape of q.
 
-    q: [batch, time, heads, head_dim]; k, v: [batch, time, kv heads, head_dim]; returns the shape of q.
+    Args:
+        q: Queries, [batch, time, heads, head_dim].
+        k, v: Keys and values, [batch, time, kv heads, head_dim].
     """
 
     def __call__(
@@ -102,9 +105,8 @@ def masked(
 
 
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Return the shares of keys, the last dimension, in float32, rounded to the dtype of the scores.
-
-    sinks: what has a share beside them, which is left out; broadcasts to one key.
+    """Return the shares of keys, the last dimension, in float32, rounded to the dtype of the scores. Sinks,
+    which broadcast to one key, have a share beside them, which is left out.
     """
     if sinks is None:
         return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)

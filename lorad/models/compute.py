@@ -68,7 +68,7 @@ class Compute:
     """Runs quanta one after another, in turns (see `lorad/models/turns.py`); the asyncio loop stays free
     meanwhile.
 
-    Whose a quantum is, `WORK` says where it is asked for; its cost is the time that it takes. clock: seconds.
+    `WORK` says for whom a quantum is where it is asked for; its cost is the seconds of `clock` that it takes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, watch: Watch | None = None) -> None:

@@ -74,7 +74,7 @@ class _Order(NamedTuple):
 
     @staticmethod
     def by_expert(index: Tensor) -> "_Order":
-        """Sort pairs of token and expert by expert. index: the experts of each token, [tokens, per token]."""
+        """Sort pairs of token and expert by expert. `index` has each token's experts, [tokens, per token]."""
         pairs = torch.argsort(index.reshape(-1), stable=True)
         rows = torch.empty_like(pairs)
         rows[pairs] = torch.arange(len(pairs), device=pairs.device)

@@ -41,8 +41,11 @@ class LoraApply(Protocol):
         """Return the group's output with the adapter: y + delta(x); y itself when the adapter has nothing
         there.
 
-        x: [tokens, in], y: [tokens, out] (fresh, contiguous: may be written to under no_grad).
-        group: one of `groups_of`, or "lm_head" with layer = number of layers.
+        Args:
+            group: One of `groups_of`, or "lm_head" with layer = number of layers.
+            x: The input, [tokens, in].
+            y: The output of the base, [tokens, out], fresh and contiguous: under no_grad it may be written
+                to.
         """
         ...
 
@@ -57,8 +60,9 @@ class LoraApply(Protocol):
     def routed(self, layer: int, tokens: torch.Tensor, ends: torch.Tensor) -> RoutedLora:
         """Return what the experts of a layer get.
 
-        tokens: int64 [S], the token of each row, sorted by expert and then by token. ends: where the rows of
-        each expert end, int32 [experts].
+        Args:
+            tokens: The token of each row, sorted by expert and then by token, int64 [S].
+            ends: Where the rows of each expert end, int32 [experts].
         """
         ...
 
@@ -67,7 +71,7 @@ class RoutedLora(Protocol):
     """What one layer's experts ask of an adapter."""
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
-        """Return what `grouped` does, with the adapter. linear: `gate_up` or `down`."""
+        """Return what `grouped` does, with the adapter, for the linear `gate_up` or `down`."""
         ...
 
 

@@ -18,9 +18,10 @@ _POWERCAP = Path("/sys/class/powercap")
 class Reading(NamedTuple):
     """What the counters say.
 
-    joules: energy since the last reading; None where it is unknown.
-    memory: bytes in use on the GPUs; 0 on a CPU.
-    utilization: the share of the last moment in which a GPU computed, the mean of the GPUs.
+    Attributes:
+        joules: The energy since the last reading; None where it is unknown.
+        memory: The bytes in use on the GPUs; 0 on a CPU.
+        utilization: The share of the last moment in which a GPU computed, the mean of the GPUs.
     """
 
     joules: float | None

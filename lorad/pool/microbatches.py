@@ -19,15 +19,16 @@ from lorad.protocol.pool_setup import PoolSetup
 class Room(Struct, frozen=True):
     """What there is for activations on each device.
 
-    bytes: 0 where it is not known.
-    token: bytes that a token keeps.
-    dropout: how many more with dropout, or DoRA.
-    recomputed: bytes that a token keeps with activation checkpointing, one layer's included.
-    most: tokens of a micro-batch at most.
-    is_mixed: micro-batches that fit keep their activations beside others that recompute them; ranks would
-        have to agree on it.
-    plenty: tokens of a micro-batch that keep the device busy. Where fewer fit, larger ones that recompute
-        activations are quicker.
+    Attributes:
+        bytes: The bytes for activations, 0 where they are not known.
+        token: The bytes that a token keeps.
+        dropout: How many more bytes a token keeps with dropout, or DoRA.
+        recomputed: The bytes that a token keeps with activation checkpointing, one layer's included.
+        most: The most tokens of a micro-batch.
+        is_mixed: Whether micro-batches that fit keep their activations beside others that recompute them;
+            ranks would have to agree on it.
+        plenty: The tokens of a micro-batch that keep the device busy. Where fewer fit, larger ones that
+            recompute activations are quicker.
     """
 
     bytes: int = 0

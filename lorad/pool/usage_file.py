@@ -49,7 +49,9 @@ class UsageFile:
     def write(self, *, all: bool = False, last: bool = False) -> None:
         """Write what changed. What the disk does not take is written the next time.
 
-        all: also where no run has a slot. last: and onto the disk; then the file is closed.
+        Args:
+            all: Whether to write also where no run has a slot.
+            last: Whether to write all of it onto the disk, and close the file.
         """
         with self._lock:
             if not self._is_closed:

@@ -14,9 +14,8 @@ _EPSILON = 1e-4
 
 
 def shaped(spec: Spec, rewards: np.ndarray, lengths: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-    """Take the costs of length from rewards: float32 [S].
-
-    rewards: [S]. lengths: int [S], tokens. truncated: bool [S], whether it was cut off.
+    """Return the rewards [S] of samples, of so many tokens and perhaps truncated, less the costs of length,
+    float32 [S].
 
     algorithm.overlong is the soft overlong punishment of DAPO (Yu et al., 2025, arXiv 2503.14476, equation
     13), and algorithm.truncated `penalise` takes 1.
@@ -41,19 +40,20 @@ def advantages(
 ) -> np.ndarray:
     """Return the advantage of each sample, float32 [S].
 
-    rewards: [S].
-    group_sizes: int [G], which sum to S.
-    lengths: int [S], trained tokens of each sample; None where all are equal.
-    baseline: group is r - mean (GRPO, Shao et al., 2024); loo is r - mean of the others (RLOO, Ahmadian et
-        al., 2024, arXiv 2402.14740); length is r - the mean by tokens (OPO, Hao et al., 2025, arXiv
-        2505.23585); zero is r (REINFORCE).
-    scale: std divides by the group's sample standard deviation (n - 1), batch_std by that of all rewards,
-        both plus epsilon, 1e-4 as in TRL's GRPOTrainer; mean divides by the group's mean, where that is
-        positive (MaxRL); whiten subtracts the mean and divides by the standard deviation over all tokens
-        (REINFORCE++, Hu et al., 2025, arXiv 2501.03262); one is Dr. GRPO (Liu et al., 2025).
-
     With a baseline, equal rewards and a group of one give exactly 0 before they are whitened. Raises
     ValueError for rewards that are not finite.
+
+    Args:
+        rewards: The reward of each sample, [S].
+        group_sizes: How many samples each group has, int [G]; they sum to S.
+        lengths: The trained tokens of each sample, int [S]; None where all are equal.
+        baseline: group is r - mean (GRPO, Shao et al., 2024); loo is r - mean of the others (RLOO, Ahmadian
+            et al., 2024, arXiv 2402.14740); length is r - the mean by tokens (OPO, Hao et al., 2025, arXiv
+            2505.23585); zero is r (REINFORCE).
+        scale: std divides by the group's sample standard deviation (n - 1), batch_std by that of all rewards,
+            both plus epsilon, 1e-4 as in TRL's GRPOTrainer; mean divides by the group's mean, where that is
+            positive (MaxRL); whiten subtracts the mean and divides by the standard deviation over all tokens
+            (REINFORCE++, Hu et al., 2025, arXiv 2501.03262); one is Dr. GRPO (Liu et al., 2025).
     """
     result = np.zeros(len(rewards), np.float64)
     tokens = np.ones(len(rewards), np.float64) if lengths is None else np.asarray(lengths, np.float64)
@@ -68,7 +68,7 @@ def advantages(
 
 
 def whiten(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    """Subtract the mean and divide by the standard deviation, in float64. counts: how often each counts."""
+    """Subtract the mean and divide by the standard deviation, in float64; each value has a count."""
     counts = np.ones(values.size) if counts is None else counts
     total = counts.sum()
     mean = (values * counts).sum() / total
@@ -78,9 +78,8 @@ def whiten(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
 
 
 def returns_to_go(rewards: np.ndarray, penalty: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return for each token the reward of its sample less the penalties from the token on, float64 [T].
-
-    rewards: [S]. penalty: [T]. lengths: int [S].
+    """Return for each token the reward [S] of its sample less the penalties [T] from the token on, float64
+    [T].
     """
     sums = np.cumsum(penalty, dtype=np.float64)
     ends = sums[np.cumsum(lengths) - 1]
@@ -118,8 +117,10 @@ def best_of(
     rewards: np.ndarray, group_sizes: np.ndarray, best: int | None, least: float | None
 ) -> np.ndarray:
     """Return which samples to imitate, bool [S]: the `best` of each group with a reward of at least `least`,
-    of equal ones the first. best: None is 1 without `least`, and all with it. Without `least`, none of a
-    group whose rewards are all equal (RFT, Yuan et al., 2023, arXiv 2308.01825; best-of-n).
+    of equal ones the first (RFT, Yuan et al., 2023, arXiv 2308.01825; best-of-n).
+
+    None as `best` is 1 without `least`, and all with it. Without `least` there are none of a group whose
+    rewards are all equal.
     """
     kept = np.zeros(len(rewards), np.bool_)
     for start, group in _groups(rewards, group_sizes):

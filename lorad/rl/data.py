@@ -44,11 +44,14 @@ _CHARACTERS = 4 << 20  # rows, and characters in them, that are tokenised at onc
 class Example(Struct, frozen=True):
     """One prompt as the model gets it.
 
-    id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row:
-    every column of the source, for reward functions. targets: completions to train on; none in
-    reinforcement learning. source: where rows are of several, the one that it is of. prompt_value: the
-    prompt as the row has it, a text or, behind data.system, messages. answer_value: the answer as the row
-    has it.
+    Attributes:
+        id: A name that no other position of the dataset has.
+        prompt: The text behind `tokens`, with the chat template applied.
+        row: Every column of the source, for reward functions.
+        targets: The completions to train on; none in reinforcement learning.
+        source: The source that it is from, where there are several.
+        prompt_value: The prompt as the row has it, a text or, behind data.system, messages.
+        answer_value: The answer as the row has it.
     """
 
     id: str

@@ -13,13 +13,15 @@ def gae(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return advantages and returns, float64 [T] each (Schulman et al., 2016, arXiv 1506.02438).
 
-    rewards: [T].
-    values: [T], read at the position that predicts the token; after the last token of a sample the value is
-        0, also where the sample was cut off.
-    lengths: int [S]. trained: bool [T]; None where all are.
+    A token that is not trained is stepped over: no reward, no value, no decay. Its own advantage is the one
+    of the token after it, and nothing uses it.
 
-    A token that is not trained is stepped over: no reward, no value, no decay. Its own advantage is that of
-    the token after it, and nothing uses it.
+    Args:
+        rewards: The reward of each token, [T].
+        values: The value at the position that predicts the token, [T]; after the last token of a sample it is
+            0, also where the sample was cut off.
+        lengths: The tokens of each sample, int [S].
+        trained: Which tokens are trained, bool [T]; None where all are.
     """
     advantages = np.zeros(len(values), np.float64)
     mask = np.ones(len(values), bool) if trained is None else np.asarray(trained, bool)

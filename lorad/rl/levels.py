@@ -14,9 +14,13 @@ def level_weights(
 ) -> np.ndarray:
     """Return the weight of each token, float32 [T].
 
-    lengths: int [S]. groups: int [G], samples of each. trained: bool [T]; None where all are.
-    token, constant, sum: 1 for each. sequence: 1 / trained tokens of the sample (GRPO). prompt: 1 / trained
-    tokens of all samples of the prompt. 0 for tokens that are not trained.
+    A token that is trained weighs 1 at the levels token, constant and sum, at sequence 1 / trained tokens of
+    the sample (GRPO), and at prompt 1 / trained tokens of all samples of the prompt; any other weighs 0.
+
+    Args:
+        lengths: The tokens of each sample, int [S].
+        groups: The samples of each prompt, int [G].
+        trained: Which tokens are trained, bool [T]; None where all are.
     """
     mask = np.ones(int(lengths.sum()), np.float64) if trained is None else trained.astype(np.float64)
     owner = np.repeat(np.arange(lengths.size), lengths)
@@ -33,9 +37,9 @@ def normaliser(
 ) -> float:
     """Return what the sum of the weighted token losses is divided by; 0 where nothing is trained.
 
-    token: trained tokens (DAPO). sequence: samples that have any (GRPO). prompt: prompts that have any.
-    constant: samples times `length`, the most tokens that a sample may have (Liu et al., 2025, Dr. GRPO,
-    arXiv 2503.20783). sum: 1.
+    At the level token it is the trained tokens (DAPO), at sequence the samples that have any (GRPO), at
+    prompt the prompts that have any, at constant samples times `length`, the most tokens that a sample may
+    have (Liu et al., 2025, Dr. GRPO, arXiv 2503.20783), and at sum 1.
     """
     mask = np.ones(int(lengths.sum()), bool) if trained is None else trained.astype(bool)
     owner = np.repeat(np.arange(lengths.size), lengths)[mask]

@@ -49,7 +49,7 @@ _PADDING = -1e30
 class TokenTargets(NamedTuple):
     """What a token's loss needs beside its log-probability; each [T] fp32.
 
-    `old` None: the current policy, detached. sequence: see `sequence_ratios`.
+    Where `old` is None it is the current policy, detached. For `sequence` see `sequence_ratios`.
     """
 
     advantages: Tensor
@@ -73,9 +73,8 @@ class TokenTargets(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """Per token, each [T]; only `loss` carries a gradient.
-
-    importance: exp(old - sampler), before it is capped.
+    """What the loss of each token is and does, each [T]; only `loss` carries a gradient. The importance is
+    exp(old - sampler), before it is capped.
     """
 
     loss: Tensor
@@ -88,7 +87,7 @@ class TokenLosses(NamedTuple):
 
 
 def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: torch.device) -> TokenTargets:
-    """Move the targets of some tokens of a batch to the device. tokens: a slice, or int64 places."""
+    """Move the targets of some tokens of a batch, a slice or int64 places, to the device."""
 
     def moved(array: np.ndarray | None) -> Tensor | None:
         return None if array is None else torch.from_numpy(np.array(array[tokens], np.float32)).to(device)
@@ -109,11 +108,14 @@ def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: to
 def token_losses(
     logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, entropy: Tensor | None = None
 ) -> TokenLosses:
-    """Return the loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other
-    log-probabilities. entropy: [T] with a gradient, where `loss.entropy_coef` is not 0.
+    """Return the loss of each token.
 
     Raises ValueError when `loss.kl_coef` is not 0 and there are no reference log-probabilities, and when the
-    ratio is that of samples and `sequence_ratios` was not called.
+    ratio is of samples and `sequence_ratios` was not called.
+
+    Args:
+        logprobs: The log-probabilities, [T] fp32 with a gradient, at `loss.temperature` as all others.
+        entropy: The entropies, [T] with a gradient, where `loss.entropy_coef` is not 0.
     """
     current = logprobs.detach()
     old = current if targets.old is None else targets.old
@@ -210,10 +212,10 @@ def _within_bounds(log_ratio: Tensor, advantages: Tensor, loss: PolicyLoss) -> T
 def sequence_ratios(
     logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, lengths: Tensor
 ) -> TokenTargets:
-    """Add the mean log ratio of its sample to each token, where the loss asks for that of samples and it was
-    not given.
+    """Add the mean log ratio of its sample to each token, where the loss asks for ratios of samples and has
+    none. Tokens of weight 0 leave the mean.
 
-    logprobs: [T], of whole samples. lengths: int64 [S], sums to T. Tokens of weight 0 leave the mean.
+    The log-probabilities [T] are of whole samples, whose lengths, int64 [S], sum to T.
     """
     if loss.ratio == "token" or targets.sequence is not None:
         return targets
@@ -233,9 +235,9 @@ def preference_targets(
 ) -> tuple[TokenTargets, float]:
     """Give tokens the advantages with which their gradient is that of a loss of preferences.
 
-    logprobs: [T], of whole pairs, or samples where the loss is kto. lengths: int [S], sums to T. Returns the
-    targets, and the sum of the losses of all pairs or samples. Raises ValueError when the loss has no
-    `preference`, or there are no reference log-probabilities.
+    The log-probabilities [T] are of whole pairs, or samples where the loss is kto, whose lengths, int [S],
+    sum to T. Returns the targets, and the sum of the losses of all pairs or samples. Raises ValueError when
+    the loss has no `preference`, or there are no reference log-probabilities.
     """
     preference = loss.preference
     reference = targets.reference
@@ -283,7 +285,7 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
 
 
 class TokenLogprobs(NamedTuple):
-    """What a softmax says of each token, each [T]. correct: bool, whether no other is more likely."""
+    """What a softmax says of each token, each [T]; one is `correct` where no other is more likely."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -293,8 +295,10 @@ class TokenLogprobs(NamedTuple):
 class VocabularyPart(NamedTuple):
     """The columns of the logits that this rank has, where a vocabulary is cut over ranks.
 
-    first: the word of the first column. words: how many columns are words; those behind them are padding.
-    group: the ranks that have the other columns of the same rows.
+    Attributes:
+        first: The word of the first column.
+        words: How many columns are words; the ones behind them are padding.
+        group: The ranks that have the other columns of the same rows.
     """
 
     first: int
@@ -312,12 +316,16 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Return what softmax(logits / temperature) says of each token, in fp32.
 
-    logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At
-    most two fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place
-    of one. The entropy has a gradient with `entropy_gradient`, whose backward takes a third array.
+    At most two fp32 arrays of the shape of the logits live at a time, these among them; their gradient takes
+    the place of one. The entropy has a gradient with `entropy_gradient`, whose backward takes a third array.
 
-    part: the logits are those of some words alone, [T, columns]; maximum and sums of each row are taken over
-    the ranks, and every rank gets the same result and the gradient of its own columns. Collective.
+    Args:
+        logits: The scores, [T, vocab], which are overwritten when they are fp32.
+        tokens: The tokens, int64 [T].
+        temperature: One temperature, or one for each token, fp32 [T].
+        part: The words of the logits where these are of some alone, [T, columns]. Maximum and sums of each
+            row are taken over the ranks, and every rank gets the same result and the gradient of its own
+            columns. Collective.
     """
     return TokenLogprobs(
         *_TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient, part)  # type: ignore[no-untyped-call]

@@ -34,10 +34,12 @@ _Slopes = tuple[np.ndarray, np.ndarray, np.ndarray]
 class Judged:
     """The loss of preferences on some completions.
 
-    loss: mean over pairs or completions.
-    gradient: float64 [T], its derivative by each log-probability.
-    shifts: float64 [S], sum of logprob - reference of each completion.
-    rewards: float64 [S], beta times what the loss compares, as rewards/chosen and rewards/rejected of TRL.
+    Attributes:
+        loss: The mean over pairs or completions.
+        gradient: The derivative of the loss by each log-probability, float64 [T].
+        shifts: The sum of logprob - reference of each completion, float64 [S].
+        rewards: beta times what the loss compares, as rewards/chosen and rewards/rejected of TRL, float64
+            [S].
     """
 
     loss: float
@@ -70,9 +72,8 @@ def pair_loss(
     preference: Preference,
     trained: np.ndarray | None = None,
 ) -> Judged:
-    """Return the loss of pairs, whose chosen and rejected completions alternate.
-
-    logprobs, reference, trained: [T]. lengths: int [S].
+    """Return the loss of pairs, whose chosen and rejected completions alternate; their lengths are int [S],
+    and all that is of tokens [T].
     """
     kind = preference.loss
     mask, owner, counts = _owned(lengths, trained)
@@ -100,7 +101,7 @@ def label_loss(
     divergence: float,
     trained: np.ndarray | None = None,
 ) -> Judged:
-    """Return the loss of KTO. desired: bool [S]. divergence: z."""
+    """Return the loss of KTO on completions that are desired or not, bool [S], with z as the divergence."""
     mask, owner, _ = _owned(lengths, trained)
     moved = _sums(logprobs - reference, mask, owner)
     beta = preference.strength

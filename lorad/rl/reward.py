@@ -14,15 +14,18 @@ from lorad.errors import SpecError
 class RewardInput(Struct, frozen=True, omit_defaults=True):
     """One finished sample.
 
-    completion: its text without special tokens.
-    finish: "stop" or "length".
-    completion_ids: its tokens; only for a function that asks for them.
-    raw_completion: its text with special tokens and the stop string; only for a function that asks for it.
-    prompt_value: the prompt as the row has it, a text or messages; only for a function of lists.
-    answer_value: the answer as the row has it; only for a user's function.
-    Both are None where the row has nothing else than `prompt` and `answer`.
+    A reward function may ask by name for these fields, which win, and for the columns of the row.
 
-    A reward function may ask by name for these, which win, and for the columns of the row.
+    Attributes:
+        completion: The text of the completion without special tokens.
+        finish: "stop" or "length".
+        completion_ids: The tokens of the completion; only for a function that asks for them.
+        raw_completion: Its text with special tokens and the stop string; only for a function that asks for
+            it.
+        prompt_value: The prompt as the row has it, a text or messages; only for a function of lists. None
+            where the row has nothing else than `prompt`.
+        answer_value: The answer as the row has it; only for a user's function. None where the row has nothing
+            else than `answer`.
     """
 
     prompt: str
@@ -85,7 +88,7 @@ def lacking(
     has_answers: bool,
     has_prompts: bool = True,
 ) -> list[str]:
-    """Return what a reward asks for and the data do not have. row: the first one."""
+    """Return what a reward asks for and the data, which begin with this row, do not have."""
     has = {"answer": has_answers, "prompt": has_prompts}
     available = SAMPLE_KEYS.union(row) - {key for key, is_there in has.items() if not is_there}
     return sorted({*required, *(["answer"] if name in ANSWERED else [])} - available)

@@ -45,9 +45,10 @@ _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}
 class Row(Struct, frozen=True):
     """A row of data.
 
-    number: its place in the source, from 1.
-    where: `file:number`.
-    source: which source it is from, where there are several.
+    Attributes:
+        number: Its place in the source, from 1.
+        where: `file:number`.
+        source: The source that it is from, where there are several.
     """
 
     number: int

@@ -29,9 +29,8 @@ _COMMAND = [sys.executable, "-P", "-m", "lorad.rl.template_child"]
 
 
 class Setup(Struct, frozen=True):
-    """A template, and the special tokens (`bos_token`, …) that it may name.
-
-    seconds: the processor time that one chat may take.
+    """A template, the special tokens (`bos_token`, …) that it may name, and the seconds of processor time
+    that one chat may take.
     """
 
     template: str
@@ -42,11 +41,12 @@ class Setup(Struct, frozen=True):
 class Job(Struct, frozen=True):
     """Chats to render.
 
-    settings: further variables of the template.
-    own: variables of each chat alone.
-    date: what `strftime_now` says, in ISO 8601; None for the present.
-    generate: end where the assistant begins to speak.
-    continues: chats that end with a turn of the assistant's end within it.
+    Attributes:
+        settings: Further variables of the template.
+        own: The variables of each chat alone.
+        date: What `strftime_now` says, in ISO 8601; None for the present.
+        generate: Whether to end where the assistant begins to speak.
+        continues: Whether chats that end with a turn of the assistant's end within it.
     """
 
     chats: list[list[dict[str, Any]]]

@@ -52,7 +52,7 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path, *, date: str | None = None) -> None:
-        """Read a tokenizer. date: what chat templates take for the present, in ISO 8601; None: the present.
+        """Read a tokenizer, whose chat template takes `date`, in ISO 8601, for the present if there is one.
 
         Raises SpecError when `tokenizer.json` is missing, too large or not readable.
         """

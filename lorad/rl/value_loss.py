@@ -12,8 +12,8 @@ def value_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of some tokens, with a gradient, and whether the clip changed it, [t] each.
 
-    .5 * max((v - G)^2, (v_old + clip(v - v_old, ±e) - G)^2), as in PPO2 of OpenAI's baselines. values: [t]
-    fp32 with a gradient, of the tokens of `targets` that `tokens` chooses.
+    It is .5 * max((v - G)^2, (v_old + clip(v - v_old, ±e) - G)^2), as in PPO2 of OpenAI's baselines. The
+    values, [t] fp32 with a gradient, are of the tokens of `targets` that `tokens` chooses.
     """
 
     def moved(array: np.ndarray) -> Tensor:

@@ -23,8 +23,8 @@ Spans = Sequence[tuple[slice, bool]]
 def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Draw A of shape [rank, in], fp32 on the CPU, from `generator`.
 
-    kaiming: kaiming_uniform(a=sqrt(5)), that is U(-b, b) with b = 1 / sqrt(in), PEFT's default. xavier,
-    normal (std 0.2) and zero are those of Megatron-Bridge's LoRA: xavier is N(0, 2 / (in + rank)). Raises
+    The kind kaiming is kaiming_uniform(a=sqrt(5)), that is U(-b, b) with b = 1 / sqrt(in), PEFT's default.
+    The kinds xavier, normal (std 0.2) and zero are Megatron-Bridge's; xavier is N(0, 2 / (in + rank)). Raises
     AdapterRefused for another kind.
     """
     rank, into = shape
@@ -38,9 +38,8 @@ def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> 
 
 def spans_of(sizes: Iterable[tuple[int, bool]], begin: int, end: int) -> Spans:
     """Cut the numbers from `begin` to `end` of a flat vector where what is of A ends and what is of B begins,
-    or the other way round. Places count from `begin`.
-
-    sizes: how many numbers each parameter of the vector has, in order, and whether it is a B.
+    or the other way round. Places count from `begin`. `sizes` says how many numbers each parameter of the
+    vector has, in order, and whether it is a B.
     """
     spans: list[tuple[slice, bool]] = []
     start = -begin

@@ -28,7 +28,7 @@ _WORTH = 1 << 22  # multiplications: with fewer, another form's call takes longe
 class Shape(NamedTuple):
     """What a form is chosen for: x [rows, into] times a weight [out, into] transposed.
 
-    is_turned: the weight lies in memory as [into, out], as in a backward.
+    One that `is_turned` lies in memory as [into, out], as in a backward.
     """
 
     rows: int
@@ -180,7 +180,7 @@ def grouped(x: Tensor, weights: Tensor | Packed, ends: Tensor) -> Tensor:
     """Multiply x [rows, in], sorted by expert, by the transposed weights [experts, out, in]; returns
     [rows, out].
 
-    ends: where the rows of each expert end, int32 [experts]. The weights are frozen, and get no gradient.
+    The rows of each expert end at `ends`, int32 [experts]. The weights are frozen, and get no gradient.
     """
     if not x.requires_grad:
         return grouped_plainly(x, weights, ends)

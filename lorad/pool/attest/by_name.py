@@ -42,9 +42,8 @@ def judge_bits(name: _Scores, copy: _Scores, others: Others) -> Attestation:
 
 
 def judge_within(name: _Scores, copy: _Scores, others: Others, noise: float) -> Attestation:
-    """Judge a version's name on an engine whose answers do not repeat.
-
-    noise: root mean square, in nats, of the difference between an engine's answer and the right one.
+    """Judge a version's name on an engine whose answers do not repeat, and differ from the right ones by
+    `noise`, the root mean square in nats.
     """
     limit = _NOISE_FACTOR * noise
     apart = max(map(rms_between, name, copy))

@@ -28,11 +28,15 @@ _MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and
 class Canaries(Struct, frozen=True):
     """The texts and what both sides say of them under the base.
 
-    engine, trainer: float64 [T]. With several servers, which are to hold the same, `engine` is the first's.
-    sigma: rms difference, nats.
-    unmet: experts of the base that none of the texts is sent to; None where the trainer does not know.
-    reroutes: engine and trainer send some tokens to different experts.
-    routes: where the first server sends the tokens, if that is known and rounding may decide it.
+    Attributes:
+        engine: The engine's log-probabilities, float64 [T]; with several servers, which are to hold the same,
+            the first one's.
+        trainer: The trainer's log-probabilities, float64 [T].
+        sigma: The rms difference of both, in nats.
+        unmet: The experts of the base that none of the texts is sent to; None where the trainer does not
+            know.
+        reroutes: Whether engine and trainer send some tokens to different experts.
+        routes: Where the first server sends the tokens, if that is known and rounding may decide it.
     """
 
     batch: Batch
@@ -60,9 +64,10 @@ async def measure_canaries(
 
     Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
 
-    trainer: its log-probabilities under the base.
-    unmet: as in `Canaries`.
-    may_reroute: the base is a mixture, and rounding may decide where a token goes.
+    Args:
+        trainer: The trainer's log-probabilities under the base.
+        unmet: See `Canaries`.
+        may_reroute: Whether the base is a mixture, and rounding may decide where a token goes.
     """
     said = await scored(engine, BASE, batch, with_routes=may_reroute)
     by_server = [answer.logprobs.astype(np.float64) for answer in said]
@@ -81,7 +86,7 @@ async def measure_canaries(
 
 
 async def scored(engine: Engine, name: str, batch: Batch, *, with_routes: bool) -> Sequence[Scored]:
-    """Return what each server says of a batch under a version or BASE. with_routes: and where it sends
+    """Return what each server says of a batch under a version or BASE, and with `with_routes` where it sends
     tokens, if it says that.
     """
     if with_routes and engine.capabilities().routes is not None:
@@ -129,9 +134,8 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
 
 
 def fewest(logprobs: np.ndarray, batch: Batch) -> int:
-    """Count the canaries, from the first one on, that together hold enough uncertain tokens for a test.
-
-    logprobs: [T], of the base.
+    """Count the canaries, from the first one on, that together hold enough uncertain tokens for a test, by
+    the log-probabilities of the base, [T].
     """
     telling = np.exp(logprobs) < _UNCERTAIN[1]
     ends = np.cumsum(batch.completion_lengths)

@@ -29,12 +29,13 @@ _DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|
 class Limits(Struct, frozen=True):
     """What engine and trainer may differ by.
 
-    least_sigma: nats, for bases on which both sides agree bit for bit.
-    rel: its limit without noise.
-    rel_blind: the limit beyond which rel proves nothing.
-    largest, mean: |engine - trainer| in nats; more where sigma or the change is large.
-    rounding: the mean difference as a share of the change's rms.
-    amplified: the limit of rel in the amplified test.
+    Attributes:
+        least_sigma: The noise in nats that is assumed where both sides agree bit for bit on the base.
+        rel: The limit of rel without noise.
+        rel_blind: The limit beyond which rel proves nothing.
+        largest, mean: The limits of |engine - trainer| in nats; more where sigma or the change is large.
+        rounding: The mean difference as a share of the change's rms.
+        amplified: The limit of rel in the amplified test.
     """
 
     least_sigma: float
@@ -58,9 +59,8 @@ SEVERITY = ("passed", "inconclusive", "failed")
 
 
 class Reference(Struct, frozen=True):
-    """What the engine said of a version when that was attested, float64 [T].
-
-    previous: dt of the version before it.
+    """What the engine said of a version when that was attested, float64 [T], and dt of the version before
+    it.
     """
 
     canaries: Canaries

@@ -47,10 +47,8 @@ class Predictor:
     async def amplified(
         self, slot: str, canaries: Canaries, previous: Files | None, begin: float = 1.0
     ) -> Prediction | None:
-        """Return the prediction; None when the slot changes nothing.
-
-        previous: the version before; None for the base.
-        begin: an earlier K.
+        """Return the prediction; None when the slot changes nothing. The version before is `previous`, None
+        for the base, and `begin` an earlier K.
         """
 
         async def score(times: float) -> np.ndarray:
@@ -69,7 +67,7 @@ class Predictor:
     async def replayed(self, slot: str, seen: Rerouted, previous: Files | None) -> list[Prediction]:
         """Predict anew what each server said of an amplified copy, sending each token where that server did.
 
-        slot: the version; previous: the one before, None: the base.
+        The slot holds the version; the one before is `previous`, None for the base.
         """
         prediction = seen.prediction
         canaries = prediction.canaries

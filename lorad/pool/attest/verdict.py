@@ -16,12 +16,13 @@ _MOST_NAMED = 3  # experts in the words of a verdict
 class Claim(Struct, frozen=True):
     """What the trainer says of a version that the engine is to serve.
 
-    trainer: its log-probabilities, float64 [T].
-    previous: dt of the version before; None where that is the base.
-    previous_name: what the engine calls it.
-    prediction: for the amplified test; None where that is not made now.
-    proven: `Attester.returns` when that test passed last, with an earlier version of the run; None: it never
-        has.
+    Attributes:
+        trainer: The trainer's log-probabilities, float64 [T].
+        previous: dt of the version before; None where that is the base.
+        previous_name: The name that the engine has for the version before.
+        prediction: What the amplified test needs; None where that is not made now.
+        proven: `Attester.returns` when that test passed last, with an earlier version of the run; None where
+            it never has.
     """
 
     canaries: Canaries
@@ -41,11 +42,12 @@ class Claim(Struct, frozen=True):
 class Outcome(Struct, frozen=True):
     """What the tests of a version found.
 
-    named, amplified: None where that test was not made.
-    unmet: adapted experts that no canary is sent to, of which nothing was proved; None where the trainer does
-        not know.
-    is_dora: alpha times K makes all of A and B plain to see, but not the magnitudes of DoRA, so that the
-        amplified test can fail a version and never prove one.
+    Attributes:
+        named, amplified: The results of these tests; None where they were not made.
+        unmet: The adapted experts that no canary is sent to, of which nothing was proved; None where the
+            trainer does not know.
+        is_dora: Whether it has magnitudes of DoRA. Alpha times K makes all of A and B plain to see and not
+            these, so that the amplified test can fail such a version and never prove one.
     """
 
     direct: Attestation
@@ -74,8 +76,8 @@ class Outcome(Struct, frozen=True):
         return self.named.verdict == "inconclusive" or not is_proven
 
     def verdict(self, *, is_proven: bool) -> Attestation:
-        """Return the verdict over all tests. is_proven: the amplified test passed with an earlier version,
-        and the engine has been the same since.
+        """Return the verdict over all tests. It `is_proven` where the amplified test passed with an earlier
+        version, and the engine has been the same since.
         """
         attestation = self._verdict(is_proven=is_proven)
         if attestation.verdict == "failed" or self.unmet == ():

@@ -35,7 +35,7 @@ REWRITES = "the chat template renders what is before an assistant's turn in anot
 class Part(Struct, frozen=True):
     """A part of a sample as text, and whether it is trained. The first part is the prompt.
 
-    is_bare: it ends with what is said, so that an end token is added unless that ends with one.
+    One that `is_bare` ends with what is said, so that an end token is added unless that ends with one.
     """
 
     text: str
@@ -46,8 +46,9 @@ class Part(Struct, frozen=True):
 class Samples(Struct, frozen=True):
     """A chat makes these samples.
 
-    parts: the parts of each sample.
-    left: how many of its last turns were not rendered.
+    Attributes:
+        parts: The parts of each sample.
+        left: How many of its last turns were not rendered.
     """
 
     parts: list[list[Part]]
@@ -60,9 +61,8 @@ _Pair = tuple[str, str]  # a chat up to a trained turn, and with that turn
 def cut_chats(
     chats: Sequence[tuple[Row, Turns]], texts: Texts, too_long: Callable[[Sequence[str]], bool]
 ) -> Iterator[Samples]:
-    """Yield the samples of each chat. Raises SpecError.
-
-    too_long: tells whether all of some prompts are too long, in which case the rest of the chat is left out.
+    """Yield the samples of each chat. Where `too_long` says that all of some prompts are too long, the rest
+    of the chat is left out. Raises SpecError.
     """
     few = [(row, turns.messages, turns.trained) for row, turns in chats if len(turns.trained) <= _FEW]
     pairs = iter(_pairs([(row, messages, place) for row, messages, places in few for place in places], texts))

@@ -31,8 +31,8 @@ class Prefixes:
     def of(self, text: str, ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Tokenise the beginnings of a text that end at `ends`.
 
-        ids: the ids of the whole text. Returns for each beginning how many of `ids` it begins with, and the
-        ids behind those.
+        Returns for each beginning how many of `ids`, the ids of the whole text, it begins with, and the ids
+        behind them.
         """
         matches = [*self._pattern.finditer(text)]
         array = np.array(ids, np.int64)

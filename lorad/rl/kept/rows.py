@@ -30,14 +30,14 @@ _MAGIC = b"lorad/r1"
 
 
 class Target(Struct, frozen=True, eq=False):
-    """A completion in the data. tokens: int32 [t]; trained: bool [t]."""
+    """A completion in the data: its tokens, int32 [t], and which of them are trained, bool [t]."""
 
     tokens: np.ndarray
     trained: np.ndarray
 
 
 class Kept(Struct, frozen=True, eq=False):
-    """A row that is trained on, or a turn of one, by its name. prompt: int32, tokens of `text`."""
+    """A row that is trained on, or a turn of one, by its name, with the tokens of its text, int32."""
 
     row: Row
     name: str
@@ -47,9 +47,8 @@ class Kept(Struct, frozen=True, eq=False):
 
 
 class Facts(Struct, frozen=True):
-    """The facts that follow from rows once they are made ready; see `Dataset` and `TargetDataset`.
-
-    lengths: the lengths of all prompts, uint32.
+    """The facts that follow from rows once they are made ready, the lengths of all prompts (uint32) among
+    them; see `Dataset` and `TargetDataset`.
     """
 
     has_answers: bool
@@ -92,8 +91,9 @@ _SAMPLES = msgspec.msgpack.Decoder(_Sample)
 class KeptRows(Sequence[Kept]):
     """Rows in the order in which they are added. Safe between threads once all are.
 
-    prompt_lengths: tokens of each prompt.
-    completion_lengths: tokens of each completion, row by row.
+    Attributes:
+        prompt_lengths: The tokens of each prompt.
+        completion_lengths: The tokens of each completion, row by row.
     """
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:

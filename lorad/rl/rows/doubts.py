@@ -17,10 +17,8 @@ _SIDES = ("prompt_key", "completion_key", "chosen_key", "rejected_key")
 
 
 def row_doubts(key: str, rows: Iterable[Row], data: Data, form: DataFormat | None) -> list[str]:
-    """Return warnings about rows that are chats for the model; each says which of them it is about.
-
-    key: the key of the spec that names the rows.
-    form: None for prompts.
+    """Return warnings about rows that are chats for the model, of a form or prompts; each says which of them
+    it is about, and begins with the key of the spec that names them.
     """
     doubtful: dict[str, dict[tuple[str, int], str]] = {sentence: {} for sentence in _DOUBTS}
     for row in rows:

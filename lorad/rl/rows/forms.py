@@ -67,9 +67,8 @@ _FORMS: tuple[tuple[_Need, str, str], ...] = (
 
 
 def advice(need: _Need, columns: Iterable[str], otherwise: str) -> str:
-    """Return what to do about a row that has these columns and not what is needed.
-
-    otherwise: for a form that is not known.
+    """Return what to do about a row that has these columns and not what is needed; `otherwise` where nothing
+    is known of that.
     """
     present = set(columns)
     texts = (text for needed, names, text in _FORMS if needed == need and present.issuperset(names.split()))

@@ -17,8 +17,8 @@ def unshown(
 ) -> str:
     """Return in words what a chat has that its text lacks; "" where the text has everything.
 
-    trained: the places of the turns that are trained, the last of which ends the text. Of the assistant's
-    thoughts only those of that last turn have to be in the text.
+    The last of the `trained` turns, whose places are given, ends the text. Of the assistant's thoughts only
+    the ones of that turn have to be in the text.
     """
     for tool in variables.get("tools", ()):
         if (name := tool["function"]["name"]) not in text:

@@ -14,8 +14,9 @@ from lorad.spec.model import Spec
 def pinned(spec: Spec, before: Mapping[str, str], newest: Callable[[str], str | None]) -> Spec:
     """Return the spec with the commit of each hub dataset that is streamed.
 
-    before: commits of the attempt before, by the dataset's name.
-    newest: asks for a commit that is not there.
+    Args:
+        before: The commits of the attempt before, by the dataset's name.
+        newest: Asks for a commit that `before` lacks.
     """
     if not spec.data.streaming:
         return spec

@@ -30,7 +30,8 @@ _LOOKED_AT = 64  # rows that are read at most for each held-out one
 class Reader(Protocol):
     """One pass over the rows of a source, which can be begun at any place.
 
-    known: what a place is of, as text; sources of equal rows say the same.
+    Attributes:
+        known: A text that says what a place belongs to; sources of equal rows say the same.
     """
 
     known: str
@@ -143,9 +144,8 @@ class _HubReader:
     def _tried(
         self, work: Callable[[], Any], pauses: tuple[float, ...], again: Callable[[], None] | None = None
     ) -> Any:
-        """Do what asks the hub; where it does not answer, again after each pause.
-
-        again: comes before another attempt. Raises SpecError.
+        """Do what asks the hub; where it does not answer, call `again` after each pause and do it once more.
+        Raises SpecError.
         """
         failed: Exception | None = None
         for pause in (*pauses, None):

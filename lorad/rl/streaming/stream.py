@@ -24,10 +24,11 @@ _BOOKMARKS = 256  # of the blocks last read
 class Bookmark(Struct, frozen=True):
     """Where a block begins.
 
-    position: where its first item is among all that the source ever gives.
-    epoch, block: its numbers, from 0.
-    usable: whether the epoch had an item before.
-    place: where its first row is; None is the beginning.
+    Attributes:
+        position: The place of its first item among all that the source ever gives.
+        epoch, block: Its numbers, from 0.
+        usable: Whether the epoch had an item before.
+        place: The place of its first row; None is the beginning.
     """
 
     position: int = 0

@@ -21,8 +21,8 @@ def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
             surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
             return -surrogate[mask].mean()
 
-    stops: the gradient stops somewhere on purpose (`detach`), so that it is not the derivative of the value
-    and cannot be compared with finite differences.
+    With `stops` the gradient stops somewhere on purpose (`detach`), so that it is not the derivative of the
+    value and cannot be compared with finite differences.
     """
     if loss is None:
         return functools.partial(differentiated, stops=stops)

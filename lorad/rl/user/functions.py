@@ -30,11 +30,15 @@ _STOPS = (
 class AdvantageInput(Struct, frozen=True, eq=False):
     """The samples of a step that have a reward; of each group there is at least one.
 
-    rewards: [S]. group_sizes: int [G]. lengths: int [S], in tokens.
-    step: the number of the step.
-    truncated: bool [S], whether rollout.max_new_tokens ended the sample.
-    sampler: [T], the engine's log-probabilities. old, ref: [T], those of the trainer before the step's first
-        update and of the reference; None where the step does not need them.
+    Attributes:
+        rewards: The reward of each sample, [S].
+        group_sizes: The samples of each group, int [G].
+        lengths: The tokens of each sample, int [S].
+        step: The number of the step.
+        truncated: Whether rollout.max_new_tokens ended the sample, bool [S].
+        sampler: The engine's log-probabilities, [T].
+        old, ref: The log-probabilities of the trainer before the step's first update and of the reference,
+            [T]; None where the step does not need them.
     """
 
     rewards: np.ndarray
@@ -63,11 +67,14 @@ class AdvantageInput(Struct, frozen=True, eq=False):
 class LossInput(Struct, frozen=True, eq=False):
     """The samples of a minibatch.
 
-    logprobs, sampler, old: [T], log-probabilities of the trainer now, of the engine, and of the trainer
-        before the step's first update.
-    ref: [T], log-probabilities of the reference, or None.
-    advantages: [T]. mask: bool [T], the tokens that are trained.
-    lengths: int [S], in tokens. groups: int [G], in samples.
+    Attributes:
+        logprobs, sampler, old: The log-probabilities of the trainer now, of the engine, and of the trainer
+            before the step's first update, [T].
+        ref: The log-probabilities of the reference, [T], or None.
+        advantages: The advantages, [T].
+        mask: Which tokens are trained, bool [T].
+        lengths: The tokens of each sample, int [S].
+        groups: The samples of each group, int [G].
     """
 
     logprobs: np.ndarray
@@ -172,7 +179,7 @@ def check_derivative(loss: Callable[..., Any], samples: LossInput, seed: int) ->
     """Compare derivatives with finite differences, at some tokens. Raises LoradError where one is wrong.
 
     Two points are looked at: the sample's own, and one nearby, since ratios of 1 hide much. A derivative at a
-    kink is right where it lies between those of both sides. seed: draws tokens and the second point.
+    kink is right where it lies between the ones of both sides. The seed draws tokens and the second point.
     """
     noise = np.random.default_rng(seed)
     moved = samples.logprobs + noise.uniform(-_JITTER, _JITTER, samples.logprobs.size)

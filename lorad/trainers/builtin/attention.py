@@ -27,10 +27,8 @@ class PackedAttention:
 
 
 class _Products(NamedTuple):
-    """What the backward of two batched products needs.
-
-    q: [S * kv, heads / kv * Q, dim].
-    k, v: [S * kv, K, dim].
+    """What the backward of two batched products needs: q [S * kv, heads / kv * Q, dim], k and v [S * kv, K,
+    dim].
     """
 
     q: Tensor

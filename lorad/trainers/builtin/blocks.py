@@ -27,8 +27,8 @@ class Sequences:
     """Runs of rows that attend causally to themselves, and before that to the run that they share and to what
     that one shares.
 
-    starts, lengths, owner: int64 [S]; owner is the index of the run that is shared, -1 for none. A completion
-        shares its prompt, which may share a stem.
+    All arrays are int64 [S]. `owner` is the index of the run that is shared, -1 for none. A completion shares
+    its prompt, which may share a stem.
     """
 
     starts: Ints
@@ -75,13 +75,14 @@ class Sequences:
 class Block:
     """S sequences with Q queries and K = P + Q keys, the first P of them those of what they share.
 
-    queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim].
-    keys: int64 [S * kv * K], rows of k and v likewise.
-    live: [S, 1, 1, Q, 1], zero where a query is padding; None when none is.
-    level: how many runs come before each.
-    is_shared: whether others share any of them.
-    sharers: int64 [S], the run that each sequence shares, counted in the order of the blocks of its level;
-        None on the first level.
+    Attributes:
+        queries: The rows of q seen as [rows * heads, head_dim], kv head by kv head, int64 [S * heads * Q].
+        keys: The rows of k and v likewise, int64 [S * kv * K].
+        live: Zero where a query is padding, [S, 1, 1, Q, 1]; None when none is.
+        level: How many runs come before each.
+        is_shared: Whether others share any of them.
+        sharers: The run that each sequence shares, counted in the order of the blocks of its level, int64
+            [S]; None on the first level.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
@@ -105,8 +106,9 @@ class Block:
 class Layout:
     """The blocks of one micro-batch, what is shared first.
 
-    out: int64 [rows * heads], where the output of each query head is among the outputs of all blocks.
-    home: int64 [rows * kv], where each key head is among the keys of all blocks.
+    Attributes:
+        out: Where the output of each query head is among the outputs of all blocks, int64 [rows * heads].
+        home: Where each key head is among the keys of all blocks, int64 [rows * kv].
     """
 
     def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
@@ -172,9 +174,7 @@ class Layout:
 
     def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool, window: int = 0) -> Tensor | None:
         """Make the attention mask, [S or 1, 1, Q, K]: zero where visible, else minus infinity; for the fused
-        kernel true and false.
-
-        window: how many of the last keys a query sees; 0 for all.
+        kernel true and false. A query sees the last `window` keys; with 0 all.
         """
         if fused and not wide and not self._base.config.has_sinks:
             return None

@@ -29,10 +29,13 @@ from lorad.trainers.builtin.slot import Half, Site, Slot
 
 
 class SlotLora:
-    """See `LoraApply`. ranges: which rows belong to which slot, in order; all of them when there is one slot.
+    """The adapters of some slots in one forward, see `LoraApply`.
 
-    train: dropout acts, each module of a fused linear with a mask of its own. amplify: see `Policy`.
-    is_merged: the base has what is added already, and only gradients are left to take.
+    Attributes:
+        ranges: The rows of each slot, in order; all of them when there is one slot.
+        train: Whether dropout acts, each module of a fused linear with a mask of its own.
+        amplify: See `Policy`.
+        is_merged: Whether the base has what is added already, and only gradients are left to take.
     """
 
     def __init__(
@@ -125,10 +128,8 @@ class SlotLora:
 
 
 class _RoutedSlots:
-    """The slots work on the rows of a layer's experts.
-
-    where: for each slot its rows, sorted by expert, and where among them the rows of each expert end, int32
-    [experts].
+    """The slots on the rows of a layer's experts. `where` has for each slot its rows, sorted by expert, and
+    where among them the rows of each expert end, int32 [experts].
     """
 
     def __init__(
@@ -258,8 +259,7 @@ class _SlotDelta:
 @dataclass(slots=True)
 class _ExpertsPart(_SlotDelta):
     """One slot's delta on its rows of one linear of some experts, without DoRA: products for all of them.
-
-    ends: where among the rows those of each expert end, int32 [experts].
+    The rows of each expert end at `ends`, int32 [experts].
     """
 
     ends: Tensor

@@ -28,8 +28,9 @@ from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
 class Piece:
     """Some samples of a batch that follow one another, of one slot.
 
-    same: int64 [S of the batch], see `_twins`.
-    stems: what its prompts begin with alike.
+    Attributes:
+        same: What `_twins` says of the samples of the batch, int64 [S].
+        stems: What its prompts begin with alike.
     """
 
     batch: Batch
@@ -85,10 +86,11 @@ def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
 class Microbatch:
     """N tokens in rows, of which U predict something, and M targets.
 
-    rows, parts, tokens: the ranges of each piece among them.
-    replay: sends the N where the engine did; None where nothing is known of that.
-    words: the V different ids, and which of them each of the N tokens is; None unless tokens are four times
-        as many.
+    Attributes:
+        rows, parts, tokens: The ranges of each piece among the N, the U and the M.
+        replay: Sends the N where the engine did; None where nothing is known of that.
+        words: The V different ids, and which of them each of the N tokens is; None unless tokens are four
+            times as many.
     """
 
     ids: Tensor  # int64 [1, N]
@@ -131,9 +133,12 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
     """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by
     itself.
 
-    Groups without samples are left out. share: samples of a group with the same tokens are computed once
-    (which dropout forbids: each has its own masks), and so are stems. whole: groups are not cut, one that has
-    more than the budget is a piece.
+    Groups without samples are left out.
+
+    Args:
+        share: Whether samples of a group with the same tokens are computed once, and so are stems; dropout
+            forbids it, as each has its own masks.
+        whole: Whether groups are not cut; one that has more than the budget is a piece.
     """
     batch = _without_empty_groups(batch)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
@@ -317,10 +322,11 @@ def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, I
     Returns the tokens in the order of their runs, the place of each token, the length of each run, and for
     each run the one that it shares, -1 for none.
 
-    above: the stem that each stem and prompt shares.
-    first: index of the first prompt among these.
-    owner: the prompt of each completion that is computed.
-    sizes: tokens of stems, prompts and completions.
+    Args:
+        above: The stem that each stem and prompt shares.
+        first: The index of the first prompt among these.
+        owner: The prompt of each completion that is computed.
+        sizes: The tokens of stems, prompts and completions.
     """
     count = len(above)
     alone = (np.bincount(owner, minlength=count - first) == 1)[owner]

@@ -26,8 +26,9 @@ _PLAIN = {"is_causal", "dropout", "scaling", "position_ids", "use_cache"}
 class Ulysses:
     """The attention of the model that it was `install`ed in.
 
-    group: the ranks that share rows.
-    starts: where the sequences of the present row begin, in all of its tokens, and the end.
+    Attributes:
+        group: The ranks that share rows.
+        starts: Where the sequences of the present row begin, in all of its tokens, and the end.
     """
 
     def __init__(self, group: DataParallel) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger("lorad.fsdp")
 
 class Rounding(NamedTuple):
     """Rounds linears to the grid of a narrow format, as they are stored, to the numbers that builtin has.
-    form: None rounds nothing. linears: names of all that are rounded.
+    Without a form nothing is rounded; `linears` has the names of all that are.
     """
 
     form: Quantize | None

@@ -69,8 +69,9 @@ def from_all_ranks(
     """Return the tensors of all ranks of `group`, fp32 on the CPU. The bits of all ranks are added up, of
     which all but one rank's are zeros. Collective.
 
-    shapes: the shape of each tensor by name.
-    own: the tensors that this rank has.
+    Args:
+        shapes: The shape of each tensor by name.
+        own: The tensors that this rank has.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
     flat = torch.zeros(sum(sizes), device=device)
@@ -84,7 +85,7 @@ def from_all_ranks(
 def not_held_once(
     names: Sequence[str], own: Iterable[str], group: dist.ProcessGroup, device: torch.device
 ) -> list[str]:
-    """Return the tensors that no rank of `group` has, or several. own: what this rank has. Collective."""
+    """Return the tensors that no rank of `group` has, or several; this rank has `own`. Collective."""
     mine = set(own)
     counts = torch.tensor([name in mine for name in names], dtype=torch.int32, device=device)
     dist.all_reduce(counts, group=group)

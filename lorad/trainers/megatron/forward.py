@@ -27,12 +27,13 @@ def predict(
     above, the hidden states for that one. Each rank's head gives the scores of its part of the vocabulary,
     for a loss that is computed by each of them alike.
 
-    packed: attention takes sequences as they are; else it gets a mask, of N * N booleans (and makes scores of
-        N * N numbers per head), which is for small N. Positions count from the row's beginning then: rotary
-        embeddings only see differences.
-    recompute: Megatron's full recomputation, one layer at a time.
-    below: hidden states of the stage below, shaped as `hidden_shape` says.
-    visit: see `Body.states`; where there is a stage above it is not made.
+    Args:
+        packed: Whether attention takes sequences as they are. Else it gets a mask, of N * N booleans (and
+            makes scores of N * N numbers per head), which is for small N. Positions count from the row's
+            beginning then: rotary embeddings only see differences.
+        recompute: Whether Megatron recomputes everything, one layer at a time.
+        below: The hidden states of the stage below, shaped as `hidden_shape` says.
+        visit: See `Body.states`; where there is a stage above it is not made.
     """
     from megatron.core import parallel_state
 

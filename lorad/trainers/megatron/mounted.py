@@ -165,10 +165,11 @@ def _peft(key: MountKey, rank: int, scale: float) -> Any:
 class MegatronMounted(Mounted):
     """An adapter whose tensors are cut over ranks as Megatron cuts its modules.
 
-    targets: the adapted modules of the whole model.
-    wrapped: the adapted modules of this rank; `_holders` and the layout have these alone, experts last.
-    export: yields what is in the model beside experts, see `_exported`.
-    group: ranks that have all experts between them.
+    Args:
+        targets: The adapted modules of the whole model.
+        wrapped: The adapted modules of this rank; `_holders` and the layout have these alone, experts last.
+        export: Yields what is in the model beside experts, see `_exported`.
+        group: The ranks that have all experts between them.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ those of the targets.
 class Pipeline:
     """This rank's stage. All stages work on the same rows, and pass states of `dtype` on.
 
-    first_trained: the lowest stage that has an adapter; nothing below it needs a gradient.
+    Attributes:
+        first_trained: The lowest stage that has an adapter; nothing below it needs a gradient.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:

@@ -36,10 +36,11 @@ _NO_FUSION = {
 class Base:
     """What Megatron makes of a base.
 
-    bridge: Bridge's `AutoBridge`, which knows the names.
-    model: the bare `GPTModel` of this rank, one stage of it.
-    config: as the directory's `config.json` has it.
-    packed: whether attention takes packed sequences, or needs a mask.
+    Attributes:
+        bridge: Bridge's `AutoBridge`, which knows the names.
+        model: The bare `GPTModel` of this rank, one stage of it.
+        config: What the directory's `config.json` has.
+        packed: Whether attention takes packed sequences, or needs a mask.
     """
 
     bridge: Any

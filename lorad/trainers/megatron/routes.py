@@ -23,7 +23,7 @@ class Router:
     them itself. lorad puts its own there: Megatron's knows no tokens without a route, and takes a
     recomputation's routes from a queue, in the order of the forwards.
 
-    mixtures: this rank's `MoELayer`s. Collective.
+    The `mixtures` are this rank's `MoELayer`s. Collective.
     """
 
     def __init__(self, base: Base, mixtures: Sequence[Any], pipeline: Pipeline, tp: int) -> None:
@@ -67,10 +67,8 @@ class Router:
         group_topk: int | None,
         best: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores and the experts of each token, [tokens, topk].
-
-        scores: [tokens, experts].
-        best: Megatron's own choice of both.
+        """Return the scores and the experts of each token, [tokens, topk], from all scores [tokens, experts]
+        and Megatron's own choice of both.
         """
         weights, own = best(scores, topk, groups, group_topk)
         if self._replay is None:

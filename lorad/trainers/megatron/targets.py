@@ -36,8 +36,9 @@ _LOCAL_EXPERT = re.compile(r"(.*\.mlp)\." + re.escape(_EXPERTS) + r"(\d+)(?=\.|$
 class Target:
     """One module of Megatron's that gets an adapter.
 
-    members: logical name by Bridge's name of each member, which is empty for a module that is not fused;
-        members that nobody asked for are left out.
+    Attributes:
+        members: The logical name by Bridge's name of each member, which is empty for a module that is not
+            fused; members that nobody asked for are left out.
     """
 
     path: str
@@ -102,8 +103,9 @@ def trainable_shapes(
     """Return (out, in) of what can be trained: the linears of `reference`, layer by layer, then of `experts`.
     A head that is also the embedding is not among them.
 
-    reference: transformers' model, of which only the shapes count.
-    exist: tells which of some paths any rank has.
+    Args:
+        reference: transformers' model, of which only the shapes count.
+        exist: Says which of some paths any rank has.
     """
     shapes: dict[str, tuple[int, int]] = {}
     for name, module in reference.named_modules():

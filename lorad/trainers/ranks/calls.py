@@ -62,7 +62,7 @@ class Meeting(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True):
-    """The next frame of rank 0: every rank is there. software: versions, by name."""
+    """The next frame of rank 0, once every rank is there, with the versions of its software by name."""
 
     capabilities: TrainerCapabilities
     modules: dict[str, tuple[int, int]]
@@ -72,7 +72,9 @@ class Ready(Struct, frozen=True):
 class Answer(Struct, Generic[T], frozen=True):
     """What the ranks answer a verb with.
 
-    memory: bytes on the devices of all ranks, now and the most since the answer before; None on a CPU.
+    Attributes:
+        memory: The bytes on the devices of all ranks, now and the most since the answer before; None on a
+            CPU.
     """
 
     result: T | None = None

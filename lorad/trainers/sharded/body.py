@@ -199,11 +199,12 @@ class Body(ABC):
         """Return the last hidden state, after the last norm, where each target of the micro-batch is
         predicted, [M, hidden]; the same on every rank that works on these rows.
 
-        adapter: off is the base alone.
-        train: dropout acts.
-        recompute: see `SlotSpec`.
-        visit: called once amid the forward, with these states and the output layer, whose weights are
-            gathered once for all that it computes. Without it no logits are made.
+        Args:
+            adapter: Whether the adapter acts; without it there is the base alone.
+            train: Whether dropout acts.
+            recompute: See `SlotSpec`.
+            visit: Called once amid the forward, with these states and the output layer, whose weights are
+                gathered once for all that it computes. Without it no logits are made.
         """
 
     @property

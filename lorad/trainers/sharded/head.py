@@ -60,7 +60,8 @@ class RowLoss(ABC):
 class Scoring:
     """A visit that notes what the policy says of each target, without a gradient.
 
-    found: fp32 [3, M], the fields of `TokenLogprobs`, once the visit was made.
+    Attributes:
+        found: The fields of `TokenLogprobs`, fp32 [3, M], once the visit was made.
     """
 
     def __init__(self, targets: Tensor, temperature: float) -> None:
@@ -77,11 +78,12 @@ class Scoring:
 
 
 class Differentiating:
-    """A visit that adds the gradients of the output layer's parameters, chunk by chunk, and keeps those of
-    the states.
+    """A visit that adds the gradients of the output layer's parameters, chunk by chunk, and keeps the ones
+    of the states.
 
-    found: see `Scoring`.
-    gradient: as the states, once the visit was made.
+    Attributes:
+        found: See `Scoring`.
+        gradient: The gradient of the states, once the visit was made.
     """
 
     def __init__(self, targets: Tensor, loss: RowLoss) -> None:

@@ -16,11 +16,12 @@ from lorad.trainers.sharded.workers import DataParallel
 class Sample:
     """One sample of a batch.
 
-    tokens: int32, prompt and completion.
-    targets: which of the tokens are targets.
-    place: where its first target stands among the targets of the batch.
-    routes: where the engine sent the tokens, if that is known.
-    labels: what is predicted in the place of each target; None: the targets.
+    Attributes:
+        tokens: Prompt and completion, int32.
+        targets: Which of the tokens are targets.
+        place: Where its first target stands among the targets of the batch.
+        routes: Where the engine sent the tokens, if that is known.
+        labels: What is predicted in the place of each target; None where the targets are.
     """
 
     sample: int
@@ -71,11 +72,12 @@ class Rows:
 class Cut:
     """Which part of a row one of several ranks has.
 
-    whole: the row.
-    starts: where the sequences of the row begin, padding being one of them, and where it ends.
-    targets: int64 [M], which of the row's targets the part predicts.
-    tokens: how many the part has, without padding.
-    group: the ranks.
+    Attributes:
+        whole: The row.
+        starts: Where the sequences of the row begin, padding being one of them, and where it ends.
+        targets: Which of the row's targets the part predicts, int64 [M].
+        tokens: How many tokens the part has, without padding.
+        group: The ranks.
     """
 
     whole: Rows

@@ -26,9 +26,12 @@ HOST = torch.device("cpu")
 
 
 class Section(NamedTuple):
-    """Parameters of a slot that the same ranks hold. counts: whether this rank counts in sums over all ranks,
-    where ranks outside of `dp` hold the same. times: how often their gradients have each token, summed over
-    `dp`. are_b: which of the parameters are a B; empty: none is.
+    """Parameters of a slot that the same ranks hold.
+
+    Attributes:
+        counts: Whether this rank counts in sums over all ranks, where ranks outside of `dp` hold the same.
+        times: How often their gradients have each token, summed over `dp`.
+        are_b: Which of the parameters are a B; empty where none is.
     """
 
     shapes: Sequence[torch.Size]
@@ -60,10 +63,11 @@ class Slot:
     """One adapter, whose vectors are where `device` says, one section after another. All but the weights of a
     frozen one are on the meta device, where they take no memory.
 
-    dp: the ranks with other samples.
-    sections: this rank's parameters in their order, see `Mounted`.
-    head: the shapes of a critic's head, which every rank holds whole and which come after the sections.
-    leads: see `Body`.
+    Args:
+        dp: The ranks with other samples.
+        sections: This rank's parameters in their order, see `Mounted`.
+        head: The shapes of a critic's head, which every rank holds whole and which come after the sections.
+        leads: See `Body`.
     """
 
     def __init__(
