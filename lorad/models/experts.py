@@ -198,14 +198,14 @@ class Replay:
 
     def __init__(self, routes: Tensor) -> None:
         self.routes = routes
-        self.known = routes[:, 0, 0] >= 0
-        self.differs = torch.zeros_like(self.known)
+        self.is_known = routes[:, 0, 0] >= 0
+        self.differs = torch.zeros_like(self.is_known)
         """bool [tokens]: the router would have sent it to other experts, in any layer."""
 
     def __call__(self, layer: int, rows: Tensor | None, own: Tensor) -> Tensor:
         every = slice(None) if rows is None else rows
         engine = self.routes[every, layer]
-        is_known = self.known[every]
+        is_known = self.is_known[every]
         is_other = (engine.sort(-1).values != own.sort(-1).values).any(-1)
         self.differs[every] |= is_known & is_other
         return torch.where(is_known[:, None], engine.to(own.dtype), own)
@@ -214,8 +214,8 @@ class Replay:
         """Return how many tokens were sent where `routes` says, how many of them the router would have sent
         elsewhere, and how many were sent by the router since nothing was known.
         """
-        replayed = int(self.known[tokens].sum())
-        return replayed, int(self.differs[tokens].sum()), self.known[tokens].numel() - replayed
+        replayed = int(self.is_known[tokens].sum())
+        return replayed, int(self.differs[tokens].sum()), self.is_known[tokens].numel() - replayed
 
 
 def replayed(routes: np.ndarray, device: torch.device) -> Replay:

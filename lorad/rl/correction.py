@@ -19,10 +19,14 @@ def correction(
 ) -> np.ndarray:
     """Return the weight of each token by rho = exp(old - sampler), float64 [T].
 
-    old, sampler: [T], log-probabilities. lengths: int [S].
-    token_*: rho of the token. sequence_*: the product over the sample. geometric_mask: the geometric mean.
-    *_truncate: at most `high` (TIS; Yao et al., 2025). *_mask: 0 outside of [low, high] (IcePop; MIS, Liu et
-    al., 2025); the geometric one is 1 inside.
+    Kinds that begin with token take the rho of the token, kinds with sequence its product over the sample,
+    and geometric_mask its geometric mean. Kinds that end with truncate bound it by `high` (TIS; Yao et al.,
+    2025), and kinds with mask make it 0 outside of [low, high] (IcePop; MIS, Liu et al., 2025);
+    geometric_mask makes it 1 inside.
+
+    Args:
+        old, sampler: The log-probabilities of trainer and engine, [T].
+        lengths: The tokens of each sample, int [S].
     """
     difference = np.asarray(old, np.float64) - sampler
     if not kind.startswith("token"):

@@ -49,7 +49,7 @@ class Layer:
         visit = Differentiating(self.targets, loss)
         visit(self.states, self.head)
         assert visit.gradient is not None
-        return visit.found, visit.gradient
+        return visit.figures, visit.gradient
 
     def taken(self) -> Tensor:
         """The gradient of the head, in fp32, which then has none."""
@@ -103,7 +103,7 @@ def test_scores_are_those_of_the_gradients() -> None:
     layer = Layer(torch.float32)
     scoring = Scoring(layer.targets, Weighed.temperature)
     scoring(layer.states, layer.head)
-    assert torch.equal(scoring.found, layer.visited(Weighed())[0])
+    assert torch.equal(scoring.figures, layer.visited(Weighed())[0])
 
 
 def test_bfloat16_heads_lose_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ class Choices:
         digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
         self._path = directory / f"{digest}.json"
         self._base_bytes = base_bytes
-        self._known: dict[Shape, Form] = {}
+        self._forms: dict[Shape, Form] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             try:
@@ -98,8 +98,8 @@ class Choices:
     def __call__(self, shape: Shape) -> Form:
         rows = shape.rows if shape.rows <= 4 else min(_MOST_ROWS, 1 << (shape.rows - 1).bit_length())
         shape = shape._replace(rows=rows)
-        if (form := self._known.get(shape)) is None:
-            form = self._known[shape] = self._chosen(shape)
+        if (form := self._forms.get(shape)) is None:
+            form = self._forms[shape] = self._chosen(shape)
         return form
 
     def _chosen(self, shape: Shape) -> Form:

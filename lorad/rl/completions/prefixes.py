@@ -26,7 +26,7 @@ class Prefixes:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._is_added = np.zeros(max(self._added.values(), default=0) + 1, np.bool_)
         self._is_added[[*self._added.values()]] = True
-        self._known = dict[str, list[int]]()
+        self._ids = dict[str, list[int]]()
 
     def of(self, text: str, ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Tokenise the beginnings of a text that end at `ends`.
@@ -66,10 +66,10 @@ class Prefixes:
     def _encoded(self, text: str) -> list[int]:
         if len(text) > _SHORT:
             return self._tokenizer.encode(text, special=self._special)
-        if (ids := self._known.get(text)) is None:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            ids = self._known[text] = self._tokenizer.encode(text, special=self._special)
+        if (ids := self._ids.get(text)) is None:
+            if len(self._ids) >= _MOST:
+                self._ids.clear()
+            ids = self._ids[text] = self._tokenizer.encode(text, special=self._special)
         return ids
 
 

@@ -204,8 +204,8 @@ class MegatronBody(Body):
         self._prepare(rows, adapter, train=False)
         scoring = Scoring(rows.targets, temperature)
         run = self._layers(rows, recompute=False, visit=scoring)
-        self._pipeline.forward(run, hidden_shape(self._model, rows, self._tp), scoring.found)
-        return likely_of(scoring.found)
+        self._pipeline.forward(run, hidden_shape(self._model, rows, self._tp), scoring.figures)
+        return likely_of(scoring.figures)
 
     def backward(self, rows: Rows, loss: RowLoss, *, recompute: bool) -> None:
         if self._pipeline.size == 1:
@@ -215,7 +215,7 @@ class MegatronBody(Body):
         visit = Differentiating(rows.targets, loss)
         run = self._layers(rows, recompute, visit)
         self._pipeline.backward(run, hidden_shape(self._model, rows, self._tp), visit)
-        loss.note(likely_of(visit.found))
+        loss.note(likely_of(visit.figures))
 
     def _prepare(self, rows: Rows, adapter: bool, train: bool) -> None:
         self._router.begin(rows)

@@ -73,7 +73,7 @@ class Pipeline:
             below.requires_grad_(asks)
         with torch.set_grad_enabled(trains):
             states = run(below)
-        self._passed_on(states.detach(), visit.found)
+        self._passed_on(states.detach(), visit.figures)
         gradient = visit.gradient
         if trains and not self._is_last:
             gradient = self._receive(hidden, self.rank + 1).to(states.dtype)

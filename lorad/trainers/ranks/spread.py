@@ -32,23 +32,25 @@ class Spread:
         self._env = setup.env
         self._python = setup.python
         ranks = setup.ranks
-        self._here = ranks // len(hosts)
+        self._per_node = ranks // len(hosts)
         self._names = itertools.count(1)
         self._stack = AsyncExitStack()
-        if self._here * len(hosts) != ranks:
+        if self._per_node * len(hosts) != ranks:
             raise SpecError(
                 f"tp x pp x cp x dp is {ranks} ranks, which {len(hosts)} nodes cannot share equally",
                 key="resources.nodes",
                 hint="Make trainer.dp a multiple of it.",
             )
-        if self._here % setup.tp:
+        if self._per_node % setup.tp:
             raise SpecError(
-                f"tp is {setup.tp}, but there are {self._here} ranks on a node", key="trainer.tp", hint=_TP
+                f"tp is {setup.tp}, but there are {self._per_node} ranks on a node",
+                key="trainer.tp",
+                hint=_TP,
             )
         for host in hosts:
-            if host.devices and len(host.devices) < self._here:
+            if host.devices and len(host.devices) < self._per_node:
                 raise SpecError(
-                    f"{self._here} ranks on {host.name}, which gave {len(host.devices)} devices",
+                    f"{self._per_node} ranks on {host.name}, which gave {len(host.devices)} devices",
                     key="resources.devices",
                 )
 
@@ -64,10 +66,10 @@ class Spread:
         own = msgspec.structs.replace(
             config,
             python=self._python or host.python,
-            first=place * self._here,
-            here=self._here,
+            first=place * self._per_node,
+            here=self._per_node,
             devices=tuple(
-                f"cuda:{rank % self._here}" if host.devices else "cpu" for rank in range(config.ranks)
+                f"cuda:{rank % self._per_node}" if host.devices else "cpu" for rank in range(config.ranks)
             ),
             socket=str(host.directory / _SOCKET),
             meeting=f"tcp://{self._hosts[0].address}",
@@ -75,7 +77,7 @@ class Spread:
         network = {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
         environment = environment_of(
             {**{name: value for name, value in network.items() if value}, **self._env},
-            host.devices[: self._here],
+            host.devices[: self._per_node],
             config.threads,
             python=python,
             temporary=work / "tmp",

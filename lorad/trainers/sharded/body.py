@@ -227,7 +227,7 @@ class Body(ABC):
         scoring = Scoring(rows.targets, temperature)
         with torch.no_grad():
             self.states(rows, adapter=adapter, train=False, recompute=False, visit=scoring)
-        return likely_of(scoring.found)
+        return likely_of(scoring.figures)
 
     def backward(self, rows: Rows, loss: RowLoss, *, recompute: bool) -> None:
         """Add the gradient of the loss to the `.grad` of the mounted parameters, also of no targets: other
@@ -237,7 +237,7 @@ class Body(ABC):
         states = self.states(rows, adapter=True, train=True, recompute=recompute, visit=visit)
         if states.requires_grad:
             states.backward(visit.gradient)
-        loss.note(likely_of(visit.found))
+        loss.note(likely_of(visit.figures))
 
     @abstractmethod
     def offload(self) -> None:

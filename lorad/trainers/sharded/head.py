@@ -61,20 +61,20 @@ class Scoring:
     """A visit that notes what the policy says of each target, without a gradient.
 
     Attributes:
-        found: The fields of `TokenLogprobs`, fp32 [3, M], once the visit was made.
+        figures: The fields of `TokenLogprobs`, fp32 [3, M], once the visit was made.
     """
 
     def __init__(self, targets: Tensor, temperature: float) -> None:
         self._targets = targets
         self._temperature = temperature
-        self.found = torch.zeros(3, targets.numel(), device=targets.device)
+        self.figures = torch.zeros(3, targets.numel(), device=targets.device)
 
     @torch.no_grad()
     def __call__(self, states: Tensor, head: Head) -> None:
         for chunk in _chunks(states, head):
             logits = head.scores(states[chunk])
             likely = token_logprobs(logits, self._targets[chunk], self._temperature, part=head.part)
-            self.found[:, chunk] = torch.stack([values.float() for values in likely])
+            self.figures[:, chunk] = torch.stack([values.float() for values in likely])
 
 
 class Differentiating:
@@ -82,14 +82,14 @@ class Differentiating:
     of the states.
 
     Attributes:
-        found: See `Scoring`.
+        figures: See `Scoring`.
         gradient: The gradient of the states, once the visit was made.
     """
 
     def __init__(self, targets: Tensor, loss: RowLoss) -> None:
         self._targets = targets
         self._loss = loss
-        self.found = torch.zeros(3, targets.numel(), device=targets.device)
+        self.figures = torch.zeros(3, targets.numel(), device=targets.device)
         self.gradient: Tensor | None = None
 
     def __call__(self, states: Tensor, head: Head) -> None:
@@ -97,7 +97,7 @@ class Differentiating:
             before = Scoring(self._targets, self._loss.temperature)
             with torch.random.fork_rng([states.device] if states.is_cuda else []):
                 before(states, head)  # with the dropout of the pass that follows
-            self._loss.settle(before.found[0])
+            self._loss.settle(before.figures[0])
         self.gradient = torch.zeros_like(states)
         for chunk in _chunks(states, head):
             part = states[chunk].detach().requires_grad_(states.requires_grad)
@@ -112,7 +112,7 @@ class Differentiating:
             if part.grad is not None:
                 self.gradient[chunk] = part.grad
             self._loss.collect()
-            self.found[:, chunk] = torch.stack([values.detach().float() for values in likely])
+            self.figures[:, chunk] = torch.stack([values.detach().float() for values in likely])
 
 
 def likely_of(rows: Tensor) -> TokenLogprobs:
