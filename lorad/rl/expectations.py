@@ -67,7 +67,12 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
     evaluated = eval_metrics(spec)
     for place, expectation in enumerate(spec.expect):
         key = f"expect[{place}]"
-        yield from _wrong_bounds(expectation, key)
+        bounds = [value for value in (expectation.low, expectation.high) if value is not None]
+        if not bounds:
+            yield SpecError("it has no bound", key=key, hint="Give low, high, or both.")
+        if bounds != sorted(bounds):
+            why = f"{bounds[0]:g} is more than high, {bounds[1]:g}"
+            yield SpecError(why, key=f"{key}.low", hint="Exchange the two.")
         if expectation.metric in evaluated:
             yield from _wrong_evaluation(spec, expectation, key)
         else:
@@ -79,16 +84,6 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
                 key=f"{key}.step",
                 hint=f"Set it to {steps} or less, leave it out for the last step, or raise trainer.steps.",
             )
-
-
-def _wrong_bounds(expectation: Expectation, key: str) -> Iterator[SpecError]:
-    values = [value for value in (expectation.low, expectation.high) if value is not None]
-    if not values:
-        yield SpecError("it has no bound", key=key, hint="Give low, high, or both.")
-    if values != sorted(values):
-        yield SpecError(
-            f"{values[0]:g} is more than high, {values[1]:g}", key=f"{key}.low", hint="Exchange the two."
-        )
 
 
 def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterator[SpecError]:
