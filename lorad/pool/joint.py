@@ -50,7 +50,7 @@ class Joint:
         self._returns = _Returns()
 
     async def forward_backward(self, work: ForwardBackward) -> Gradients:
-        """See `Trainer.forward_backward`.
+        """Do what `Trainer.forward_backward` does.
 
         A call with wrong arguments fails alone and does not delay the others.
         """

@@ -117,7 +117,7 @@ class Ledger:
                     del self._calls[payer]
 
     def starts(self, at: float, payers: Mapping[Payer, float]) -> None:
-        """See `Watch` in lorad/models/compute.py."""
+        """Note the payers of a quantum, see `Watch` in lorad/models/compute.py."""
         if self._by_calls:
             return
         with self._lock:
@@ -125,7 +125,7 @@ class Ledger:
             self._started = at, payers
 
     def ends(self, at: float, payers: Mapping[Payer, float]) -> None:
-        """See `Watch`. Who came or went meanwhile pays a part."""
+        """Bill a quantum, see `Watch`. Who came or went meanwhile pays a part."""
         if self._by_calls or self._started is None:
             return
         with self._lock:

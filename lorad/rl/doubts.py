@@ -90,7 +90,7 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_eval(spec: Spec) -> Iterator[SpecError]:
-    """Sets of held-out problems that are named, timed or sampled as they cannot be."""
+    """Yield errors of held-out problems that are named, timed or sampled as they cannot be."""
     every = spec.eval.every
     if len(spec.eval.sets) > _MOST_SETS:
         yield SpecError(
@@ -145,7 +145,7 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_best(spec: Spec) -> Iterator[SpecError]:
-    """What the best version cannot be found by."""
+    """Yield errors where the best version cannot be found by what is asked for."""
     checkpoint = spec.checkpoint
     if (checkpoint.keep_best or checkpoint.best_by) and not spec.eval.every:
         key = "checkpoint.keep_best" if checkpoint.keep_best else "checkpoint.best_by"
@@ -190,7 +190,7 @@ def _of_parts(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_functions(spec: Spec) -> Iterator[SpecError]:
-    """What does not fit a loss or an advantage of the user's."""
+    """Yield errors of what does not fit a loss or an advantage of the user's."""
     algorithm = spec.algorithm
     named = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
     if not named and algorithm.name == "custom":
@@ -249,7 +249,7 @@ def _of_preference(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_weights(spec: Spec) -> Iterator[SpecError]:
-    """Importance weights of trainer and engine that are given twice or do nothing."""
+    """Yield errors of importance weights of trainer and engine that are given twice or do nothing."""
     algorithm = spec.algorithm
     parts = spec.algorithm.parts
     named = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
@@ -279,7 +279,7 @@ def _of_weights(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_samples(spec: Spec) -> Iterator[SpecError]:
-    """Settings of groups and of what is trained on in them."""
+    """Yield errors of settings of groups and of what is trained on in them."""
     algorithm = spec.algorithm
     parts = spec.algorithm.parts
     is_nll = parts.surrogate == "nll"
@@ -320,7 +320,7 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_penalties(spec: Spec) -> Iterator[SpecError]:
-    """Settings of the KL penalty."""
+    """Yield errors of settings of the KL penalty."""
     algorithm = spec.algorithm
     kl = spec.algorithm.kl
     in_reward = algorithm.kl_place == "reward"
@@ -355,7 +355,7 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_teachers(spec: Spec) -> Iterator[SpecError]:
-    """Settings of a teacher."""
+    """Yield errors of settings of a teacher."""
     algorithm = spec.algorithm
     kl = spec.algorithm.kl
     has_teacher = algorithm.teacher is not None or kl.reference is not None
@@ -390,7 +390,7 @@ def _of_teachers(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_critics(spec: Spec) -> Iterator[SpecError]:
-    """Settings of a critic."""
+    """Yield errors of settings of a critic."""
     algorithm = spec.algorithm
     parts = spec.algorithm.parts
     warmup = spec.algorithm.critic.warmup_steps
@@ -446,7 +446,7 @@ _OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
 
 
 def doubts(spec: Spec) -> list[str]:
-    """Warnings, each of which begins with its key."""
+    """Return warnings, each of which begins with its key."""
     trainer = spec.trainer
     algorithm = spec.algorithm
     kl = spec.algorithm.kl

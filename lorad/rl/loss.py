@@ -254,7 +254,7 @@ def preference_targets(
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
-    """Schulman's estimate of KL(policy || reference) from a sample of the policy, token by token.
+    """Return Schulman's estimate of KL(policy || reference) from a sample of the policy, token by token.
 
     With d = logprob - reference: k1 = d (unbiased, may be negative), abs = |d|, k2 = d^2 / 2 (biased, >= 0),
     k3 = exp(-d) + d - 1 (unbiased, >= 0), k3+ = the value of k3 with the gradient of k2. Differentiated as it

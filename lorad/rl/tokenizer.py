@@ -90,7 +90,7 @@ class Tokenizer:
 
     @cached_property
     def known(self) -> str:
-        """A digest of all that tokens and chats follow from."""
+        """Return a digest of all that tokens and chats follow from."""
         when = (
             (self._date or datetime.now().date().isoformat()) if "strftime_now" in str(self.template) else ""
         )

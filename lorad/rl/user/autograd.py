@@ -13,7 +13,7 @@ _Loss = Callable[..., Any]
 
 
 def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
-    """Decorate a loss that takes torch tensors and returns a scalar: it returns (value, derivative) then.
+    """Decorate a loss that takes torch tensors and returns a scalar, so that it returns (value, derivative).
 
         @differentiated
         def loss(logprobs, old, advantages, mask):

@@ -95,7 +95,7 @@ class SlotLora:
         return any(layer in slot.with_experts for slot in self.slots)
 
     def routed(self, layer: int, tokens: Tensor, ends: Tensor) -> _RoutedSlots:
-        """See `LoraApply`."""
+        """Return what the experts of a layer get, see `LoraApply`."""
         if len(self.slots) == 1:
             return _RoutedSlots(self, layer, [(self.slots[0], slice(None), ends)])
         where: list[tuple[Slot, slice | Tensor, Tensor]] = []
@@ -168,7 +168,7 @@ class _SlotDelta:
         return F.linear(x[self.rows], self.site.a.to(x.dtype))
 
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Adds the delta to y; returns A x, [rows, modules * rank], and the masks of dropout."""
+        """Add the delta to y; return A x, [rows, modules * rank], and the masks of dropout."""
         x, y = x[self.rows], y[self.rows]
         a = self.site.a.to(x.dtype)
         masks = []
@@ -216,7 +216,7 @@ class _SlotDelta:
     def backward(
         self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None
     ) -> None:
-        """Adds to the slot's gradients and to this part's rows of x_grad, if there is one."""
+        """Add to the slot's gradients and to this part's rows of x_grad, if there is one."""
         x, y_grad = x[self.rows], y_grad[self.rows]
         low_grad = torch.empty_like(low)
         for half in self.site.halves:
@@ -248,8 +248,8 @@ class _SlotDelta:
         return (x * mask).mul_(1 / (1 - self.dropout))
 
     def _scaled(self, half: Half, dtype: torch.dtype) -> tuple[Tensor, float]:
-        """B, and what its product is still to be multiplied by; in a narrow dtype B has the scale, as in the
-        engine.
+        """Return B, and what its product is still to be multiplied by; in a narrow dtype B has the scale, as
+        in the engine.
         """
         if half.b.dtype == dtype:
             return half.b, self.scale

@@ -75,28 +75,28 @@ class Mounted(ABC):
     @property
     @abstractmethod
     def parameters(self) -> Sequence[nn.Parameter]:
-        """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel
-        group hold the same numbers, other ranks parts of their own; nobody but lorad synchronises them or
-        their gradients.
+        """Return this rank's trainable parameters, in an order that is always the same. Ranks of one
+        data-parallel group hold the same numbers, other ranks parts of their own; nobody but lorad
+        synchronises them or their gradients.
         """
 
     @property
     @abstractmethod
     def are_b(self) -> Sequence[bool]:
-        """Return of each parameter whether it is a B."""
+        """Return for each parameter whether it is a B."""
 
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Logical name -> whole fp32 tensor on the CPU, from this rank's parts; `local` is shaped as the
-        parameters.
+        """Return whole fp32 tensors on the CPU by logical name, from this rank's parts; `local` is shaped as
+        the parameters.
 
-        Names are those of `Adapter`, of exactly the modules of the configuration. Works for anything that is
-        laid out like the weights: moments too. Collective; the same result on every rank.
+        Names are as in `Adapter`, of exactly the modules of the configuration. It works for anything that is
+        laid out like the weights, moments too. Collective; the same result on every rank.
         """
 
     @abstractmethod
     def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:
-        """This rank's parts, fp32 on the CPU: `gather` backwards. Not collective.
+        """Return this rank's parts, fp32 on the CPU: `gather` backwards. Not collective.
 
         Raises AdapterRefused where logical tensors that share one parameter here are not equal.
         """

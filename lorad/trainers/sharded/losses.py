@@ -53,7 +53,9 @@ class _PolicyLoss(RowLoss):
         self._targets = self._settled(logprobs)
 
     def _settled(self, logprobs: Tensor) -> TokenTargets:
-        """Collective over ranks that have parts of the same samples, where the loss looks at whole ones."""
+        """Return the targets with what follows from the log-probabilities of whole samples. Collective over
+        ranks that have parts of the same samples, where the loss looks at whole ones.
+        """
         work = self._work
         rows = self._rows
         cut = self._rows.cut

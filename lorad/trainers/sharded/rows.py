@@ -37,7 +37,7 @@ class Sample:
 
     @property
     def inputs(self) -> int:
-        """The last token is predicted, never read."""
+        """Return how many tokens are read; the last one is predicted, never read."""
         return len(self.tokens) - 1
 
 

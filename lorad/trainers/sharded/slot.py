@@ -109,7 +109,7 @@ class Slot:
             setattr(self, name, torch.empty(vector.shape, device=device, pin_memory=pins).copy_(vector))
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """A vector as parameters, sharing its memory."""
+        """Return a vector as parameters, sharing its memory."""
         views: list[Tensor] = []
         for section, mine in zip(self._sections, self._cut(flat), strict=True):
             parts = mine[: section.size].split([shape.numel() for shape in section.shapes])
@@ -117,15 +117,15 @@ class Slot:
         return views
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
-        """A vector as sections, sharing its memory."""
+        """Return a vector as sections, sharing its memory."""
         return list(flat.split([each.padded for each in self._sections]))
 
     def _shares(self, part: Tensor) -> list[Tensor]:
-        """This rank's share of a vector as sections, sharing its memory."""
+        """Return this rank's share of a vector as sections, sharing its memory."""
         return list(part.split([each.padded // each.dp.size for each in self._sections]))
 
     def bind(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Parameters of fp32 share memory with the slot, the head among them, others are filled from it."""
+        """Have parameters of fp32, the head too, share memory with the slot, and fill others from it."""
         for parameter, weight, grad in zip(
             [*parameters, *self.head], self.views(self.weights), self.views(self.grads), strict=True
         ):
@@ -152,7 +152,7 @@ class Slot:
                 parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
 
     def values(self, states: Tensor) -> Tensor:
-        """Return [T] in fp32: what the head makes of states [T, hidden]. The slot is bound."""
+        """Return what the head makes of states [T, hidden], [T] in fp32. The slot is bound."""
         weight, bias = self.head
         return nn.functional.linear(states.float(), weight, bias)[:, 0]
 
@@ -171,7 +171,7 @@ class Slot:
                 mine.copy_(section.dp.part(theirs))
 
     def whole(self, part: Tensor) -> list[Tensor]:
-        """A moment of all data-parallel ranks, as parameters. Collective."""
+        """Return a moment of all data-parallel ranks, as parameters. Collective."""
         if part.numel() == self.weights.numel():
             return self.views(part)
         flat = torch.empty_like(self.weights)
