@@ -52,7 +52,7 @@ class AdapterConfig(Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """Return the scale on all modules but those of experts."""
+        """Return the scale on all modules that are not of experts."""
         return self._scale(self.rank)
 
     @property

@@ -247,7 +247,7 @@ def _config_of(
     patterns: tuple[Pattern, Pattern],
     directory: Path,
 ) -> AdapterConfig:
-    """Return what both files say: one rank for all linears, and one for those of experts, at one alpha.
+    """Return what both files say: one rank for linears of experts and one for all others, at one alpha.
 
     Raises AdapterRefused where they say anything else.
     """

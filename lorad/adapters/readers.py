@@ -74,7 +74,7 @@ def _why_not_server(server: ServerKind, config: AdapterConfig, shapes: _Shapes, 
 
 
 def _lost(config: AdapterConfig, model_type: str) -> list[str]:
-    """Return the linears beside experts that are named as those of experts, which PEFT converts."""
+    """Return the linears beside experts that have names of linears in experts, which PEFT converts."""
     if model_type == _UNCONVERTED:
         return []
     return [name for name in config.modules if not experts_of(name) and leaf(name) in _OF_EXPERTS]

@@ -81,7 +81,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Return the tensors of `path`, or those of `names`, as fp32 arrays that cannot be written to.
+    """Return all tensors of `path`, or the ones in `names`, as fp32 arrays that cannot be written to.
 
     Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names
     the file and the tensor.

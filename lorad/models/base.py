@@ -25,8 +25,8 @@ _ODD = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))  # as in
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts. Linear weights are [experts, out, in], those of the MLP that all tokens share
-    [out, in].
+    """A mixture of experts. Linear weights are [experts, out, in], and [out, in] in the MLP that all tokens
+    share.
     """
 
     router: torch.Tensor  # [experts, hidden]
@@ -43,7 +43,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. Linear weights are [out, in], those of one group stacked on out.
+    """One decoder layer. Linear weights are [out, in]; a group's are stacked on out.
 
     It has an MLP (gate_up and down) or experts.
     """

@@ -75,7 +75,7 @@ class KVCache:
                 layer[:, slot].zero_()
 
     def move(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
-        """Copy the first `span` tokens of slots `sources` over those of `targets`."""
+        """Copy the first `span` tokens of slots `sources` over the first tokens of `targets`."""
         device = self.layers[0].device
         holes = torch.tensor(targets, device=device)
         movers = torch.tensor(sources, device=device)

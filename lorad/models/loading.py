@@ -62,7 +62,7 @@ class _Source:
     def stack(
         self, names: Sequence[str], rows: Sequence[int], *columns: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """Return the tensors one above the other, in `dtype` or that of the base, in one allocation: no
+        """Return the tensors one above the other, in `dtype` or the dtype of the base, in one allocation: no
         second copy of a weight exists at any time.
         """
         whole = torch.empty(sum(rows), *columns, dtype=dtype or self.dtype, device=self.device)

@@ -205,9 +205,8 @@ def _values(rows: bytes, place: TensorPlace) -> np.ndarray:
 
 
 def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[int], None]) -> np.ndarray:
-    """Read a merged file again and compare: every byte outside of `targets` is the base's, and each number of
-    a changed weight is that of W + scale * B A (of DoRA at its length), computed in fp64, rounded once to the
-    weight's dtype.
+    """Read a merged file again and compare: every byte outside of `targets` is the base's, and a changed
+    weight is W + scale * B A (with DoRA at its length), computed in fp64, rounded once to the weight's dtype.
 
     Returns what `_check_weight` does, summed. Raises IntegrityError.
     """

@@ -124,7 +124,7 @@ class _Away(NamedTuple):
 
 class _Returns:
     """Which slots ask again soon after their pass, on a clock that stands still while a pass is made: what a
-    run does between its passes has to wait for those of others.
+    run does between its passes has to wait for the passes of others.
     """
 
     def __init__(self) -> None:

@@ -169,7 +169,7 @@ class Ledger:
             return [msgspec.structs.replace(use) for use in self._entries]
 
     def _settle(self, now: float) -> None:
-        """Bill the time since the last call; that of a quantum under way is billed when it ends."""
+        """Bill the time since the last call; a quantum under way is billed when it ends."""
         if self._started is not None or now <= self._settled:
             return
         if self._calls:

@@ -81,7 +81,7 @@ class LoadedVersions:
                 self._drop(entry)
 
     async def make_room(self, version: str, places: int) -> None:
-        """Make room for so many more versions: unload those that were served and are unused.
+        """Make room for so many more versions: unload the ones that were served and are unused.
 
         Raises Conflict.
         """

@@ -50,7 +50,7 @@ def advantages(
         baseline: group is r - mean (GRPO, Shao et al., 2024); loo is r - mean of the others (RLOO, Ahmadian
             et al., 2024, arXiv 2402.14740); length is r - the mean by tokens (OPO, Hao et al., 2025, arXiv
             2505.23585); zero is r (REINFORCE).
-        scale: std divides by the group's sample standard deviation (n - 1), batch_std by that of all rewards,
+        scale: std divides by the sample standard deviation (n - 1) of the group, batch_std of all rewards,
             both plus epsilon, 1e-4 as in TRL's GRPOTrainer; mean divides by the group's mean, where that is
             positive (MaxRL); whiten subtracts the mean and divides by the standard deviation over all tokens
             (REINFORCE++, Hu et al., 2025, arXiv 2501.03262); one is Dr. GRPO (Liu et al., 2025).

@@ -120,7 +120,7 @@ class Dataset(ABC):
         """
 
     def _note(self, row: Row, words: str) -> None:
-        """Keep what a row has that the model is not shown; a stream keeps that of its first rows alone."""
+        """Keep what a row has that the model is not shown; a stream does so for its first rows alone."""
         if words and len(self._unshown) < _NOTED:
             self._unshown[row.source, row.number] = words
 

@@ -233,7 +233,7 @@ def sequence_ratios(
 def preference_targets(
     logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, lengths: np.ndarray
 ) -> tuple[TokenTargets, float]:
-    """Give tokens the advantages with which their gradient is that of a loss of preferences.
+    """Give tokens the advantages with which they have the gradient of a loss of preferences.
 
     The log-probabilities [T] are of whole pairs, or samples where the loss is kto, whose lengths, int [S],
     sum to T. Returns the targets, and the sum of the losses of all pairs or samples. Raises ValueError when

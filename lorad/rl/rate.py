@@ -54,8 +54,8 @@ def rate_doubts(spec: Spec, rate: Rate) -> list[str]:
     seen to collapse.
 
     A rate is far off where it is ten times off the fitting one, and no published run of reinforcement
-    learning has it; 0 is meant to be 0. A rank may be high where the rate is as low as that of the recipes
-    with such ranks. Distillation has a signal for each token, and Tinker's recipe for it has rank 128.
+    learning has it; 0 is meant to be 0. A rank may be high where the rate is as low as in the recipes with
+    such ranks. Distillation has a signal for each token, and Tinker's recipe for it has rank 128.
     """
     doubts = []
     lr = spec.trainer.lr

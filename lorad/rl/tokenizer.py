@@ -222,7 +222,7 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def with_calls(self, ids: Sequence[int]) -> str:
-        """Decode without special tokens but those that are part of calls of tools."""
+        """Decode without special tokens, except the ones that are part of calls of tools."""
         if not set(self._call_ids) & set(ids):
             return self.decode(ids)
         dropped = {

@@ -224,7 +224,7 @@ class Trainer(ABC):
         """Do forward_backward for several slots at once, each slot once; a trainer may share passes among
         them.
 
-        Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises
+        Each slot has the gradients, statistics and dropout of a call of its own, up to rounding. Raises
         NotFound and ValueError (also for a slot that is named twice) before anything is computed.
         """
         check_work(work, self.slots(), self.capabilities())

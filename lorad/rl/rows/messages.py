@@ -20,10 +20,10 @@ _MESSAGE = 'A message is {"role": "user", "content": "…"}.'
 
 
 def messages_of(value: Any, row: Row, what: str = "the prompt") -> list[dict[str, Any]]:
-    """Return a list, or a text that is one as JSON, as messages, and another text as what a user says. what:
-    the name of it in errors.
+    """Return a list, or a text that is one as JSON, as messages, and another text as what a user says.
 
-    A key that is null is left out, and so are those that say whether a message is trained. Raises SpecError.
+    A key that is null is left out, and so are the keys that say whether a message is trained. Raises
+    SpecError, which calls it `what`.
     """
     chat = chat_in(value) if isinstance(value, str) else as_written(value, row)
     if isinstance(chat, str):

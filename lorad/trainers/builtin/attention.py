@@ -175,5 +175,5 @@ def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
 
 
 def _home(parts: list[Tensor], index: Tensor) -> Tensor:
-    """Pick each row's cells out of those of all blocks."""
+    """Pick each row's cells out of the cells of all blocks."""
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]).index_select(0, index)

@@ -73,7 +73,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """S sequences with Q queries and K = P + Q keys, the first P of them those of what they share.
+    """S sequences with Q queries and K = P + Q keys, the first P of which belong to what they share.
 
     Attributes:
         queries: The rows of q seen as [rows * heads, head_dim], kv head by kv head, int64 [S * heads * Q].
@@ -205,7 +205,7 @@ def similar(sequences: Sequences) -> Iterator[Ints]:
 
     In a block the longest is at most a quarter and 8 tokens longer than the shortest. All have as much before
     them where the fused kernel works, so that one mask does for all, and where others share them, so that
-    their keys lie where those of the others have them.
+    their keys lie where the others have theirs.
     """
     lengths = sequences.lengths
     prefixes = sequences.prefixes

@@ -190,7 +190,7 @@ class _SlotDelta:
         return self.site.halves[0].magnitude is not None
 
     def lengthen(self, y: Tensor) -> list[Tensor]:
-        """Turn W x + scale * B A x in y into that of DoRA. Returns c of each module, and y before."""
+        """Turn W x + scale * B A x in y into what DoRA gives. Return c of each module, and y before."""
         kept: list[Tensor] = []
         y = y[self.rows]
         for half in self.site.halves:
@@ -204,7 +204,7 @@ class _SlotDelta:
         return kept
 
     def shorten(self, kept: Sequence[Tensor], y_grad: Tensor) -> None:
-        """Take the gradient of m, and turn that of y, in place, into the gradient of what `lengthen` got."""
+        """Take the gradient of m, and turn y's, in place, into the gradient of what `lengthen` got."""
         y_grad = y_grad[self.rows]
         for half, c, before in zip(self.site.halves, kept[::2], kept[1::2], strict=True):
             assert half.magnitude is not None and half.magnitude_grad is not None
@@ -317,7 +317,7 @@ class _ExpertsPart(_SlotDelta):
 
 
 def _rows_of(experts: range, rows: slice | Tensor, ends: Tensor) -> tuple[slice | Tensor, Tensor]:
-    """Return which of a slot's rows, sorted by expert, are of some experts, and where those of each end."""
+    """Return which of a slot's rows, sorted by expert, some experts have, and where each one's rows end."""
     if len(experts) == len(ends):
         return rows, ends
     places = [0, *ends.tolist()]

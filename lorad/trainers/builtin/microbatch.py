@@ -49,14 +49,14 @@ class Piece:
 
     @property
     def tokens(self) -> slice:
-        """Return the completion tokens of the samples, among those of the batch."""
+        """Return where the completion tokens of the samples are among the batch's."""
         ends = np.cumsum(self.batch.completion_lengths)
         start = int(ends[self.samples.start - 1]) if self.samples.start else 0
         return slice(start, int(ends[self.samples.stop - 1]))
 
     @property
     def targets(self) -> slice:
-        """Return the targets of the samples, among those of the batch."""
+        """Return where the targets of the samples are among the batch's."""
         ends = np.cumsum(self.batch.target_lengths)
         start = int(ends[self.samples.start - 1]) if self.samples.start else 0
         return slice(start, int(ends[self.samples.stop - 1]))
@@ -148,7 +148,7 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
     twins = same.tolist()
 
     def fresh(samples: range, computed: set[int]) -> int:
-        """Count the rows of samples that are not computed yet, without those of their prompt."""
+        """Count the rows of samples that are not computed yet, without the rows of their prompt."""
         return sum(lengths[twin] - 1 for twin in {twins[sample] for sample in samples} - computed)
 
     first = rows = 0
@@ -187,7 +187,7 @@ def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, P
     """Yield micro-batches of the next pieces of several plans, by the plan's index, at most `budget` rows
     together.
 
-    Pieces are never cut again and those of one plan stay in order, so that each plan fares as it would alone.
+    Pieces are never cut again, and a plan's stay in order, so that each plan fares as it would alone.
     """
     queue = [(index, iter(pieces)) for index, pieces in enumerate(plans)]
     joined: dict[int, Piece] = {}

@@ -121,7 +121,7 @@ class Slot:
         return SlotInfo(slot=name, parameters=size, tensors=len(self.shapes), bytes=vectors * size * 4)
 
     def set_weights(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Overwrite weights; names and shapes are those of `shapes`."""
+        """Overwrite weights, which have the names and shapes of `shapes`."""
         views = self.views(self.weights)
         for name, array in tensors.items():
             views[name].copy_(torch.from_numpy(np.array(array, np.float32)))

@@ -52,7 +52,7 @@ def watched(mixtures: Sequence[Any]) -> Iterator[dict[int, Tensor]]:
 
 
 def are_met(experts: Iterable[str], met: Mapping[int, Tensor]) -> list[bool]:
-    """Return, for each expert, whether it is among those that `met` (bool [experts] by layer) has."""
+    """Return for each expert whether `met` (bool [experts] by layer) has it."""
     counts = {layer: each.tolist() for layer, each in met.items()}
     places = [_EXPERT.fullmatch(name) for name in experts]
     return [

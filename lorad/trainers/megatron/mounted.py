@@ -207,8 +207,8 @@ class MegatronMounted(Mounted):
         self.layout: Layout = {}
 
     def _enter(self, wrapped: Wrapped) -> None:
-        """Note which parameter holds which logical tensor. Fused members share A, and a B in which those of
-        an expert follow each other.
+        """Note which parameter holds which logical tensor. Fused members share A, and a B in which an
+        expert's members follow each other.
         """
         adapter = wrapped.wrapper.get_submodule("adapter")
         for member, name in wrapped.target.members.items():

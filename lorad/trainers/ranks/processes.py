@@ -104,7 +104,7 @@ class Processes:
         return "" if self.is_alive else self._lost(self._how or "was never started").message
 
     async def ask(self, verb: TrainerVerb[T], done: Callable[[], object]) -> T:
-        """Have the ranks do a verb. Verbs are done one at a time, in turns of those whose they are.
+        """Have the ranks do a verb. Verbs are done one at a time, in turns of their callers.
 
         A caller that is cancelled while its verb waits takes it back; one that is under way runs to its end,
         and `done` is called when it succeeded all the same. Raises what the trainer refused it with, or

@@ -179,7 +179,7 @@ class Body(ABC):
 
     @abstractmethod
     def mount(self, key: MountKey) -> Mounted:
-        """Put fresh adapter modules into the model, in place of those there; their numbers mean nothing yet.
+        """Put fresh adapter modules into the model, in place of any others; their numbers mean nothing yet.
 
         Raises AdapterRefused, and leaves the model with none, for what cannot be trained here.
         """

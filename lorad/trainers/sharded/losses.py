@@ -25,7 +25,7 @@ from lorad.trainers.sharded.workers import DataParallel
 
 class Losses:
     """The statistics of the micro-batches whose loss was asked for on this rank, and, where the loss wants
-    them, the log-probabilities of their targets: [M], 0 for those of other ranks.
+    them, the log-probabilities of their targets, [M], with 0 for targets of other ranks.
     """
 
     def __init__(self, work: ForwardBackward, device: torch.device) -> None:
