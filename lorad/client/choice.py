@@ -161,4 +161,3 @@ def _words(text: str) -> list[_ChoiceWord]:
         elif end or value:
             words.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
     return words
-
