@@ -125,7 +125,8 @@ def _of_idleness(run: Run) -> _Found:
 
 def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:
     signals = run.signals
-    step, begun = _number(signals.at), _number(signals.begun) or _number(run.started_at)
+    step = _number(signals.at)
+    begun = _number(signals.begun) or _number(run.started_at)
     since = max(step or 0.0, begun or 0.0)
     if limits.stall is None or not since or signals.on_request:
         return
@@ -169,7 +170,8 @@ def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
 def _of_preferences(run: Run) -> _Found:
     """Pairs that are told apart while what is sampled gets worse."""
     pairs = _number(run.signals.pair_accuracy)
-    first, last = _number(run.eval_first), _number(run.eval_last)
+    first = _number(run.eval_first)
+    last = _number(run.eval_last)
     if pairs is None or first is None or last is None:
         return
     if pairs > _TOLD_APART and last < _WORSE * first:
@@ -201,7 +203,8 @@ def _of_pool(pool: Pool) -> _Found:
 
 def _of_device(device: Device) -> _Found:
     """Memory that others fill."""
-    total, used = _number(device.memory_total), _number(device.memory_used)
+    total = _number(device.memory_total)
+    used = _number(device.memory_used)
     others = [one for one in device.processes if not one.ours]
     if total and used is not None and used >= _FULL * total and others:
         users = ", ".join(sorted({str(one.user or "unknown user") for one in others}))

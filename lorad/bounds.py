@@ -6,7 +6,9 @@ fail for it.
 
 from dataclasses import dataclass
 
-_KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
 
 # Data
 ROW_BYTES = 64 * MIB  # of one line: problems with all of their test cases have 20

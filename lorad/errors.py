@@ -68,7 +68,9 @@ class SpecError(LoradError):
         others: Sequence[LoradError] = (),
     ) -> None:
         super().__init__(": ".join(filter(None, (where, key, problem))), hint=hint, others=others)
-        self.where, self.path, self.problem = where, key, problem
+        self.where = where
+        self.path = key
+        self.problem = problem
 
     @property
     def key(self) -> str:
@@ -153,7 +155,10 @@ class RunFailed(LoradError):
 
     def __init__(self, run: str, reason: str, detail: str = "", *, step: int = 0, hint: str = "") -> None:
         super().__init__(f"{run} ended ({reason}) at step {step}{detail and ': '}{detail}", hint=hint)
-        self.run, self.reason, self.detail, self.step = run, reason, detail, step
+        self.run = run
+        self.reason = reason
+        self.detail = detail
+        self.step = step
 
 
 class NotReached(LoradError):

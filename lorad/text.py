@@ -44,7 +44,8 @@ def last_turn(prompt: str) -> tuple[int, int]:
     """Return where the last turn of a rendered prompt begins and ends, without the generation prompt behind
     it; a prompt without special tokens is one turn.
     """
-    start, end = 0, len(prompt)
+    start = 0
+    end = len(prompt)
     for token in reversed([*SPECIAL.finditer(prompt, max(len(prompt) - _LAST, 0))]):
         if prompt[token.end() : end].strip() not in ("", "assistant", "model"):
             author = _AUTHOR.match(prompt, token.end())
@@ -93,7 +94,8 @@ def coarse_age(then: float | None) -> str:
 
 def moment(then: float, now: float | None = None) -> str:
     """Name a Unix time by this machine's clock: 14:05 today, `Thu 14:05` in this week, else with its day."""
-    at, today = time.localtime(then), time.localtime(time.time() if now is None else now)
+    at = time.localtime(then)
+    today = time.localtime(time.time() if now is None else now)
     if at[:3] == today[:3]:
         return time.strftime("%H:%M", at)
     is_near = 0 < then - time.mktime(today) < 6 * 86400
@@ -108,7 +110,10 @@ def seconds_of(text: str) -> float:
 def duration(seconds: float) -> str:
     """75 -> 1m15s."""
     whole = max(int(seconds), 0)
-    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    days = whole // 86400
+    hours = whole // 3600 % 24
+    minutes = whole // 60 % 60
+    rest = whole % 60
     if days:
         return f"{days}d{hours:02d}h"
     if hours:

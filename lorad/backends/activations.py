@@ -15,7 +15,8 @@ Qwen3-8B on an H100, micro-batches of 1,024 tokens trained 2,600 tokens a second
 7,800; those of 8,192 that were recomputed trained 6,900 (docs/gpu-day.md)."""
 ADAPTERS = 4  # one in so many bytes that bases leave is for adapters, another for activations
 CPU_CACHE = 2 << 30  # bytes for keys and values of an engine in the pool, which a small machine never fills
-_KEPT, _DROPOUT = 1.4, 0.7
+_KEPT = 1.4
+_DROPOUT = 0.7
 """What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
 (builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
 inputs, 0.65 more; with DoRA, which keeps the outputs, 0.5 (builtin), for which the same is set aside."""

@@ -53,7 +53,8 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
     yield first
     if backend is None or backend.python is None or not first.ok:
         return
-    device, sound = "cpu", True
+    device = "cpu"
+    sound = True
     wanted = Wanted(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
     for finding in installation(backend.python, backend.env, wanted, engine_install.install_hint(kind)):
         sound = sound and finding.ok

@@ -25,7 +25,8 @@ _TINY = resolve("builtin:tiny")
 _SHAPES = linear_shapes(read_config(_TINY))
 _RANK = 8
 _MEMORY_FRACTION = 0.3  # of a GPU that others may be using
-_SAMPLES, _NEW_TOKENS = 8, 32
+_SAMPLES = 8
+_NEW_TOKENS = 32
 _LIMITS = {"float32": 1e-3, "bfloat16": 0.1}  # nats, mean: the servers were seen at 1e-7 and 2e-3
 _VERSION = "trial@1"
 _CANARIES = Batch.of(
@@ -110,7 +111,8 @@ class _Clock:
 
     def finding(self, name: str, what: str) -> Finding:
         now = time.monotonic()
-        seconds, self._last = now - self._last, now
+        seconds = now - self._last
+        self._last = now
         return Finding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
 
 

@@ -105,7 +105,9 @@ def targets(
     of_experts: leaf names of the linears of experts. Where there are any, the MLP is among the targets only
     where it is adapted: servers set memory aside for adapters on every expert else.
     """
-    own, usual, inner = {leaf(module) for module in modules}, set(linears) - {HEAD}, set(of_experts)
+    own = {leaf(module) for module in modules}
+    usual = set(linears) - {HEAD}
+    inner = set(of_experts)
     if inner and not own & (inner | {*MLP}):
         usual -= inner | {*MLP}
     if any(experts_of(module) for module in modules):
@@ -195,12 +197,14 @@ def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
     """Return what the run's adapter is. Raises SpecError, see `match_modules`, and for a rank of
     experts where none is adapted.
     """
-    lora, modules = spec.lora, modules_of(spec, facts)
+    lora = spec.lora
+    modules = modules_of(spec, facts)
     given = None if lora.experts.rank == "auto" else lora.experts.rank
     rank = given or max(1, lora.rank // max(1, facts.experts_per_token))
     made = AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout, rank, lora.dora)
     if given and not made.experts:
-        why, hint = f"{given}, but no expert is adapted", "Leave it out, or at auto."
+        why = f"{given}, but no expert is adapted"
+        hint = "Leave it out, or at auto."
         raise SpecError(why, key="lora.experts.rank", hint=hint)
     return made
 

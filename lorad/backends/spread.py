@@ -74,7 +74,8 @@ def check_spread(spec: Spec, cluster: Cluster | None, where: tuple[Where, ...]) 
 
 
 def _contradictions(spec: Spec) -> Iterator[SpecError]:
-    resources, mode = spec.resources, spec.pool.mode
+    resources = spec.resources
+    mode = spec.pool.mode
     if resources.rollout_nodes and mode not in ("auto", "split"):
         yield SpecError(
             f"{resources.rollout_nodes}, but with pool.mode {mode} servers share the nodes of the ranks",
@@ -143,7 +144,8 @@ def _of_server_devices(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_backends(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
-    trainer, engine = spec.trainer.backend, spec.rollout.backend
+    trainer = spec.trainer.backend
+    engine = spec.rollout.backend
     ranked = " or ".join(sorted(RANKED))
     if trainer not in RANKED:
         yield SpecError(
@@ -181,7 +183,8 @@ def _of_backends(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
 
 def _of_shape(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
     """Ranks and devices are as many on each node, and no tensor-parallel group crosses nodes."""
-    resources, ranks = spec.resources, spec.trainer.ranks
+    resources = spec.resources
+    ranks = spec.trainer.ranks
     training = resources.nodes - resources.rollout_nodes
     if ranks % training:
         yield SpecError(
@@ -213,7 +216,8 @@ def _of_shape(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
 
 
 def _of_servers(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
-    resources, training = spec.resources, spec.resources.nodes - spec.resources.rollout_nodes
+    resources = spec.resources
+    training = spec.resources.nodes - spec.resources.rollout_nodes
     here = spec.gpus // resources.nodes if cluster.has_gpus else spec.trainer.ranks // training
     for key, tp in (("trainer.tp", spec.trainer.tp), ("rollout.tp", spec.rollout.tp)):
         if here % tp and (cluster.has_gpus or key == "trainer.tp"):

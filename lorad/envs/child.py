@@ -88,7 +88,8 @@ class _Episodes:
     """The episodes of this process, each with how many turns it has heard."""
 
     def __init__(self, setup: Setup, kind: Callable[..., Env]) -> None:
-        self._setup, self._kind = setup, kind
+        self._setup = setup
+        self._kind = kind
         self._there: dict[int, tuple[Env, int]] = {}
 
     def answer(self, ask: Ask) -> Answer:
@@ -121,7 +122,8 @@ class _Episodes:
         observed: Any = None
         if env is None or heard != len(ask.turns) - (not ask.at_limit):
             self._close(ask.episode)
-            env, heard = self._kind(**self._setup.args), 0
+            env = self._kind(**self._setup.args)
+            heard = 0
             observed = env.reset(ask.task.row, ask.task.seed)
         for turn in ask.turns[heard:]:
             observed = stepped(env, turn)

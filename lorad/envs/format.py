@@ -32,7 +32,9 @@ class Format:
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
         """Raises SpecError where the chat template does not say what follows a turn."""
-        self._tokenizer, self._data, self._stops = tokenizer, spec.data, spec.rollout.stop
+        self._tokenizer = tokenizer
+        self._data = spec.data
+        self._stops = spec.rollout.stop
         has_template = tokenizer.has_chat_template and spec.data.chat_template == "auto"
         has_template = has_template and single(spec.data.train) not in TASKS  # whose prompts are plain text
         self.is_chat = spec.env.format == "chat" or (spec.env.format == "auto" and has_template)

@@ -53,7 +53,8 @@ class Hosts:
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
         """Read the spec; relative paths start at `cwd`. Raises SpecError for an unknown name or file."""
         self.format = format
-        self.training, self.evals = Host(spec, cwd), Host(spec, cwd)
+        self.training = Host(spec, cwd)
+        self.evals = Host(spec, cwd)
 
     def close(self) -> None:
         self.training.close()
@@ -148,7 +149,10 @@ class _EnvProcess:
     """One process. over: episodes that it need not hold any more; _held: those that it holds."""
 
     def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:
-        self._setup, self._spec, self._python, self._within = setup, spec, python, within
+        self._setup = setup
+        self._spec = spec
+        self._python = python
+        self._within = within
         self._environment = environment(os.environ, spec.pass_env)
         self._child: UserProcess | None = None
         self._closed = False
@@ -191,7 +195,9 @@ class _EnvProcess:
     def _answer(self, heard: Heard) -> Answer:
         if self._closed:
             return Answer(error="the environments are closed")
-        started, turns, left = time.monotonic(), 1, self._spec.episode_timeout - heard.seconds
+        started = time.monotonic()
+        turns = 1
+        left = self._spec.episode_timeout - heard.seconds
         if left <= 0:
             return Answer(error=self._too_long)
         try:

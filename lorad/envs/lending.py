@@ -70,5 +70,7 @@ class Lending:
                 return False
             loads = [*self._knows.values()]
             chosen = min(idle, key=loads.count)
-        self._busy[chosen], self._knows[waiter.episode], waiter.worker = True, chosen, chosen
+        self._busy[chosen] = True
+        self._knows[waiter.episode] = chosen
+        waiter.worker = chosen
         return True

@@ -6,7 +6,9 @@ from typing import Any
 from lorad.envs.protocol import Observation, Turn
 
 _TRIES = 3
-_FOUND, _NEAR, _SOLVED = 0.2, 0.4, 1.0
+_FOUND = 0.2
+_NEAR = 0.4
+_SOLVED = 1.0
 
 
 class Lookup:
@@ -21,8 +23,10 @@ class Lookup:
 
     def reset(self, row: dict[str, Any], seed: int) -> Observation:
         prompt = str(row["prompt"])
-        self._key, self._value = prompt[2:-1], str(row["answer"])
-        self._found, self._left = False, _TRIES
+        self._key = prompt[2:-1]
+        self._value = str(row["answer"])
+        self._found = False
+        self._left = _TRIES
         return Observation(prompt)
 
     def step(self, turn: Turn) -> Observation:

@@ -74,10 +74,12 @@ class Programs:
             )
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
         self._setup = _Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
-        self.file, self.source = Path(code.file), code.source
+        self.file = Path(code.file)
+        self.source = code.source
         self._python = interpreter(spec.python, cwd, "env.python")
         self._environment = environment(os.environ, spec.pass_env)
-        self._timeout, self._workers = spec.episode_timeout, spec.workers
+        self._timeout = spec.episode_timeout
+        self._workers = spec.workers
         self._children: dict[int, UserProcess] = {}
         self._idle: queue.Queue[int] = queue.Queue()
         for number in range(spec.workers):
@@ -147,7 +149,8 @@ class ProgramHosts:
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
         """Raises SpecError."""
         self.format = format
-        self.training, self.evals = Programs(spec, cwd), Programs(spec, cwd)
+        self.training = Programs(spec, cwd)
+        self.evals = Programs(spec, cwd)
 
     def close(self) -> None:
         self.training.close()

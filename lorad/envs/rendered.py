@@ -31,7 +31,9 @@ class _RendererFormat(Format):
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
         """Raises SpecError for an unknown renderer, or one that is not for this tokenizer."""
-        self._tokenizer, self._data, self._stops = tokenizer, spec.data, spec.rollout.stop
+        self._tokenizer = tokenizer
+        self._data = spec.data
+        self._stops = spec.rollout.stop
         self.is_chat = True
         self._name = spec.env.format
         self._renderer = _renderer(spec, tokenizer)
@@ -86,7 +88,8 @@ class _RendererFormat(Format):
 
 def _call(parsed: Any, names: Sequence[str]) -> ToolCall:
     """Return a call that the library read. names: the tools that the model may call."""
-    name, status = parsed.name or "", str(parsed.status)
+    name = parsed.name or ""
+    status = str(parsed.status)
     if status not in ("ok", "unknown_tool"):
         return ToolCall(name, None, f"the call cannot be read: {status}", "invalid_json", parsed.raw)
     arguments = parsed.arguments
@@ -106,7 +109,9 @@ class _Vocabulary:
     """What renderers ask of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        self._tokenizer, self.name_or_path, self.chat_template = tokenizer, name, tokenizer.template
+        self._tokenizer = tokenizer
+        self.name_or_path = name
+        self.chat_template = tokenizer.template
         self.unk_token_id: int | None = None
         self.eos_token_id = next(iter(tokenizer.eos_ids), None)
         self.pad_token_id = tokenizer.pad_id
@@ -125,7 +130,8 @@ class _Vocabulary:
 
 def _renderer(spec: Spec, tokenizer: Tokenizer) -> Any:
     """Make the renderer of `env.format`. Raises SpecError."""
-    name, settings = spec.env.format, spec.data.chat_template_kwargs
+    name = spec.env.format
+    settings = spec.data.chat_template_kwargs
     try:
         from renderers import configs, create_renderer
     except ImportError as error:

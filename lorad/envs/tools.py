@@ -18,12 +18,14 @@ def make_calls(
     calls: Sequence[ToolCall], tools: Mapping[str, Callable[..., Any]]
 ) -> tuple[list[Message], int]:
     """Call the tools in order; returns what they answer, and how many raised: the error is the answer."""
-    answers, errors = list[Message](), 0
+    answers = list[Message]()
+    errors = 0
     for call in calls:
         try:
             result = tools[call.name](**call.arguments or {})
         except Exception as error:
-            result, errors = {"error": str(error)}, errors + 1
+            result = {"error": str(error)}
+            errors = errors + 1
         answers.append(result_of(call.name, str(result)))
     return answers, errors
 

@@ -67,11 +67,13 @@ def played(
         top_k=sampling.top_k,
         stop_token_ids=tuple(tokenizer.eos_ids),
     )
-    ask, step = partial(_spoken, client, sampling), max(1, _AT_ONCE // sampling.n)
+    ask = partial(_spoken, client, sampling)
+    step = max(1, _AT_ONCE // sampling.n)
     try:
         for first in range(0, len(examples), step):
             some = [*examples[first : first + step]]
-            plan, n = Plan(0, some, 0, 0, 0), sampling.n
+            plan = Plan(0, some, 0, 0, 0)
+            n = sampling.n
             setting = _EpisodeSetting(spec, version)
             groups, _ = play(setting, hosts, ask, plan, n, how, seed=EVAL_SEED, is_eval=True)
             print(f"{first + len(some)} of {len(examples)} problems", file=sys.stderr, flush=True)
@@ -99,7 +101,8 @@ def _spoken(
     most = max(1, min(PROMPTS, POOL_TOKENS // sampling.max_new_tokens, PROMPT_TOKENS // longest))
     for first in range(0, len(turns), most):
         some = turns[first : first + most]
-        contexts, seeds = [tokens for _, _, tokens, _ in some], [[seed] for *_, seed in some]
+        contexts = [tokens for _, _, tokens, _ in some]
+        seeds = [[seed] for *_, seed in some]
         answer = client.complete(version, contexts, seeds, replace(sampling, n=1))
         for (place, index, _, _), one in zip(some, answer.completions, strict=True):
             tokens = np.array(one.tokens, np.int32)

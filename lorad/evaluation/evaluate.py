@@ -41,9 +41,11 @@ def evaluate(wanted: Wanted) -> Evaluated:
     client = Client(timeout=_SECONDS)
     serving = client.serving(wanted.version)
     details = client.show(serving.run)
-    model, name = Path(serving.model_path), f"{serving.run}@{serving.version}"
+    model = Path(serving.model_path)
+    name = f"{serving.run}@{serving.version}"
     spec = fitted(_spec(details.spec, wanted), read_facts(model).max_positions)
-    one, tokenizer = spec.eval.sets[_SET], Tokenizer(model)
+    one = spec.eval.sets[_SET]
+    tokenizer = Tokenizer(model)
     examples = load_set(spec, _SET, tokenizer, Path(wanted.cwd))
     if are_chats(spec, data := data_of_set(spec, _SET), tokenizer):
         for doubt in row_doubts("data", rows_behind(examples), data, None):

@@ -74,7 +74,8 @@ def _with_raw(spec: Spec, groups: list[list[RewardInput]]) -> list[list[RewardIn
 
 def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
     """Raises SpecError where a function asks for what a completion does not have."""
-    row, has_answer = completion.input.row, completion.input.answer_value is not None
+    row = completion.input.row
+    has_answer = completion.input.answer_value is not None
     lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
     for name, missing in lacking.items():
         columns = ", ".join(row) or "nothing else"
@@ -161,7 +162,8 @@ def _row_of(sample: Sample) -> str:
 
 def _rows(spec: Spec, cwd: Path, names: set[str]) -> dict[str, Row]:
     """Read the rows of these names; none of a builtin task, whose rows have nothing but prompt and answer."""
-    source, rows = spec.data.train, dict[str, Row]()
+    source = spec.data.train
+    rows = dict[str, Row]()
     if single(source) in TASKS:
         return rows
     for row in rows_of(source, "train", spec.data, cwd):
@@ -184,7 +186,8 @@ def _again(run: str, sample: Sample, rows: Mapping[str, Row], data: Data) -> _Un
         if row is None or (sample.answer and text_of(answer) != sample.answer):
             problem = f"the data of {run} have changed: the row of {sample.prompt_id} is not there"
             raise SpecError(problem, key="data.train", hint="Give rows with completions: `--rewards -`.")
-        columns, value = row.values, prompt_value_of(row, data)
+        columns = row.values
+        value = prompt_value_of(row, data)
     input = RewardInput(
         prompt=sample.prompt,
         completion=sample.completion,

@@ -51,7 +51,8 @@ def run_suite(wanted: Wanted, suite: Suite) -> Evaluated:
     version = _version_of(suite.python, kind.package)
     task, cwd = _place(suite, wanted.cwd)
     client = Client(timeout=_SECONDS)
-    serving, socket = client.serving(wanted.version), client.status().gateway
+    serving = client.serving(wanted.version)
+    socket = client.status().gateway
     name = f"{serving.run}@{serving.version}"
     if socket is None:
         raise Conflict(
@@ -180,7 +181,8 @@ def _read_inspect(path: Path) -> Evaluated:
         for name, metric in score["metrics"].items()
         if name != "stderr"
     }
-    total, failed = found["total_samples"], found["total_samples"] - found["completed_samples"]
+    total = found["total_samples"]
+    failed = found["total_samples"] - found["completed_samples"]
     return Evaluated(metrics=_with_score(metrics), problems=total, failed=failed)
 
 

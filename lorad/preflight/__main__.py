@@ -360,7 +360,8 @@ def _check_user_code(
         return False, []
     begin("loading the reward")
     check_functions(spec.algorithm, cwd)
-    is_rl, count = spec.algorithm.kind == "rl", min(TRIED, data.size or TRIED)
+    is_rl = spec.algorithm.kind == "rl"
+    count = min(TRIED, data.size or TRIED)
     scored = data.take(0, count) if is_rl else held_out[:count]
     if spec.env.name is None:
         for reward in spec.rewards:

@@ -52,7 +52,8 @@ def _check_name(key: str, name: str, known: Iterable[str], config: Config, kind:
 
 def _check_other_keys(spec: Spec) -> None:
     """Refuse keys that are for servers where the engine is none. Raises SpecError."""
-    rollout, backend = spec.rollout, spec.rollout.backend
+    rollout = spec.rollout
+    backend = spec.rollout.backend
     default = type(rollout)()
     for key in _KEYS_OF_SERVERS:
         if getattr(rollout, key) != getattr(default, key):

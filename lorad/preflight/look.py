@@ -24,7 +24,8 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
         prompts: Sequence[int] = [len(example.tokens) for example in some]
         completions: Sequence[int] = [target.tokens.size for example in some for target in example.targets]
     else:
-        prompts, completions = data.prompt_lengths, data.completion_lengths
+        prompts = data.prompt_lengths
+        completions = data.completion_lengths
     return DataLook(
         looked_at=len(prompts),
         prompts=_lengths(prompts),

@@ -42,7 +42,8 @@ _LOGITS, _LOGIT_ROWS = 1 << 22, 128  # numbers and rows of a chunk of logits, se
 _CHUNKS = 2  # of logits that live at a time
 _FP32 = 4  # bytes; adapters and logits are
 _VECTORS = 4  # of an adapter that is trained: weights, gradients, two moments
-_SNAPSHOT, _VERSIONS = 1, 3
+_SNAPSHOT = 1
+_VERSIONS = 3
 
 
 class Step(NamedTuple):
@@ -115,10 +116,8 @@ def pool_memory(
     there the side that is larger counts.
     """
     dtype = _dtype_of(spec, model, device)
-    trained, sampled = (
-        _training(spec, model, step, device, dtype),
-        _sampling(spec, model, step, device, dtype),
-    )
+    trained = _training(spec, model, step, device, dtype)
+    sampled = _sampling(spec, model, step, device, dtype)
     sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
     sides = [max(trained, sampled, key=_total)] if _takes_turns(spec, device) else [trained, sampled]
     found = {
@@ -244,13 +243,16 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     """Return those of a micro-batch of each rank, as the pool makes them (lorad/pool/microbatches.py), and
     the chunk of logits. On a GPU, where the pool goes by what is left, those of the smallest micro-batch.
     """
-    trainer, is_ranked = spec.trainer, spec.trainer.backend in RANKED
+    trainer = spec.trainer
+    is_ranked = spec.trainer.backend in RANKED
     parts, dp = (trainer.tp * trainer.pp * trainer.cp, trainer.dp) if is_ranked else (1, 1)
     each = kept(model, BYTES[dtype], parts)
     token = plain = each.token + each.dropout * bool(spec.lora.dropout or spec.lora.dora)
     given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
     room = _room(spec, model, dtype) if device == "cpu" else 0
-    recomputes, fits, is_mixed = trainer.activation_checkpointing, room // max(1, plain), False
+    recomputes = trainer.activation_checkpointing
+    fits = room // max(1, plain)
+    is_mixed = False
     if recomputes == "auto":
         recomputes = fits < max(spec.longest_row, given or LEAST)
         is_mixed = recomputes and not is_ranked and fits >= LEAST

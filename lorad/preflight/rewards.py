@@ -51,7 +51,8 @@ def check_reward(
 
     examples: the first of those whose samples are scored; none where none are.
     """
-    is_rl, stops = spec.algorithm.kind == "rl", spec.rollout.stop
+    is_rl = spec.algorithm.kind == "rl"
+    stops = spec.rollout.stop
     with open_rewards(spec.rewards, cwd) as rewarder:
         warnings = pattern_doubts(spec.rewards, stops, tokenizer, "reward")
         rewarder.start()
@@ -68,7 +69,8 @@ def check_reward(
                 "rename the column"
                 for name, columns in rewarder.hidden(row).items()
             ]
-            most, size = spec.max_failures if is_rl else 1.0, spec.algorithm.group_size
+            most = spec.max_failures if is_rl else 1.0
+            size = spec.algorithm.group_size
             warnings += try_rewards(rewarder, examples, tokenizer, stops, "reward", size, most)
     for name, missing in lacking.items() if is_rl or spec.rewards != [RewardSpec()] else ():
         present = sorted(SAMPLE_KEYS.union(row) - set(missing))
@@ -88,7 +90,8 @@ def _refuse_lacking(rewarder: Rewarder, rows: Sequence[Row], data: Data) -> list
     """
     has_answers = any(find_value(row, data, "answer_key") is not None for row in rows)
     required = rewarder.required
-    seen, nulls = set[frozenset[str]](), dict[str, dict[tuple[str, int], str]]()
+    seen = set[frozenset[str]]()
+    nulls = dict[str, dict[tuple[str, int], str]]()
     for row in rows:
         for name, names in required.items():
             if null := [column for column in names if row.values.get(column, "") is None]:

@@ -41,7 +41,8 @@ def is_due(spec: Spec, facts: ModelFacts) -> bool:
 
 def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
     """Return what keeps routes from being replayed."""
-    trainer, engine = spec.trainer.backend, spec.rollout.backend
+    trainer = spec.trainer.backend
+    engine = spec.rollout.backend
     if not facts.experts:
         return _Lack("the model is no mixture of experts, there is nothing to record", "Name another model.")
     if spec.algorithm.kind != "rl":

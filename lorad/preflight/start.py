@@ -53,10 +53,12 @@ def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | No
 
 def _other_numbers(spec: Spec, adapter: Lora) -> Iterator[SpecError]:
     for key, name in _NAMES.items():
-        written, supplied = getattr(spec.lora, key), getattr(adapter, key)
+        written = getattr(spec.lora, key)
+        supplied = getattr(adapter, key)
         if written != supplied:
             yield _contradiction(spec, key, f"{_shown(written)} here but {_shown(supplied)} in", name)
-    written, supplied = spec.lora.experts.rank, adapter.experts.rank
+    written = spec.lora.experts.rank
+    supplied = adapter.experts.rank
     if written != supplied and supplied != "auto":
         yield _contradiction(spec, "experts.rank", f"{written} here but {supplied} in", "rank_pattern")
 
@@ -65,7 +67,8 @@ def _other_modules(
     spec: Spec, adapter: AdapterConfig, model: ModelFacts, own: set[str]
 ) -> Iterator[SpecError]:
     try:
-        written, supplied = set(modules_of(spec, model)), set(adapter.modules)
+        written = set(modules_of(spec, model))
+        supplied = set(adapter.modules)
     except SpecError as unmatched:  # for an entry that names nothing
         yield unmatched
         return

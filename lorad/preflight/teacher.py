@@ -35,7 +35,8 @@ def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Te
         check_weights(directory)
         check_tensors(directory, read_config(directory))
         found = read_facts(directory)
-        ours, theirs = _tokens_sha256(student), _tokens_sha256(directory)
+        ours = _tokens_sha256(student)
+        theirs = _tokens_sha256(directory)
     except SpecError as error:
         raise SpecError(error.problem, key=_KEY, hint=error.hint) from error
     if ours != theirs:

@@ -53,7 +53,8 @@ def check_names(
     Returns warnings; raises SpecError. The ranks' own functions answer in a process of its own, since they
     import torch. Models that lorad's tests load there are not asked about.
     """
-    name, kind = spec.trainer.backend, known_config(directory)
+    name = spec.trainer.backend
+    kind = known_config(directory)
     if name not in RANKED or _is_loaded(name, facts.model_type, kind):
         return []
     begin(f"asking {name} whether it loads the model")
@@ -141,7 +142,9 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
 
     count: GPUs of the machine, or slots of its CPU.
     """
-    ranks, tp, asked = spec.trainer.ranks, spec.rollout.tp, spec.resources.devices
+    ranks = spec.trainer.ranks
+    tp = spec.rollout.tp
+    asked = spec.resources.devices
     if device == "cpu":
         if spec.server_devices >= count:
             raise SpecError(

@@ -63,14 +63,16 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
     """
     warnings = list[str]()
     for name in spec.eval.sets if spec.eval.every else ():
-        examples, data = load_set(spec, name, tokenizer, cwd), data_of_set(spec, name)
+        examples = load_set(spec, name, tokenizer, cwd)
+        data = data_of_set(spec, name)
         first = examples[0]
         if are_chats(spec, data, tokenizer):
             warnings += row_doubts(f"eval.sets.{name}.data", rows_behind(examples), data, None)
         if spec.env.name is not None:
             check_env(spec, first, tokenizer, cwd)
             continue
-        suite, key = spec.eval.sets[name], f"eval.sets.{name}.reward"
+        suite = spec.eval.sets[name]
+        key = f"eval.sets.{name}.reward"
         rewards = rewards_of(spec.reward if suite.reward is None else suite.reward)
         sampled = Sampling(suite.max_new_tokens or spec.rollout.max_new_tokens, spec.rollout.stop)
         rows = [] if suite.data in TASKS else rows_behind(examples)
@@ -101,7 +103,8 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
     """
     env = spec.env
     refuse_unset(env.pass_env, "env.pass_env")
-    form, host = open_format(spec, tokenizer), open_env(env, cwd)
+    form = open_format(spec, tokenizer)
+    host = open_env(env, cwd)
     assert host is not None
     if isinstance(host, Programs):
         _check_program(spec, form, host)

@@ -25,7 +25,8 @@ class AsyncConnection:
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Queue[Answer | LoradError]] = {}
         self._why = ""  # why the connection is lost
@@ -66,7 +67,8 @@ class AsyncConnection:
         """
         if self._why:
             raise self._lost()
-        kind, number = VERBS[verb], next(self._ids)
+        kind = VERBS[verb]
+        number = next(self._ids)
         answers = self._calls[number] = asyncio.Queue()
         is_over = False
         try:

@@ -132,7 +132,8 @@ class Chunks(Struct, frozen=True):
         routes = self._routes()
         for position, index, length, finish, end in zip(*columns, ends, strict=True):
             part = slice(end - length, end)
-            tokens, logprobs = self.tokens[part], self.logprobs[part]
+            tokens = self.tokens[part]
+            logprobs = self.logprobs[part]
             of = prompts[position].id, index, self.version
             yield Chunk(*of, tokens, logprobs, FINISHES[finish], next(routes))
 
@@ -407,7 +408,8 @@ class ValueLoss(Struct, frozen=True):
     clip: float | None = 0.2
 
 
-VALUE_LOSS, OF_PAIRS = "value:clip", "surrogate:preference"
+VALUE_LOSS = "value:clip"
+OF_PAIRS = "surrogate:preference"
 GIVEN_RATIO = "ratio:given"  # `PolicyTargets.sequence_log_ratios`
 LABELS = "labels"  # `Batch.labels`
 LOSSES = (

@@ -35,8 +35,10 @@ class Connection:
         timeout: float | None = None,
         most: int = frames.MAX_BODY,
     ) -> None:
-        self.run, self.attempt = run, attempt
-        self._path, self._others = path, list[Connection]()
+        self.run = run
+        self.attempt = attempt
+        self._path = path
+        self._others = list[Connection]()
         self._ids = itertools.count(1)
         self._seq = 0
         self._most = most

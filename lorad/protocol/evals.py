@@ -92,7 +92,8 @@ def interval(score: float, problems: int, low: float = 0.0, high: float = 1.0) -
 
     Exact for rewards that are `low` or `high`, at least as wide as it should be for those between.
     """
-    span, z2 = high - low, 1.96**2
+    span = high - low
+    z2 = 1.96**2
     share = min(max((score - low) / span, 0.0), 1.0)
     middle = (share + z2 / (2 * problems)) / (1 + z2 / problems)
     half = math.sqrt(z2 * (share * (1 - share) / problems + z2 / (4 * problems**2))) / (1 + z2 / problems)
@@ -146,7 +147,9 @@ def judged(
     is_over: nothing more will be measured at the step `done`, nor after it.
     """
     step = steps if expectation.step is None else expectation.step
-    low, high, value = expectation.low, expectation.high, None
+    low = expectation.low
+    high = expectation.high
+    value = None
     outcome: Literal["pending", "met", "missed", "not reached"] = "not reached" if is_over else "pending"
     if done >= step:
         value = figures_at(step).get(expectation.metric)

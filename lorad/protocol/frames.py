@@ -58,7 +58,8 @@ def encode(message: Any) -> list[bytes | memoryview]:
 
     def hook(value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.dtype in _NAMES:
-            name, index = _NAMES[value.dtype], len(buffers)
+            name = _NAMES[value.dtype]
+            index = len(buffers)
             buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
             return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((name, value.shape, index)))
         if isinstance(value, Path):

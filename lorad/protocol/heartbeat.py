@@ -58,8 +58,10 @@ class Heart:
         self._got_on: dict[int, float] = {}
         self._looped: float | None = None
         self._words = ""
-        self._progress, self._counted = 0, 0.0
-        self._stopped, self._is_news = threading.Event(), threading.Event()
+        self._progress = 0
+        self._counted = 0.0
+        self._stopped = threading.Event()
+        self._is_news = threading.Event()
 
     def start(self, path: Path | None = None) -> None:
         """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life
@@ -84,7 +86,8 @@ class Heart:
 
     def tell(self, words: str) -> None:
         """Say for people what the process is doing and how far it is, as in "sampling 41 of 64"."""
-        before, self._words = self._words, words
+        before = self._words
+        self._words = words
         if phase(before) != phase(words):
             self._is_news.set()
 
@@ -116,14 +119,13 @@ class Heart:
     def beat(self) -> Beat:
         """Make a beat and count progress. A thread that ended is not busy any more."""
         threads = {thread.ident for thread in threading.enumerate()}
-        now, busy = (
-            time.monotonic(),
-            {who: doing for who, doing in list(self._doing.items()) if doing and who in threads},
-        )
+        now = time.monotonic()
+        busy = {who: doing for who, doing in list(self._doing.items()) if doing and who in threads}
         if self._looped is not None and now - self._looped > LOOP_SECONDS:
             return Beat(time.time(), self._progress, "one turn of its event loop", self._words)
         if all(self._got_on[who] > self._counted for who in busy):
-            self._progress, self._counted = self._progress + 1, now
+            self._progress = self._progress + 1
+            self._counted = now
         last = min(busy, key=self._got_on.__getitem__, default=None)
         return Beat(time.time(), self._progress, "" if last is None else busy[last], self._words)
 
@@ -165,15 +167,19 @@ class Count:
     """
 
     def __init__(self, verb: str, total: int, tell: Tell = HEART.tell) -> None:
-        self._verb, self._total, self._tell = verb, total, tell
+        self._verb = verb
+        self._total = total
+        self._tell = tell
         self._ended = self._tokens = 0
-        self._began, self._lock = time.monotonic(), threading.Lock()
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
         self.add()
 
     def add(self, *, ended: int = 0, tokens: int = 0) -> None:
         """Count what ended or came."""
         with self._lock:
-            self._ended, self._tokens = self._ended + ended, self._tokens + tokens
+            self._ended = self._ended + ended
+            self._tokens = self._tokens + tokens
             seconds = time.monotonic() - self._began
             rate = f", {self._tokens / seconds:.0f} tok/s" if self._tokens and seconds >= 1 else ""
             self._tell(f"{self._verb} {self._ended} of {self._total}{rate}")
@@ -192,7 +198,9 @@ def read_beat(path: Path) -> Beat | None:
             beat = json.loads(os.read(fd, BYTES))
         finally:
             os.close(fd)
-        at, progress, doing = float(beat["at"]), int(beat["progress"]), str(beat["doing"])
+        at = float(beat["at"])
+        progress = int(beat["progress"])
+        doing = str(beat["doing"])
         words = " ".join(str(beat.get("words", "")).split())[:_WORDS]  # an older lorad says none
         return Beat(at, progress, doing, words)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):

@@ -224,7 +224,8 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
         """Widen the server so that it takes runs for `other` too;
         nothing changes when anything else differs.
         """
-        mine, theirs = self.server, other.server
+        mine = self.server
+        theirs = other.server
         if mine is None or theirs is None:
             return self
         rank = max(mine.max_rank, theirs.max_rank)

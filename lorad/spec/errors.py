@@ -33,7 +33,8 @@ def without_unknown(
         if key not in fields:
             wrong += _unknown(part, str(key), value, prefix) if len(wrong) < _MOST else []
             continue
-        section, named = _section(fields[key]), _named_section(fields[key])
+        section = _section(fields[key])
+        named = _named_section(fields[key])
         if section is not None and isinstance(value, dict):
             value, more = without_unknown(value, section, f"{prefix}{key}.")
             wrong += more
@@ -46,11 +47,13 @@ def without_unknown(
 
 def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[str, Any], list[SpecError]]:
     """Return the sections that are right, by name, and an error for what is wrong in each of the others."""
-    sound, wrong = dict[str, Any](), list[SpecError]()
+    sound = dict[str, Any]()
+    wrong = list[SpecError]()
     for name, value in data.items():
         if len(wrong) >= _MOST:
             break
-        known, more = value, list[SpecError]()
+        known = value
+        more = list[SpecError]()
         if isinstance(value, dict):
             known, more = without_unknown(value, part, f"{prefix}{name}.")
         try:
@@ -58,7 +61,8 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
             sound |= {} if more else {name: known}
         except msgspec.ValidationError as error:
             inner = readable(str(error))
-            key, hint = f"{prefix}{name}.{inner.path}", f"Its keys: {', '.join(part.__struct_fields__)}."
+            key = f"{prefix}{name}.{inner.path}"
+            hint = f"Its keys: {', '.join(part.__struct_fields__)}."
             more = more or [SpecError(inner.problem, key=key.removesuffix("."), hint=hint)]
         wrong += more
     return sound, wrong
@@ -173,12 +177,14 @@ def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
     default: Any = None
     for part, *at in (word.split("[") for word in key.split(".")):
         if (named := _named_section(kind)) is not None:
-            kind, default = named, None
+            kind = named
+            default = None
             continue
         fields = {field.name: field for field in msgspec.structs.fields(_section(kind) or spec)}
         if part not in fields:
             return None
-        kind, default = fields[part].type, fields[part].default
+        kind = fields[part].type
+        default = fields[part].default
         if default is msgspec.NODEFAULT and fields[part].default_factory is not msgspec.NODEFAULT:
             default = fields[part].default_factory()
         if at and (inner := [one for one in (kind, *get_args(kind)) if get_origin(one) is list]):

@@ -56,7 +56,9 @@ class Section(NamedTuple):
 
 def sections_of(part: type[Struct], name: str = "") -> Iterator[Section]:
     """Yield a section, and then those inside, in the order in which they are declared."""
-    means, inside, keys = meanings(part), [], []
+    means = meanings(part)
+    inside = []
+    keys = []
     for field in msgspec.structs.fields(part):
         path = f"{name}.{field.name}".lstrip(".")
         if section := struct_in(field.type):

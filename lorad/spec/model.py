@@ -251,7 +251,8 @@ class Spec(Part, frozen=True):
         """Return how many GPUs the run takes where there are any: trainer and engine share them, unless
         servers have nodes or devices of their own.
         """
-        resources, ranks = self.resources, self.trainer.ranks
+        resources = self.resources
+        ranks = self.trainer.ranks
         if self.server_devices:
             return (resources.devices or ranks) + self.server_devices
         if resources.devices is not None:

@@ -52,7 +52,8 @@ def _describe(part: _Schema, means: dict[str, str]) -> None:
 
 def _allow_short_forms(parts: dict[str, _Schema]) -> None:
     """Allow what `convert` allows beside the types: a name alone for algorithm and env, and no env."""
-    keys, names = parts["Spec"]["properties"], parts[Algorithm.__name__]["properties"]["name"]
+    keys = parts["Spec"]["properties"]
+    names = parts[Algorithm.__name__]["properties"]["name"]
     short = {key: value for key, value in names.items() if key in ("enum", "type")}
     for key, more in (("algorithm", [short]), ("env", [{"type": "string"}, {"type": "null"}])):
         section = {name: value for name, value in keys[key].items() if name == "$ref"}

@@ -27,7 +27,8 @@ class _Template:
         The numbers that fit the built-in base are written for that alone, and evaluations where there are
         held-out problems.
         """
-        base, rows = model or self.model, data or self.data
+        base = model or self.model
+        rows = data or self.data
         is_tiny = base.startswith("builtin:")
         has_held_out = rows in TASKS or rows.startswith(GENERATED)
         return self.text.format(

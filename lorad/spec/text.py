@@ -193,7 +193,8 @@ _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
 @lru_cache(maxsize=OVERRIDES)  # a request looks at each several times, and so do the points of a sweep
 def _split(override: str) -> tuple[str, Any]:
     """Return the key of an override and its value, which nobody changes. Raises SpecError."""
-    key, text = overridden(override), override.partition("=")[2]
+    key = overridden(override)
+    text = override.partition("=")[2]
     refuse_secret_text(text, "override")
     node = compose(text, f"override {override}")
     return key, None if node is None else plain(node, f"override {override}")
@@ -201,7 +202,8 @@ def _split(override: str) -> tuple[str, Any]:
 
 def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str) -> dict[str, Any]:
     """A copy of `data` with `value` at `path`."""
-    first, rest = path[0], path[1:]
+    first = path[0]
+    rest = path[1:]
     if not rest:
         return {**data, first: value}
     inner = data.get(first)

@@ -83,7 +83,8 @@ def plain(node: Node, source: str) -> Any:
 
 def refuse_doubles(node: Node | None, source: str) -> None:
     """Raise SpecError for a key that is there twice, wherever it stands."""
-    todo, seen = [node], set[int]()
+    todo = [node]
+    seen = set[int]()
     while todo:
         if (node := todo.pop()) is None or id(node) in seen:
             continue
@@ -98,7 +99,8 @@ def refuse_doubles(node: Node | None, source: str) -> None:
 def _refuse_twice(node: MappingNode, source: str) -> None:
     keys = set[str]()
     for key_node, _ in node.value:
-        where, key = f"{source}:{key_node.start_mark.line + 1}", key_node.value
+        where = f"{source}:{key_node.start_mark.line + 1}"
+        key = key_node.value
         if isinstance(key_node, ScalarNode) and key != "<<" and key in keys:
             raise SpecError(f"{where}: {key}: the key is there twice", hint="Keep one of them.")
         if isinstance(key_node, ScalarNode):
@@ -128,7 +130,8 @@ class _Plain:
     """Makes values, and counts them: what aliases repeat counts each time."""
 
     def __init__(self, source: str) -> None:
-        self._source, self._made = source, 0
+        self._source = source
+        self._made = 0
 
     def value(self, node: Node, inside: tuple[Node, ...] = ()) -> Any:
         where = f"{self._source}:{node.start_mark.line + 1}"
@@ -149,7 +152,8 @@ class _Plain:
         _refuse_twice(node, self._source)
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, where = key_node.value, f"{self._source}:{key_node.start_mark.line + 1}"
+            key = key_node.value
+            where = f"{self._source}:{key_node.start_mark.line + 1}"
             if not isinstance(key_node, ScalarNode) or key == "<<":
                 raise SpecError(f"{where}: keys are plain words", hint="Write every key out.")
             if len(key) > YAML_KEY:
@@ -159,7 +163,8 @@ class _Plain:
 
 
 def _scalar(node: ScalarNode, where: str) -> Any:
-    kind, text = node.tag.rpartition(":")[2], node.value
+    kind = node.tag.rpartition(":")[2]
+    text = node.value
     try:
         match kind:
             case "null":
