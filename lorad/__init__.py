@@ -18,8 +18,8 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         import importlib
 
-        found: object = getattr(importlib.import_module("lorad.api"), name)
-        return found
+        value: object = getattr(importlib.import_module("lorad.api"), name)
+        return value
     raise AttributeError(f"module 'lorad' has no attribute {name!r}")
 
 

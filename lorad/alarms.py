@@ -139,11 +139,11 @@ def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:
 
 def _of_numbers(run: Run) -> _Found:
     """What is no number is an alarm, whatever the limit."""
-    told = set(run.signals.not_finite)
+    broken = set(run.signals.not_finite)
     values = {**asdict(run.signals), "reward": run.reward}
-    told |= {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
-    if told:
-        yield "bad", "not-finite", f"{', '.join(sorted(told))}: NaN or infinite at step {run.step}"
+    broken |= {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    if broken:
+        yield "bad", "not-finite", f"{', '.join(sorted(broken))}: NaN or infinite at step {run.step}"
 
 
 def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:

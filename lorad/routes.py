@@ -57,8 +57,8 @@ class Routes(Struct, frozen=True):
 
 def is_unknown(routes: np.ndarray) -> np.ndarray:
     """bool [tokens]."""
-    found: np.ndarray = (routes == np.iinfo(routes.dtype).max).any((1, 2))
-    return found
+    unknown: np.ndarray = (routes == np.iinfo(routes.dtype).max).any((1, 2))
+    return unknown
 
 
 def unknown_like(routes: np.ndarray, tokens: int) -> np.ndarray:
@@ -72,7 +72,7 @@ def continued(before: np.ndarray | None, now: np.ndarray) -> np.ndarray:
     """
     if before is None:
         return now
-    found = now.copy()
-    known = np.flatnonzero(~is_unknown(before))
-    found[known] = before[known]
-    return found
+    routes = now.copy()
+    places = np.flatnonzero(~is_unknown(before))
+    routes[places] = before[places]
+    return routes

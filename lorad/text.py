@@ -29,9 +29,9 @@ def one_line(text: str) -> str:
 
 def some_of(names: Iterable[object], most: int = 20) -> str:
     """List names, long ones cut, and say how many more there are; "nothing" where there is none."""
-    known = [f"{name!s:.60}" for name in names]
-    more = f" and {len(known) - most:,} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + more or "nothing"
+    words = [f"{name!s:.60}" for name in names]
+    more = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more or "nothing"
 
 
 def clauses(*parts: str) -> str:

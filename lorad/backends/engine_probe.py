@@ -55,8 +55,8 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
         return
     device = "cpu"
     sound = True
-    wanted = Wanted(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
-    for finding in installation(backend.python, backend.env, wanted, engine_install.install_hint(kind)):
+    packages = Wanted(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
+    for finding in installation(backend.python, backend.env, packages, engine_install.install_hint(kind)):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding

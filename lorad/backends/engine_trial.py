@@ -73,9 +73,9 @@ def _settings_on(backend: Backend, device: str) -> ServerSettings:
 
 
 def _remote(kind: str) -> type[RemoteEngine]:
-    found = engine_class(kind)
-    assert issubclass(found, RemoteEngine)
-    return found
+    engine = engine_class(kind)
+    assert issubclass(engine, RemoteEngine)
+    return engine
 
 
 async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[Finding]:

@@ -37,16 +37,16 @@ def _class_behind(
     place = override or backends[name]
     module, _, attribute = place.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        backend = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         hint = "run `lorad doctor`: it says what to install"
         raise SpecError(
             f"{name} is {place}, which can not be imported: {error}", key=key, hint=hint
         ) from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    if not (isinstance(backend, type) and issubclass(backend, kind)):
         hint = f"name a subclass of {kind.__module__}.{kind.__name__}"
         raise SpecError(f"{place} is no {what}", key=key, hint=hint)
-    return found
+    return backend
 
 
 if TYPE_CHECKING:

@@ -164,19 +164,19 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
     everything = {**linears, **(experts or {})}
     if trainer != "megatron":
         return everything
-    found = {
+    targets = {
         name: shape
         for name, shape in everything.items()
         if name == HEAD or (_MEGATRON_LAYER.fullmatch(name) and leaf(name) in _MEGATRON_LEAVES)
     }
-    if not found:
+    if not targets:
         raise SpecError(
             f"megatron can adapt no linear of the model (it has {next(iter(linears), 'none')})",
             key="trainer.backend",
             hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use "
             "trainer.backend: fsdp.",
         )
-    return found
+    return targets
 
 
 def served_experts(rollout: str, facts: ModelFacts) -> _Shapes:
@@ -199,14 +199,14 @@ def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
     """
     lora = spec.lora
     modules = modules_of(spec, facts)
-    given = None if lora.experts.rank == "auto" else lora.experts.rank
-    rank = given or max(1, lora.rank // max(1, facts.experts_per_token))
-    made = AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout, rank, lora.dora)
-    if given and not made.experts:
-        why = f"{given}, but no expert is adapted"
+    requested = None if lora.experts.rank == "auto" else lora.experts.rank
+    rank = requested or max(1, lora.rank // max(1, facts.experts_per_token))
+    adapter = AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout, rank, lora.dora)
+    if requested and not adapter.experts:
+        why = f"{requested}, but no expert is adapted"
         hint = "Leave it out, or at auto."
         raise SpecError(why, key="lora.experts.rank", hint=hint)
-    return made
+    return adapter
 
 
 def lora_of(lora: Lora, adapter: AdapterConfig, shapes: _Shapes) -> Lora:

@@ -206,9 +206,9 @@ def _of_shape(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
                 key="resources.nodes",
                 hint="Each node gives as many: change it, or resources.devices, which counts all nodes.",
             )
-        if ranks // training > (here := spec.gpus // resources.nodes):
+        if ranks // training > (per_node := spec.gpus // resources.nodes):
             yield SpecError(
-                f"{ranks // training} ranks on each node, but {here} devices there",
+                f"{ranks // training} ranks on each node, but {per_node} devices there",
                 key="resources.devices",
                 hint=f"Ask for {ranks // training * resources.nodes} or more, or for more nodes.",
             )
@@ -218,14 +218,14 @@ def _of_shape(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
 def _of_servers(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
     resources = spec.resources
     training = spec.resources.nodes - spec.resources.rollout_nodes
-    here = spec.gpus // resources.nodes if cluster.has_gpus else spec.trainer.ranks // training
+    size = spec.gpus // resources.nodes if cluster.has_gpus else spec.trainer.ranks // training
     for key, tp in (("trainer.tp", spec.trainer.tp), ("rollout.tp", spec.rollout.tp)):
-        if here % tp and (cluster.has_gpus or key == "trainer.tp"):
+        if size % tp and (cluster.has_gpus or key == "trainer.tp"):
             yield SpecError(
-                f"{tp} does not divide the {here} {'devices' if cluster.has_gpus else 'ranks'} of a node, so "
+                f"{tp} does not divide the {size} {'devices' if cluster.has_gpus else 'ranks'} of a node, so "
                 "that a group would cross nodes, whose links are slow",
                 key=key,
-                hint=f"Use a divisor of {here}, or another resources.nodes.",
+                hint=f"Use a divisor of {size}, or another resources.nodes.",
             )
     servers = spec.rollout.servers if spec.rollout.backend in SERVERS and not spec.rollout.urls else 0
     holders = resources.rollout_nodes or resources.nodes
@@ -235,18 +235,18 @@ def _of_servers(spec: Spec, cluster: Cluster) -> Iterator[SpecError]:
             key="rollout.servers",
             hint=f"Use a multiple of {holders}.",
         )
-    if cluster.has_gpus and servers * spec.rollout.tp > holders * here:
+    if cluster.has_gpus and servers * spec.rollout.tp > holders * size:
         yield SpecError(
-            f"{servers} servers of {spec.rollout.tp} devices need more than the {holders * here} of their "
+            f"{servers} servers of {spec.rollout.tp} devices need more than the {holders * size} of their "
             "nodes",
             key="rollout.servers",
             hint="Lower it, or raise resources.devices.",
         )
-    per_node = here if cluster.has_gpus else 0
-    if (there := cluster.suited(per_node)) is not None and there < resources.nodes:
+    per_node = size if cluster.has_gpus else 0
+    if (suited := cluster.suited(per_node)) is not None and suited < resources.nodes:
         of = f" with {per_node} GPUs" if per_node else ""
         yield SpecError(
-            f"{resources.nodes}, but the cluster has {there} node{'' if there == 1 else 's'}{of}",
+            f"{resources.nodes}, but the cluster has {suited} node{'' if suited == 1 else 's'}{of}",
             key="resources.nodes",
             hint="Lower it, or add nodes to `cluster` in config.yaml.",
         )

@@ -57,11 +57,11 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
         ]
     venv = f"~/venvs/{backend}"
     pip = f"{venv}/bin/python -m pip"
-    made = [f"python3.12 -m venv {venv}", f"{pip} install --upgrade pip"]
+    environment = [f"python3.12 -m venv {venv}", f"{pip} install --upgrade pip"]
     if backend == "megatron":
         names = (f"'{name}>={TRIED[backend][name]}'" for name in ("megatron-core", "megatron-bridge"))
         commands = [
-            *made,
+            *environment,
             f"{pip} install 'torch>={TRIED[backend]['torch']}' numpy",
             f"{pip} install --no-deps {' '.join(names)}",
             f"{pip} install {_BESIDE_MEGATRON}",
@@ -72,7 +72,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
             f"'{name}>={TRIED[backend][name]}'" if name in TRIED[backend] else name
             for name in NEEDED[backend]
         )
-        commands = [*made, f"{pip} install {needed} numpy"]
+        commands = [*environment, f"{pip} install {needed} numpy"]
     return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
 
 
@@ -110,18 +110,18 @@ def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapp
     """
     needed = (*NEEDED[backend], *(FOR_GPUS.get(backend, ()) if gpu else ()))
     try:
-        found = installed(python, needed)
+        versions = installed(python, needed)
     except NoInterpreter as error:
         raise SpecError(
             f"{python}, for {backend}: {error}", key="trainer.backend", hint=_install_hint(backend)
         ) from None
-    if missing := [name for name in needed if name not in found]:
+    if missing := [name for name in needed if name not in versions]:
         raise SpecError(
             f"{backend} needs {', '.join(missing)}, not installed beside {python}",
             key="trainer.backend",
             hint=_install_hint(backend),
         )
-    return found
+    return versions
 
 
 def older(backend: str, versions: Mapping[str, str]) -> list[str]:

@@ -49,11 +49,11 @@ def _findings(kind: str) -> Iterator[Finding]:
         yield Finding("interpreter", False, error.message, error.hint)
         return
     old = trainer_install.older(kind, versions)
-    told = ", ".join(f"{name} {versions[name]}" for name in trainer_install.TRIED[kind])
+    packages = ", ".join(f"{name} {versions[name]}" for name in trainer_install.TRIED[kind])
     about = f" ({'; '.join(old)})" if old else ""
     facts = {"python": str(python), "versions": dict(versions), "env": sorted(backend.env)}
     yield Finding(
-        "interpreter", not old, f"{told} in {python}{about}", trainer_install.mending_hint(kind), facts
+        "interpreter", not old, f"{packages} in {python}{about}", trainer_install.mending_hint(kind), facts
     )
     yield from installation(python, backend.env, WANTED[kind], trainer_install.mending_hint(kind))
 

@@ -78,8 +78,8 @@ class Host:
         python = interpreter(spec.python, cwd, "env.python")
         within: list[str] = []
         if spec.sandbox != "none":
-            given = environment(os.environ, spec.pass_env)
-            within = sandboxed(self.file or Path(__file__), python, given, "env.sandbox")
+            variables = environment(os.environ, spec.pass_env)
+            within = sandboxed(self.file or Path(__file__), python, variables, "env.sandbox")
         self._workers = [_EnvProcess(self._setup, spec, python, within) for _ in range(spec.workers)]
         self._lending = Lending(spec.workers)
         self._numbers = itertools.count()

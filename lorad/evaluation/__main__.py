@@ -27,12 +27,12 @@ def main() -> int:
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted | Grading)
+            request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted | Grading)
             answer: Evaluated | Graded
-            if isinstance(wanted, Grading):
-                answer = grade(wanted)
+            if isinstance(request, Grading):
+                answer = grade(request)
             else:
-                answer = evaluate(wanted) if wanted.suite is None else run_suite(wanted, wanted.suite)
+                answer = evaluate(request) if request.suite is None else run_suite(request, request.suite)
         except KeyboardInterrupt:  # the command that asked has it, too
             return 130
         except Exception as error:

@@ -46,8 +46,8 @@ async def opened(gateway: str) -> AsyncIterator[Door]:
 
 
 async def _pass_on(session: aiohttp.ClientSession, key: str, request: web.Request) -> web.StreamResponse:
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()):
+    token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(token.encode(errors="surrogateescape"), key.encode()):
         return web.json_response({"error": {"message": "This port is a suite's alone."}}, status=401)
     body = await request.read()
     asked = session.request(request.method, f"http://lorad{request.path_qs}", data=body)

@@ -71,12 +71,12 @@ def played(
     step = max(1, _AT_ONCE // sampling.n)
     try:
         for first in range(0, len(examples), step):
-            some = [*examples[first : first + step]]
-            plan = Plan(0, some, 0, 0, 0)
+            batch = [*examples[first : first + step]]
+            plan = Plan(0, batch, 0, 0, 0)
             n = sampling.n
             setting = _EpisodeSetting(spec, version)
             groups, _ = play(setting, hosts, ask, plan, n, how, seed=EVAL_SEED, is_eval=True)
-            print(f"{first + len(some)} of {len(examples)} problems", file=sys.stderr, flush=True)
+            print(f"{first + len(batch)} of {len(examples)} problems", file=sys.stderr, flush=True)
             yield from groups
     finally:
         hosts.close()
@@ -100,14 +100,14 @@ def _spoken(
     longest = max((len(tokens) for _, _, tokens, _ in turns), default=1)
     most = max(1, min(PROMPTS, POOL_TOKENS // sampling.max_new_tokens, PROMPT_TOKENS // longest))
     for first in range(0, len(turns), most):
-        some = turns[first : first + most]
-        contexts = [tokens for _, _, tokens, _ in some]
-        seeds = [[seed] for *_, seed in some]
+        batch = turns[first : first + most]
+        contexts = [tokens for _, _, tokens, _ in batch]
+        seeds = [[seed] for *_, seed in batch]
         answer = client.complete(version, contexts, seeds, replace(sampling, n=1))
-        for (place, index, _, _), one in zip(some, answer.completions, strict=True):
-            tokens = np.array(one.tokens, np.int32)
+        for (place, index, _, _), completion in zip(batch, answer.completions, strict=True):
+            tokens = np.array(completion.tokens, np.int32)
             count.add(tokens=tokens.size)
-            finish = cast(Finish | None, one.finish)
+            finish = cast(Finish | None, completion.finish)
             chunk = Chunk(str(place), index, version, tokens, np.zeros(tokens.size, np.float32), finish)
             ended(place, index, [chunk])
     return Generated(0, 0, 0.0)

@@ -34,46 +34,46 @@ _AT_ONCE = 256  # prompts of one request
 _SET = "data"  # the name of the set that is evaluated
 
 
-def evaluate(wanted: Wanted) -> Evaluated:
+def evaluate(request: Wanted) -> Evaluated:
     """Evaluate a version. Raises SpecError for settings, rows and rewards that cannot be, and what the daemon
     raises.
     """
     client = Client(timeout=_SECONDS)
-    serving = client.serving(wanted.version)
+    serving = client.serving(request.version)
     details = client.show(serving.run)
     model = Path(serving.model_path)
     name = f"{serving.run}@{serving.version}"
-    spec = fitted(_spec(details.spec, wanted), read_facts(model).max_positions)
-    one = spec.eval.sets[_SET]
+    spec = fitted(_spec(details.spec, request), read_facts(model).max_positions)
+    eval_set = spec.eval.sets[_SET]
     tokenizer = Tokenizer(model)
-    examples = load_set(spec, _SET, tokenizer, Path(wanted.cwd))
+    examples = load_set(spec, _SET, tokenizer, Path(request.cwd))
     if are_chats(spec, data := data_of_set(spec, _SET), tokenizer):
         for doubt in row_doubts("data", rows_behind(examples), data, None):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
-    cwd = Path(wanted.cwd if one.reward is not None or wanted.env else details.cwd or wanted.cwd)
+    cwd = Path(request.cwd if eval_set.reward is not None or request.env else details.cwd or request.cwd)
     sampling = Sampling(
-        n=one.n,
-        temperature=one.temperature,
-        top_p=one.top_p if one.temperature else 1.0,
-        top_k=one.top_k if one.temperature else 0,
-        max_new_tokens=one.max_new_tokens or spec.rollout.max_new_tokens,
+        n=eval_set.n,
+        temperature=eval_set.temperature,
+        top_p=eval_set.top_p if eval_set.temperature else 1.0,
+        top_k=eval_set.top_k if eval_set.temperature else 0,
+        max_new_tokens=eval_set.max_new_tokens or spec.rollout.max_new_tokens,
         stop=spec.rollout.stop,
     )
-    used = replace(one, max_new_tokens=sampling.max_new_tokens)
+    used = replace(eval_set, max_new_tokens=sampling.max_new_tokens)
     settings = msgspec.to_builtins(used)
     if spec.env.name is not None:
         settings = {key: value for key, value in settings.items() if key != "reward"} | {"env": spec.env.name}
         groups = [*played(client, name, spec, tokenizer, examples, sampling, cwd)]
-        made = [[_of_episode(sample) for sample in some] for some in groups]
-        scores = [sample.episode.score for some in groups for sample in some if sample.episode]
+        completions = [[_of_episode(sample) for sample in group] for group in groups]
+        scores = [sample.episode.score for group in groups for sample in group if sample.episode]
         tokenizer.close()
     else:
         tokenizer.close()
-        rewards = rewards_of(spec.reward if one.reward is None else one.reward)
+        rewards = rewards_of(spec.reward if eval_set.reward is None else eval_set.reward)
         settings["reward"] = msgspec.to_builtins([*rewards])
         with Rewarder(rewards, cwd) as rewarder:
             _refuse_lacking(rewarder, examples[0])
-            made = [*_completed(client, name, examples, sampling)]
+            completions = [*_completed(client, name, examples, sampling)]
             to_score = [
                 [
                     e.for_reward(
@@ -82,40 +82,40 @@ def evaluate(wanted: Wanted) -> Evaluated:
                         sample.tokens,
                         tokenizer.decode(sample.tokens, skip_special=False) if rewarder.wants_raw else "",
                     )
-                    for sample in some
+                    for sample in group
                 ]
-                for e, some in zip(examples, made, strict=True)
+                for e, group in zip(examples, completions, strict=True)
             ]
             scores = rewarder.begin(to_score).scores()
-    by_problem = [scores[start : start + one.n] for start in range(0, len(scores), one.n)]
-    if wanted.out:
-        _write(Path(wanted.cwd, wanted.out), examples, made, by_problem)
-    found = summary(one.n, one.pass_at, [[score.value for score in some] for some in by_problem])
+    by_problem = [scores[start : start + eval_set.n] for start in range(0, len(scores), eval_set.n)]
+    if request.out:
+        _write(Path(request.cwd, request.out), examples, completions, by_problem)
+    result = summary(eval_set.n, eval_set.pass_at, [[score.value for score in group] for group in by_problem])
     return Evaluated(
         version=name,
         settings=settings,
-        metrics=({} if found.score is None else {"score": found.score}) | found.passed,
-        problems=found.problems,
-        failed=found.failed,
+        metrics=({} if result.score is None else {"score": result.score}) | result.passed,
+        problems=result.problems,
+        failed=result.failed,
     )
 
 
-def _spec(given: dict[str, Any], wanted: Wanted) -> Spec:
+def _spec(data: dict[str, Any], request: Wanted) -> Spec:
     """Return the run's spec with one set, which has the settings that are wanted.
 
     Raises SpecError for settings that cannot be.
     """
-    spec = convert(given)
+    spec = convert(data)
     plain = msgspec.to_builtins(replace(spec, checkpoint=Checkpoint()))
-    if wanted.env:
-        plain |= {"env": plain["env"] | {"name": wanted.env}, "reward": msgspec.to_builtins(RewardSpec())}
-    name = wanted.env or spec.env.name
-    if name is not None and wanted.settings.get("reward") is not None:
+    if request.env:
+        plain |= {"env": plain["env"] | {"name": request.env}, "reward": msgspec.to_builtins(RewardSpec())}
+    name = request.env or spec.env.name
+    if name is not None and request.settings.get("reward") is not None:
         raise SpecError(
             f"episodes of {name} have the reward that it gives", key="--reward", hint="Leave it out."
         )
     try:
-        spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: wanted.settings}}, "expect": []})
+        spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: request.settings}}, "expect": []})
         refuse_contradictions(spec)
     except SpecError as error:  # of an option, not of a key
         key, hint = (text.replace(f"eval.sets.{_SET}.", "--") for text in (error.path, error.hint))
@@ -142,10 +142,10 @@ def _completed(
     most = min(_AT_ONCE, PROMPT_TOKENS // longest, most)
     step = max(1, most)
     for first in range(0, len(examples), step):
-        some = examples[first : first + step]
+        batch = examples[first : first + step]
         numbers = [[seed(0) for seed in own] for own in seeds[first : first + step]]
-        answer = client.complete(version, [example.tokens for example in some], numbers, sampling)
-        print(f"{first + len(some)} of {len(examples)} problems", file=sys.stderr, flush=True)
+        answer = client.complete(version, [example.tokens for example in batch], numbers, sampling)
+        print(f"{first + len(batch)} of {len(examples)} problems", file=sys.stderr, flush=True)
         for start in range(0, len(answer.completions), sampling.n):
             yield answer.completions[start : start + sampling.n]
 
@@ -157,14 +157,19 @@ def _of_episode(sample: Sample) -> Completion:
 def _write(
     path: Path,
     examples: Sequence[Example],
-    made: Sequence[Sequence[Completion]],
+    completions: Sequence[Sequence[Completion]],
     scores: Sequence[Sequence[Score]],
 ) -> None:
     """Write JSON lines, one for each completion."""
     lines = [
         {"problem": place, "index": index, "prompt": example.prompt, "answer": example.answer}
-        | {"completion": one.text, "finish": one.finish, "reward": score.value, "error": score.error}
-        for place, (example, some, earned) in enumerate(zip(examples, made, scores, strict=True), 1)
-        for index, (one, score) in enumerate(zip(some, earned, strict=True))
+        | {
+            "completion": completion.text,
+            "finish": completion.finish,
+            "reward": score.value,
+            "error": score.error,
+        }
+        for place, (example, group, earned) in enumerate(zip(examples, completions, scores, strict=True), 1)
+        for index, (completion, score) in enumerate(zip(group, earned, strict=True))
     ]
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

@@ -79,11 +79,11 @@ def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
     lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
     for name, missing in lacking.items():
         columns = ", ".join(row) or "nothing else"
-        there = f"Beside the completion there is {columns}; data.answer_key names the column of answers."
+        advice = f"Beside the completion there is {columns}; data.answer_key names the column of answers."
         raise SpecError(
             f"{name} needs {', '.join(missing)}, which {completion.sample.prompt_id} does not have",
             key="reward",
-            hint=f"{renamed(missing)}{there}",
+            hint=f"{renamed(missing)}{advice}",
         )
 
 
@@ -94,7 +94,7 @@ def _written(lines: str, data: Data) -> Iterator[list[_Ungraded]]:
     """
     rows = json_lines((line.encode() for line in lines.split("\n")), "<stdin>")
     completions = (completion for row in rows for completion in _of_line(row, data))
-    for _, group in groupby(completions, lambda one: one.input.prompt_value or one.sample.prompt_id):
+    for _, group in groupby(completions, lambda item: item.input.prompt_value or item.sample.prompt_id):
         yield [*group]
 
 

@@ -43,15 +43,15 @@ class _Kind(NamedTuple):
     read: Callable[[Path], Evaluated]
 
 
-def run_suite(wanted: Wanted, suite: Suite) -> Evaluated:
+def run_suite(request: Wanted, suite: Suite) -> Evaluated:
     """Raises SpecError for an interpreter without the suite, Conflict without a gateway, LoradError when the
     suite fails.
     """
     kind = _KINDS[suite.kind]
     version = _version_of(suite.python, kind.package)
-    task, cwd = _place(suite, wanted.cwd)
+    task, cwd = _place(suite, request.cwd)
     client = Client(timeout=_SECONDS)
-    serving = client.serving(wanted.version)
+    serving = client.serving(request.version)
     socket = client.status().gateway
     name = f"{serving.run}@{serving.version}"
     if socket is None:
@@ -59,27 +59,27 @@ def run_suite(wanted: Wanted, suite: Suite) -> Evaluated:
             "no gateway is up", hint=f"`lorad pin {name}` starts one, and keeps the version loaded."
         )
     with tempfile.TemporaryDirectory(prefix="lorad-suite-") as scratch:
-        out = Path(wanted.cwd, wanted.out) if wanted.out else Path(scratch)
+        out = Path(request.cwd, request.out) if request.out else Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         before = set(out.rglob("*.json"))
 
         def asked(door: Door) -> _Asked:
-            return _Asked(task, name, serving.model_path, door, out, wanted.settings)
+            return _Asked(task, name, serving.model_path, door, out, request.settings)
 
         code = asyncio.run(_done(kind, socket, suite, asked, cwd))
-        made = [path for path in out.rglob("*.json") if path not in before]
-        if code or not made:
+        logs = [path for path in out.rglob("*.json") if path not in before]
+        if code or not logs:
             raise LoradError(
                 f"{suite.kind} ended with code {code} and no result", hint="Its words are above."
             )
-        found = kind.read(max(made, key=lambda path: path.stat().st_mtime_ns))
-    used = {key: value for key, value in wanted.settings.items() if value is not None}
+        result = kind.read(max(logs, key=lambda path: path.stat().st_mtime_ns))
+    used = {key: value for key, value in request.settings.items() if value is not None}
     return Evaluated(
         version=name,
         settings=used | {"suite_version": version},
-        metrics=found.metrics,
-        problems=found.problems,
-        failed=found.failed,
+        metrics=result.metrics,
+        problems=result.problems,
+        failed=result.failed,
     )
 
 
@@ -174,15 +174,15 @@ def _read_inspect(path: Path) -> Evaluated:
     if data["status"] != "success":
         why = (data.get("error") or {}).get("message", "its log does not say why")
         raise LoradError(f"inspect ended with {data['status']}: {why}")
-    found = data["results"]
+    results = data["results"]
     metrics = {
-        name if len(found["scores"]) == 1 else f"{score['name']}/{name}": float(metric["value"])
-        for score in found["scores"]
+        name if len(results["scores"]) == 1 else f"{score['name']}/{name}": float(metric["value"])
+        for score in results["scores"]
         for name, metric in score["metrics"].items()
         if name != "stderr"
     }
-    total = found["total_samples"]
-    failed = found["total_samples"] - found["completed_samples"]
+    total = results["total_samples"]
+    failed = results["total_samples"] - results["completed_samples"]
     return Evaluated(metrics=_with_score(metrics), problems=total, failed=failed)
 
 

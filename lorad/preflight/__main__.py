@@ -380,7 +380,7 @@ def _warnings(
     rows, limit = ("prompts", "max_prompt_tokens") if is_rl else ("rows", "max_sample_tokens")
     split = data.split if isinstance(data, TargetDataset) else 0
     unended = data.unended if isinstance(data, TargetDataset) and tokenizer.eos_ids else 0
-    found = {
+    doubts = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
         and spec.lora.adapter_path is None,
         "lora.target_modules: attention alone learns less than with the MLP; all-linear adapts both": {
@@ -403,7 +403,7 @@ def _warnings(
         f"data: {unended} turns that are trained have no end token of the model "
         f"({tokenizer.eos_ids}), so that it does not learn to end them": unended > 0,
     }
-    return [text for text, holds in found.items() if holds]
+    return [text for text, holds in doubts.items() if holds]
 
 
 def _refused(error: Exception) -> Answer:
@@ -435,8 +435,10 @@ def main() -> int:
             )
             answer = Answer(facts=facts)
         except OSError as error:
-            told = SpecError(f"{error.filename or 'a file'}: {error.strerror or error}", hint=_OPENED_AS)
-            answer = _refused(told)
+            unreadable = SpecError(
+                f"{error.filename or 'a file'}: {error.strerror or error}", hint=_OPENED_AS
+            )
+            answer = _refused(unreadable)
         except Exception as error:
             traceback.print_exc()
             answer = _refused(error)

@@ -39,14 +39,14 @@ def server_check() -> Callable[..., list[str]]:
     return check_server
 
 
-def _check_name(key: str, name: str, known: Iterable[str], config: Config, kind: str) -> None:
+def _check_name(key: str, name: str, builtin: Iterable[str], config: Config, kind: str) -> None:
     """Check that `name` is one of `known`, or has a class of this kind (`trainer`, `engine`) in config.yaml.
 
     Raises SpecError.
     """
-    there = {*known, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
-    if name not in there:
-        others = f"{', '.join(sorted(there))}; config.yaml can name others, each with the class of its {kind}"
+    names = {*builtin, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
+    if name not in names:
+        others = f"{', '.join(sorted(names))}; config.yaml can name others, each with the class of its {kind}"
         raise SpecError(f"no backend {name!r}", key=key, hint=f"There is {others}.")
 
 
@@ -63,9 +63,9 @@ def _check_other_keys(spec: Spec) -> None:
                 hint=f"Leave it out, or take the rollout.backend that it is for: {NAMES}.",
             )
     if rollout.engine_args and backend == "builtin":
-        given = ", ".join(rollout.engine_args)
+        arguments = ", ".join(rollout.engine_args)
         raise SpecError(
-            f"the builtin engine takes none, {given} would do nothing",
+            f"the builtin engine takes none, {arguments} would do nothing",
             key="rollout.engine_args",
             hint="Leave them out, or name the rollout.backend that they are for.",
         )
@@ -81,17 +81,17 @@ def _check_server_keys(spec: Spec) -> None:
             hint="Leave it out (auto is resident), or leave rollout.url out.",
         )
     own = {"servers": rollout.servers > 1, "tp": rollout.tp > 1, "engine_args": bool(rollout.engine_args)}
-    if rollout.urls and (given := [key for key, there in own.items() if there]):
+    if rollout.urls and (misplaced := [key for key, is_set in own.items() if is_set]):
         raise SpecError(
             "this is for servers that lorad starts, but rollout.url names one that you run",
-            key=f"rollout.{given[0]}",
-            hint=f"Leave out rollout.url, or {', '.join(given)} and start your server with it.",
+            key=f"rollout.{misplaced[0]}",
+            hint=f"Leave out rollout.url, or {', '.join(misplaced)} and start your server with it.",
         )
     keys = {"key_file": rollout.key_file, "admin_key_file": rollout.admin_key_file}
-    if not rollout.urls and (given := [key for key, file in keys.items() if file is not None]):
+    if not rollout.urls and (misplaced := [key for key, file in keys.items() if file is not None]):
         raise SpecError(
             "keys are of servers that you run, but there is no rollout.url",
-            key=f"rollout.{given[0]}",
+            key=f"rollout.{misplaced[0]}",
             hint="Leave it out: servers that lorad starts listen where nobody else can reach them.",
         )
     for url in rollout.urls:

@@ -13,8 +13,8 @@ from lorad.rl.tokenizer import Tokenizer
 def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
     """Return the model's directory, like `resolve`, with relative paths from `cwd`."""
     local = cwd / expanded(path)
-    found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
-    return resolve(found, any_architecture=any_architecture)
+    place = str(local) if local.is_dir() and not path.startswith("builtin:") else path
+    return resolve(place, any_architecture=any_architecture)
 
 
 def check_weights(directory: Path) -> None:
@@ -29,9 +29,9 @@ def check_weights(directory: Path) -> None:
                 refuse_sparse(file, path)
                 absent = sorted({*tensors} - {*weights.keys()})
         except (SafetensorError, OSError) as error:
-            told = getattr(error, "strerror", None) or error
+            why = getattr(error, "strerror", None) or error
             raise SpecError(
-                f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again."
+                f"{path} is damaged: {why}", key="model.path", hint="Download or copy it again."
             ) from None
         if absent:
             raise SpecError(

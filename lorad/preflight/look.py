@@ -20,9 +20,11 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
     """Measure the data and take the first row of training as it is."""
     (first,) = data.take(0, 1)
     if data.size is None:
-        some = data.take(0, _OF_ENDLESS)
-        prompts: Sequence[int] = [len(example.tokens) for example in some]
-        completions: Sequence[int] = [target.tokens.size for example in some for target in example.targets]
+        examples = data.take(0, _OF_ENDLESS)
+        prompts: Sequence[int] = [len(example.tokens) for example in examples]
+        completions: Sequence[int] = [
+            target.tokens.size for example in examples for target in example.targets
+        ]
     else:
         prompts = data.prompt_lengths
         completions = data.completion_lengths

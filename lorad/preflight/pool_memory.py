@@ -84,13 +84,13 @@ def step_of(spec: Spec, data: Dataset) -> Step:
     if spec.algorithm.kind == "tinker":
         return Step(1, 1, 1.0, spec.longest_row)
     prompts = spec.data.prompts_per_step
-    some = data.take(0, min(prompts, _LOOKED_AT))
-    prompt = sum(len(example.tokens) for example in some) / max(1, len(some))
+    examples = data.take(0, min(prompts, _LOOKED_AT))
+    prompt = sum(len(example.tokens) for example in examples) / max(1, len(examples))
     if spec.algorithm.kind == "rl":
         samples = prompts * spec.algorithm.group_size
         return Step(prompts, samples, prompt, samples * spec.rollout.max_new_tokens)
-    targets = [target.tokens.size for example in some for target in example.targets]
-    times = prompts / max(1, len(some))
+    targets = [target.tokens.size for example in examples for target in example.targets]
+    times = prompts / max(1, len(examples))
     return Step(prompts, int(times * len(targets)), prompt, int(times * sum(targets)))
 
 
@@ -120,18 +120,18 @@ def pool_memory(
     sampled = _sampling(spec, model, step, device, dtype)
     sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
     sides = [max(trained, sampled, key=_total)] if _takes_turns(spec, device) else [trained, sampled]
-    found = {
+    parts = {
         "processes": _processes(spec) if device == "cpu" else 0,
         "bases": 0 if teacher is None else teacher.bytes(dtype),
         **_of_adapters(spec, model, adapter, numbers, dtype),
     }
     for side in sides:
         for name, size in side.items():
-            found[name] = found.get(name, 0) + size
+            parts[name] = parts.get(name, 0) + size
     if not _apart(spec):  # one process samples or trains, and its malloc keeps what the other left
-        smaller = min("activations", "keys and values", key=lambda name: found[name])
-        found[smaller] = 0
-    return {name: size for name, size in found.items() if size}
+        smaller = min("activations", "keys and values", key=lambda name: parts[name])
+        parts[smaller] = 0
+    return {name: size for name, size in parts.items() if size}
 
 
 def memory_of_gpus(
@@ -248,26 +248,26 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     parts, dp = (trainer.tp * trainer.pp * trainer.cp, trainer.dp) if is_ranked else (1, 1)
     each = kept(model, BYTES[dtype], parts)
     token = plain = each.token + each.dropout * bool(spec.lora.dropout or spec.lora.dora)
-    given = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
+    limit = 0 if trainer.tokens_per_microbatch == "auto" else trainer.tokens_per_microbatch
     room = _room(spec, model, dtype) if device == "cpu" else 0
     recomputes = trainer.activation_checkpointing
     fits = room // max(1, plain)
     is_mixed = False
     if recomputes == "auto":
-        recomputes = fits < max(spec.longest_row, given or LEAST)
+        recomputes = fits < max(spec.longest_row, limit or LEAST)
         is_mixed = recomputes and not is_ranked and fits >= LEAST
     token = each.recomputed if recomputes and not is_mixed else plain
     most = MOST_SQUARED if trainer.backend == "megatron" else MOST
-    most = max(given, spec.longest_row) if given else min(most, max(LEAST, room // max(1, token)))
+    most = max(limit, spec.longest_row) if limit else min(most, max(LEAST, room // max(1, token)))
     tokens = min(most, -(-step.inputs(shared=not is_ranked) // (spec.algorithm.minibatches * dp)))
     rows = min(tokens, max(_LOGIT_ROWS, _LOGITS // model.vocab))
     logits = _CHUNKS * rows * model.vocab * _FP32 if device == "cpu" else 0
     scores = _scores(model, tokens) if device == "cpu" and trainer.backend == "megatron" else 0
     scores //= model.layers if recomputes else 1
-    held = tokens * token
+    activations = tokens * token
     if is_mixed and tokens > fits:
-        held = max(fits * plain, tokens * each.recomputed)
-    return parts * dp * (held + logits) + dp * scores
+        activations = max(fits * plain, tokens * each.recomputed)
+    return parts * dp * (activations + logits) + dp * scores
 
 
 def _scores(model: ModelFacts, tokens: int) -> int:

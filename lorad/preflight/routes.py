@@ -50,8 +50,10 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
     if engine in SERVERS and (why := _server_lacks(spec, facts)):
         return _Lack(why, "Use rollout.backend: builtin.")
     if trainer in REPLAYS and facts.model_type not in REPLAYS[trainer]:
-        known = ", ".join(REPLAYS[trainer])
-        return _Lack(f"{trainer} replays no routes of {facts.model_type}, only of {known}", "Set it to off.")
+        supported = ", ".join(REPLAYS[trainer])
+        return _Lack(
+            f"{trainer} replays no routes of {facts.model_type}, only of {supported}", "Set it to off."
+        )
     return None
 
 

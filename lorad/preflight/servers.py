@@ -75,21 +75,21 @@ def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
     which a server would round its base.
     """
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
-    for given in setup.engine_args:
-        flag = given.lstrip("-").replace("_", "-")
+    for argument in setup.engine_args:
+        flag = argument.lstrip("-").replace("_", "-")
         if not flag:
             raise SpecError(
-                f"{given!r} is no flag", key="rollout.engine_args", hint="Name it without its dashes."
+                f"{argument!r} is no flag", key="rollout.engine_args", hint="Name it without its dashes."
             )
         if mine := sorted(name for name in reserved if name.startswith(flag)):
             raise SpecError(
-                f"{given} is not for you to set: {mine[0]} follows from the run",
+                f"{argument} is not for you to set: {mine[0]} follows from the run",
                 key="rollout.engine_args",
                 hint=f"Leave it out. Other flags of {dialect.kind.name} are passed on as they are.",
             )
         if any(name.startswith(flag) or flag.startswith(name) for name in _ROUNDING):
             raise SpecError(
-                f"by {given} {dialect.kind.name} rounds weights or activations, and samples from another "
+                f"by {argument} {dialect.kind.name} rounds weights or activations, and samples from another "
                 "model than the trainer trains on",
                 key="rollout.engine_args",
                 hint="Leave it out. model.quantize rounds a base for the builtin engine and its trainer.",

@@ -28,33 +28,33 @@ def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Te
 
     Raises SpecError for a model that cannot be read, and one whose tokens or positions are not the student's.
     """
-    if (wanted := spec.algorithm.teacher) is None:
+    if (model := spec.algorithm.teacher) is None:
         return None
     try:
-        directory = model_directory(wanted, cwd, any_architecture=False)
+        directory = model_directory(model, cwd, any_architecture=False)
         check_weights(directory)
         check_tensors(directory, read_config(directory))
-        found = read_facts(directory)
+        teacher = read_facts(directory)
         ours = _tokens_sha256(student)
         theirs = _tokens_sha256(directory)
     except SpecError as error:
         raise SpecError(error.problem, key=_KEY, hint=error.hint) from error
     if ours != theirs:
         raise SpecError(
-            f"the tokenizer of {wanted} has sha256 {theirs[:12]}, that of {spec.model.path} {ours[:12]}: the "
+            f"the tokenizer of {model} has sha256 {theirs[:12]}, that of {spec.model.path} {ours[:12]}: the "
             "same ids are other texts",
             key=_KEY,
             hint="Use a teacher of the same family, with the same tokenizer.",
         )
-    if found.vocab < facts.vocab:
+    if teacher.vocab < facts.vocab:
         raise SpecError(
-            f"{wanted} has {found.vocab} token ids, {spec.model.path} has {facts.vocab}",
+            f"{model} has {teacher.vocab} token ids, {spec.model.path} has {facts.vocab}",
             key=_KEY,
             hint="Use a teacher that knows all ids that the student may sample.",
         )
-    if found.max_positions < facts.max_positions:
-        _refuse_long(spec, found.max_positions)
-    return Teacher(directory, found)
+    if teacher.max_positions < facts.max_positions:
+        _refuse_long(spec, teacher.max_positions)
+    return Teacher(directory, teacher)
 
 
 def _refuse_long(spec: Spec, positions: int) -> None:
@@ -70,6 +70,6 @@ def _refuse_long(spec: Spec, positions: int) -> None:
 
 def _tokens_sha256(directory: Path) -> str:
     """sha256 (hex) over the vocabulary of a model, its merges and its added tokens. Raises SpecError."""
-    found = read_json(directory / "tokenizer.json", JSON_BYTES)
-    told = json.dumps({key: found.get(key) for key in _OF_IDS}, sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    tokenizer = read_json(directory / "tokenizer.json", JSON_BYTES)
+    content = json.dumps({key: tokenizer.get(key) for key in _OF_IDS}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -237,13 +237,13 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
         if lost := dense if entry == ALL_LINEAR else dense + experts:
             patterns = list(dict.fromkeys(_NUMBER.sub(".*", name) for name in lost))
             who = f"the {spec.trainer.backend} trainer" if dense else "lorad (experts get no adapters)"
-            there = ", ".join(dict.fromkeys(leaf(name) for name in shapes))
+            adaptable = ", ".join(dict.fromkeys(leaf(name) for name in shapes))
             leave = f"Leave them as they are with lora.exclude_modules: {json.dumps([*excluded, *patterns])}"
             is_all = not any(entry_matches(entry, name) for name in shapes)
             raise SpecError(
                 f"{entry!r} names {len(lost)} linears that {who} cannot adapt: {', '.join(patterns)}",
                 key="lora.target_modules",
-                hint=(f"Name others: {there}" if is_all else f"{leave}, or name others: {there}")
+                hint=(f"Name others: {adaptable}" if is_all else f"{leave}, or name others: {adaptable}")
                 + (", or use trainer.backend: fsdp." if dense else "."),
             )
     left = len(facts.experts.keys() - shapes.keys())

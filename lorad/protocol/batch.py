@@ -169,8 +169,8 @@ class Ranked(Struct, frozen=True):
 
     def part(self, start: int, stop: int) -> Ranked:
         """Return some of the tokens, as views."""
-        some = slice(start, stop)
-        return Ranked(self.logprobs[some], self.top_tokens[some], self.top_logprobs[some])
+        span = slice(start, stop)
+        return Ranked(self.logprobs[span], self.top_tokens[span], self.top_logprobs[span])
 
 
 class Batch(Struct, frozen=True):
@@ -478,8 +478,10 @@ class LossStats(Struct, frozen=True):
 
     def __add__(self, other: LossStats) -> LossStats:
         both = {f: (getattr(self, f), getattr(other, f)) for f in LossStats.__struct_fields__}
-        known = {f: [value for value in pair if value is not None] for f, pair in both.items()}
-        joined = {f: max(some) if f.endswith("_max") else sum(some) for f, some in known.items() if some}
+        measured = {f: [value for value in pair if value is not None] for f, pair in both.items()}
+        joined = {
+            f: max(values) if f.endswith("_max") else sum(values) for f, values in measured.items() if values
+        }
         return LossStats(**joined)
 
 
@@ -496,5 +498,5 @@ class Gradients(LossStats, frozen=True):
 
     @classmethod
     def of(cls, stats: LossStats, logprobs: np.ndarray | None = None, halved_to: int = 0) -> Gradients:
-        known = {name: getattr(stats, name) for name in LossStats.__struct_fields__}
-        return cls(**known, logprobs=logprobs, halved_to=halved_to)
+        figures = {name: getattr(stats, name) for name in LossStats.__struct_fields__}
+        return cls(**figures, logprobs=logprobs, halved_to=halved_to)

@@ -37,10 +37,12 @@ def figures(
 ) -> dict[str, float]:
     """Return what was measured, by name: `eval`, `eval/NAME`, `eval/NAME/pass@4`, nll, accuracy."""
     of_sets: dict[str, float | None] = {}
-    for name, one in sets.items():
-        of_sets |= {f"eval/{name}": one.score} | {f"eval/{name}/{key}": v for key, v in one.passed.items()}
-    found = {"eval": score, **of_sets, "nll": nll, "accuracy": accuracy}
-    return {name: value for name, value in found.items() if value is not None}
+    for name, scores in sets.items():
+        of_sets |= {f"eval/{name}": scores.score} | {
+            f"eval/{name}/{key}": v for key, v in scores.passed.items()
+        }
+    measured = {"eval": score, **of_sets, "nll": nll, "accuracy": accuracy}
+    return {name: value for name, value in measured.items() if value is not None}
 
 
 def chosen(best_by: str | None, evals: Sequence[Mapping[str, float]]) -> str | None:

@@ -339,9 +339,9 @@ class Algorithm(Part, frozen=True):
     @property
     def parts(self) -> _Parts:
         """Return the parts that the name stands for, with those that are given. Only kind rl has any."""
-        given = {key: getattr(self, key) for key in _Parts.__struct_fields__}
-        given = {key: value for key, value in given.items() if value is not None}
-        return replace(PRESETS.get(self.name, _Parts()), **given)
+        chosen = {key: getattr(self, key) for key in _Parts.__struct_fields__}
+        chosen = {key: value for key, value in chosen.items() if value is not None}
+        return replace(PRESETS.get(self.name, _Parts()), **chosen)
 
     @property
     def without_effect(self) -> dict[str, str]:
@@ -363,29 +363,29 @@ class Algorithm(Part, frozen=True):
         if self.kind == "tinker":
             return "the losses that Tinker's client asks for"
         if self.kind == "preference":
-            wanted = self.preference
-            about = {"gamma": wanted.margin, "smoothing": wanted.smoothing, "nll": wanted.nll}
-            given = [f"{key} {value:g}" for key, value in about.items() if value]
-            return ", ".join([f"loss {wanted.loss}", f"beta {wanted.strength:g}", *given])
+            preference = self.preference
+            about = {"gamma": preference.margin, "smoothing": preference.smoothing, "nll": preference.nll}
+            extras = [f"{key} {value:g}" for key, value in about.items() if value]
+            return ", ".join([f"loss {preference.loss}", f"beta {preference.strength:g}", *extras])
         own = {"advantage": self.advantage, "loss": self.loss}
-        found = [
+        words = [
             f"{key} {list(value) if isinstance(value, tuple) else value}"
             for key, value in {**own, **asdict(self.parts)}.items()
             if value is not None and key not in self.without_effect
         ]
         if (refill := self.refill) is not None:
-            found.append(f"dynamic sampling in at most {refill.max_batches} batches")
+            words.append(f"dynamic sampling in at most {refill.max_batches} batches")
         if (cost := self.cost_of_length) is not None:
-            found.append(f"overlong penalty {cost.penalty:g}")
+            words.append(f"overlong penalty {cost.penalty:g}")
         if self.has_critic:
-            found.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
+            words.append(f"gamma {self.gamma:g}, lambda {self.lam:g}")
         if self.teacher is not None:
-            found.append(f"teacher {self.teacher}")
+            words.append(f"teacher {self.teacher}")
         if self.kl_coef:
-            found.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
+            words.append(f"kl {self.kl_type} of {self.kl_coef:g} in the {self.kl_place}")
         if self.correction is not None:
-            found.append(f"correction {self.correction.kind}")
-        return ", ".join(found)
+            words.append(f"correction {self.correction.kind}")
+        return ", ".join(words)
 
     @property
     def has_baseline(self) -> bool:
@@ -403,10 +403,10 @@ class Algorithm(Part, frozen=True):
         A KL term, an entropy bonus and a loss of the user's act on every sample.
         """
         is_centred = self.has_baseline and (self.parts.scale != "whiten" or self.parts.surrogate == "nll")
-        wanted = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
+        is_asked_for = is_centred if self.drop_zero_variance is None else self.drop_zero_variance
         if self.parts.surrogate == "nll" and self.least is not None:
             return False
-        return wanted and not self.kl_coef and not self.entropy_coef and not self.loss
+        return is_asked_for and not self.kl_coef and not self.entropy_coef and not self.loss
 
     @property
     def kl_coef(self) -> float:

@@ -88,7 +88,7 @@ class Data(Part, frozen=True):
         for key, sources in (("train", self.train), ("eval", self.eval)):
             _check_sources(key, sources)
         if (self.args or self.python) and not any(
-            source.startswith(GENERATED) for given in (self.train, self.eval) for source in names_of(given)
+            source.startswith(GENERATED) for side in (self.train, self.eval) for source in names_of(side)
         ):
             raise ValueError("args and python are for reasoning_gym:TASK, and neither train nor eval is one")
         if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
@@ -111,14 +111,14 @@ def single(sources: Sources | None) -> str:
 
 def labels_of(sources: Sources) -> dict[str, str]:
     """Return what the rows of each source of several are known by: its last name where only it has that."""
-    found = dict[str, str]()
+    labels = dict[str, str]()
     for name in names_of(sources):
         last, whole = (re.sub(r"[^A-Za-z0-9_.-]+", "_", text) for text in (name.rpartition("/")[2], name))
         choices = [text[-_LABEL_CHARACTERS:] for text in (last, whole)]
-        numbered = (f"source-{number}" for number in range(len(found), 2 * _MOST_SOURCES))
-        free = (label for label in chain(choices, numbered) if label and label not in found.values())
-        found[name] = next(free)
-    return found
+        numbered = (f"source-{number}" for number in range(len(labels), 2 * _MOST_SOURCES))
+        free = (label for label in chain(choices, numbered) if label and label not in labels.values())
+        labels[name] = next(free)
+    return labels
 
 
 def shares_of(sources: Sources) -> Mapping[str, float]:

@@ -27,7 +27,7 @@ def without_unknown(
 ) -> tuple[dict[str, Any], list[SpecError]]:
     """Return the keys that there are, and an error for each of the others."""
     fields = {field.name: field.type for field in msgspec.structs.fields(part)}
-    known: dict[str, Any] = {}
+    accepted: dict[str, Any] = {}
     wrong: list[SpecError] = []
     for key, value in data.items():
         if key not in fields:
@@ -41,8 +41,8 @@ def without_unknown(
         elif named is not None and isinstance(value, dict):
             value, more = _sound(value, named, f"{prefix}{key}.")
             wrong += more
-        known[key] = value
-    return known, wrong
+        accepted[key] = value
+    return accepted, wrong
 
 
 def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[str, Any], list[SpecError]]:
@@ -52,13 +52,13 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
     for name, value in data.items():
         if len(wrong) >= _MOST:
             break
-        known = value
+        accepted = value
         more = list[SpecError]()
         if isinstance(value, dict):
-            known, more = without_unknown(value, part, f"{prefix}{name}.")
+            accepted, more = without_unknown(value, part, f"{prefix}{name}.")
         try:
-            msgspec.convert(known, part)
-            sound |= {} if more else {name: known}
+            msgspec.convert(accepted, part)
+            sound |= {} if more else {name: accepted}
         except msgspec.ValidationError as error:
             inner = readable(str(error))
             key = f"{prefix}{name}.{inner.path}"
@@ -104,9 +104,9 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
     return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
 
 
-def _nearest(key: str, known: Iterable[str]) -> list[str]:
+def _nearest(key: str, words: Iterable[str]) -> list[str]:
     """Return the known word that is most like a key, if any is; none for a text that is no word."""
-    return difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST else []
+    return difflib.get_close_matches(key, words, n=1) if len(key) <= _LONGEST else []
 
 
 def key_called(part: type[Struct], name: str, prefix: str = "") -> str:
@@ -124,11 +124,11 @@ def key_called(part: type[Struct], name: str, prefix: str = "") -> str:
 @lru_cache(maxsize=64)  # a prefix may hold a name that somebody chose
 def leaves(part: type[Struct], prefix: str = "") -> tuple[str, ...]:
     """Return all keys below a section that hold a value, dotted."""
-    found = list[str]()
+    keys = list[str]()
     for field in msgspec.structs.fields(part):
         section = _section(field.type)
-        found += [f"{prefix}{field.name}"] if section is None else leaves(section, f"{prefix}{field.name}.")
-    return tuple(found)
+        keys += [f"{prefix}{field.name}"] if section is None else leaves(section, f"{prefix}{field.name}.")
+    return tuple(keys)
 
 
 def without(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
@@ -156,10 +156,10 @@ def _named_section(kind: Any) -> type[Struct] | None:
 
 def advice(spec: type[Struct], key: str) -> str:
     """Describe what a dotted key may be."""
-    found = _field_at(spec, key)
-    if found is None:
+    field = _field_at(spec, key)
+    if field is None:
         return "See `lorad init` for a spec."
-    kind, default = found
+    kind, default = field
     if key == "name":
         return NAME_HINT
     if named := _named(kind):
@@ -194,9 +194,9 @@ def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
 
 def choices(spec: type[Struct], key: str) -> list[str]:
     """Return the values that a dotted key can have, where they are few."""
-    found = _field_at(spec, key)
-    kinds = () if found is None else (found[0], *get_args(found[0]))
-    return (_named(found[0]) if found else []) or ["true", "false"] * (bool in kinds)
+    field = _field_at(spec, key)
+    kinds = () if field is None else (field[0], *get_args(field[0]))
+    return (_named(field[0]) if field else []) or ["true", "false"] * (bool in kinds)
 
 
 def _named(kind: Any) -> list[str]:

@@ -84,8 +84,8 @@ def struct_in(kind: Any) -> type[Struct] | None:
         return kind
     direct = [arg for arg in get_args(kind) if isinstance(arg, type)]
     lists = [arg for arg in get_args(kind) if get_origin(arg) is list]
-    found = (struct_in(arg) for arg in (*direct, *lists))
-    return next((section for section in found if section is not None), None)
+    sections = (struct_in(arg) for arg in (*direct, *lists))
+    return next((section for section in sections if section is not None), None)
 
 
 def _below(kind: Any) -> str:
@@ -105,15 +105,15 @@ def _first_sentence(part: type[Struct]) -> str:
 def _default(field: msgspec.structs.FieldInfo) -> Any:
     if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
         return msgspec.NODEFAULT
-    made = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    return list(made) if isinstance(made, tuple) else made
+    default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    return list(default) if isinstance(default, tuple) else default
 
 
 def meanings(owner: type[msgspec.Struct]) -> dict[str, str]:
     """Return what each field means, by the lines under `Attributes:` of the docstring."""
     _, _, lines = (inspect.getdoc(owner) or "").partition("Attributes:\n")
-    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 # -- types in words ------------------------------------------------------------------------------------------

@@ -285,8 +285,8 @@ def convert(data: Any) -> Spec:
         )
     names = {key: {"name": data[key]} for key in ("algorithm", "env") if isinstance(data.get(key), str)}
     data = {**data, **names} | ({"env": {}} if data.get("env", {}) is None else {})
-    known, wrong = without_unknown(data, Spec)
-    rest: dict[str, Any] | None = known
+    accepted, wrong = without_unknown(data, Spec)
+    rest: dict[str, Any] | None = accepted
     while rest is not None and len(wrong) < _MOST_ERRORS:
         try:
             spec = msgspec.convert(rest, Spec)
@@ -334,13 +334,13 @@ def fitted(spec: Spec, positions: int) -> Spec:
                 hint=f"Set it to {positions} or less.",
             )
         spec = replace(spec, data=replace(spec.data, max_sample_tokens=positions))
-    given = spec.data.max_prompt_tokens
+    prompt = spec.data.max_prompt_tokens
     longest = {"rollout.max_new_tokens": spec.rollout.max_new_tokens}
     longest |= {
         f"eval.sets.{name}.max_new_tokens": s.max_new_tokens or 0 for name, s in spec.eval.sets.items()
     }
-    key, new = max(longest.items(), key=lambda one: one[1])
-    if given + new <= positions:
+    key, new = max(longest.items(), key=lambda entry: entry[1])
+    if prompt + new <= positions:
         return spec
     if new >= positions:
         raise SpecError(
@@ -348,9 +348,9 @@ def fitted(spec: Spec, positions: int) -> Spec:
             key=key,
             hint=f"Set it to {positions // 2} or less.",
         )
-    if given != Data().max_prompt_tokens:
+    if prompt != Data().max_prompt_tokens:
         raise SpecError(
-            f"{given} with {key} {new} is {given + new} tokens, the model has {positions} positions",
+            f"{prompt} with {key} {new} is {prompt + new} tokens, the model has {positions} positions",
             key="data.max_prompt_tokens",
             hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
         )

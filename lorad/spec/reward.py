@@ -100,8 +100,8 @@ class RewardSpec(Part, frozen=True):
         if self.name != "judge":
             plain = RewardSpec.__struct_defaults__
             usual = dict(zip(RewardSpec.__struct_fields__, plain, strict=True))
-            if given := [key for key in _OF_JUDGE if getattr(self, key) != usual[key]]:
-                raise ValueError(f"{given[0]} is for judge, not for {self.name}")
+            if misplaced := [key for key in _OF_JUDGE if getattr(self, key) != usual[key]]:
+                raise ValueError(f"{misplaced[0]} is for judge, not for {self.name}")
             return
         if lacking := [key for key in ("url", "model") if getattr(self, key) is None]:
             raise ValueError(f"{lacking[0]} is missing for judge")
@@ -123,7 +123,7 @@ class RewardSpec(Part, frozen=True):
         return memory_bytes(self.memory)
 
 
-def rewards_of(given: str | RewardSpec | list[str | RewardSpec]) -> list[RewardSpec]:
+def rewards_of(rewards: str | RewardSpec | list[str | RewardSpec]) -> list[RewardSpec]:
     """Return the rewards that a key holds."""
-    several = given if isinstance(given, list) else [given]
+    several = rewards if isinstance(rewards, list) else [rewards]
     return [RewardSpec(name=one) if isinstance(one, str) else one for one in several]

@@ -21,8 +21,8 @@ def schema() -> _Schema:
         _describe(parts[part.__name__], meanings(part))
     _allow_short_forms(parts)
     spec = parts.pop(root["$ref"].rpartition("/")[2])
-    found = {"$schema": _DIALECT, **spec, "title": "A spec of lorad", "$defs": parts}
-    cleaned: _Schema = _for_editors(found)
+    document = {"$schema": _DIALECT, **spec, "title": "A spec of lorad", "$defs": parts}
+    cleaned: _Schema = _for_editors(document)
     return cleaned
 
 
@@ -37,8 +37,8 @@ def _parts(part: type[Struct], seen: dict[type[Struct], None]) -> dict[type[Stru
 
 
 def _structs(kind: Any) -> list[type[Struct]]:
-    if (found := struct_in(kind)) is not None:
-        return [found]
+    if (direct := struct_in(kind)) is not None:
+        return [direct]
     return [section for arg in get_args(kind) for section in _structs(arg)]
 
 

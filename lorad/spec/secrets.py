@@ -48,8 +48,8 @@ def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
 
 def refuse_secret_text(text: str, source: str) -> None:
     """Refuse a secret anywhere in the text, comments included. Raises SpecError with the line."""
-    if found := _VALUES.search(text):
-        line = text.count("\n", 0, found.start()) + 1
+    if secret := _VALUES.search(text):
+        line = text.count("\n", 0, secret.start()) + 1
         raise SpecError(
             f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=_ADVICE
         )

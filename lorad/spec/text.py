@@ -34,11 +34,11 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 
     Raises SpecError also when it does not say what to train on.
     """
-    given = assigned(_read(text, source)[0], overrides)
+    data = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
-    is_empty = not given.keys() - {"name"}
+    is_empty = not data.keys() - {"name"}
     reads_data = spec.algorithm.kind != "tinker"
-    if is_empty or (reads_data and "train" not in (given.get("data") or {}) and _is_own(given, spec)):
+    if is_empty or (reads_data and "train" not in (data.get("data") or {}) and _is_own(data, spec)):
         missing = ["model.path", "data.train"] if is_empty else ["data.train"]
         raise SpecError(
             f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING
@@ -46,22 +46,22 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
     return spec
 
 
-def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
+def _is_own(data: Mapping[str, Any], spec: Spec) -> bool:
     """Return whether the model is not one that comes with lorad, whose demos train on the task `sort`."""
-    return "path" in (given.get("model") or {}) and not spec.model.path.startswith("builtin:")
+    return "path" in (data.get("model") or {}) and not spec.model.path.startswith("builtin:")
 
 
 def places(section: str, text: str, source: str, overrides: Sequence[str]) -> dict[str, str]:
     """Return the dotted keys of a section that a text or an override gives, and where each stands."""
     data, origins = _read(text, source)
     origins = origins | {overridden(one): f"override {one}" for one in overrides}
-    found: dict[str, str] = {}
+    where: dict[str, str] = {}
     parts = {section: assigned(data, overrides).get(section)}
     while parts:
         key, value = parts.popitem()
-        found[key] = _place(key, origins, source)
+        where[key] = _place(key, origins, source)
         parts |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {}
-    return found
+    return where
 
 
 def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
@@ -146,10 +146,10 @@ def refuse_many(overrides: Sequence[str]) -> None:
 def refuse_long(override: str) -> None:
     """Raise SpecError for an override of more than OVERRIDE_CHARACTERS characters."""
     if len(override) > OVERRIDE_CHARACTERS:
-        told = (
+        problem = (
             f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
         )
-        raise SpecError(told, hint="Put what is long into the spec.")
+        raise SpecError(problem, hint="Put what is long into the spec.")
 
 
 def overridden(text: str) -> str:

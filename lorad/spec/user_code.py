@@ -38,14 +38,14 @@ class UserCode(Part, frozen=True):
 
 def memory_bytes(memory: int | str | None) -> int:
     """`4GiB` or `4GB` -> 4 << 30; None -> 0. Raises ValueError, also for less than Python itself needs."""
-    found = _bytes_of(memory) if isinstance(memory, str) else memory or 0
-    if memory is not None and found < _LEAST_MEMORY:
+    size = _bytes_of(memory) if isinstance(memory, str) else memory or 0
+    if memory is not None and size < _LEAST_MEMORY:
         raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
-    return found
+    return size
 
 
 def _bytes_of(text: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
+    if match is None:
         raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
-    return int(found[1]) << 10 * (" KMGT".index(found[2]) if found[2] else 0)
+    return int(match[1]) << 10 * (" KMGT".index(match[2]) if match[2] else 0)

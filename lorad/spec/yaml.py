@@ -109,13 +109,13 @@ def _refuse_twice(node: MappingNode, source: str) -> None:
 
 def lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:
     """Dotted key -> `source:line`."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     if isinstance(node, MappingNode):
         for key_node, value_node in node.value:
             key = f"{prefix}{key_node.value}"
-            found[key] = f"{source}:{key_node.start_mark.line + 1}"
-            found |= lines(value_node, source, f"{key}.")
-    return found
+            places[key] = f"{source}:{key_node.start_mark.line + 1}"
+            places |= lines(value_node, source, f"{key}.")
+    return places
 
 
 def _not_yaml(error: yaml.YAMLError, source: str) -> SpecError:
@@ -150,7 +150,7 @@ class _Plain:
 
     def _mapping(self, node: MappingNode, inside: tuple[Node, ...]) -> dict[str, Any]:
         _refuse_twice(node, self._source)
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
             where = f"{self._source}:{key_node.start_mark.line + 1}"
@@ -158,8 +158,8 @@ class _Plain:
                 raise SpecError(f"{where}: keys are plain words", hint="Write every key out.")
             if len(key) > YAML_KEY:
                 raise SpecError(f"{where}: a key of more than {YAML_KEY} characters", hint=_PAGE)
-            found[key] = self.value(value_node, (*inside, node))
-        return found
+            mapping[key] = self.value(value_node, (*inside, node))
+        return mapping
 
 
 def _scalar(node: ScalarNode, where: str) -> Any:
