@@ -1,4 +1,4 @@
-"""lorad: the control plane for LoRA reinforcement learning on shared GPU boxes.
+"""The control plane for LoRA reinforcement learning on shared GPU boxes.
 
 `lorad.connect()` talks to it from Python, see docs/python.md. What is public is in `__all__`, with types in
 `__init__.pyi`, and comes from `lorad.api` when it is first asked for: importing lorad itself costs nothing.

@@ -1,4 +1,4 @@
-"""`python -m lorad` is the `lorad` command."""
+"""Run the `lorad` command, as `python -m lorad`."""
 
 from lorad.cli.app import main
 

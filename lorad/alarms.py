@@ -30,8 +30,14 @@ _WORSE = 0.9  # times the first evaluation
 
 
 class Alarm(Struct, frozen=True):
-    """level: `bad` is broken, `look` may be well. kind: a word to filter by. on: what `subject` names,
-    `daemon` has none. says: one line."""
+    """Something that a user should look at.
+
+    Attributes:
+        level: `bad` is broken, `look` may be well.
+        kind: a word to filter by.
+        on: what `subject` names; `daemon` has none.
+        says: one line.
+    """
 
     level: _Level
     kind: str

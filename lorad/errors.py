@@ -23,8 +23,8 @@ from typing import Any
 
 
 class LoradError(Exception):
-    """`str(error)` says what was wrong and where; `hint` says what to do next; `others`: what else is wrong
-    there.
+    """An error whose text says what was wrong and where, its `hint` what to do next, and `others` what else
+    is wrong there.
     """
 
     exit_code = 1

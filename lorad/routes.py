@@ -13,7 +13,9 @@ from msgspec import Struct
 class RouteShape(Struct, frozen=True):
     """What the routes of a base are made of.
 
-    layers: those that have experts. experts: of a layer. per_token: how many of them a token is sent to.
+    layers: the layers that have experts.
+    experts: how many experts a layer has.
+    per_token: how many of them a token is sent to.
     """
 
     layers: int
@@ -56,7 +58,7 @@ class Routes(Struct, frozen=True):
 
 
 def is_unknown(routes: np.ndarray) -> np.ndarray:
-    """bool [tokens]."""
+    """Return for each token whether its route is unknown, as bool [tokens]."""
     unknown: np.ndarray = (routes == np.iinfo(routes.dtype).max).any((1, 2))
     return unknown
 
@@ -67,8 +69,8 @@ def unknown_like(routes: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def continued(before: np.ndarray | None, now: np.ndarray) -> np.ndarray:
-    """Return the routes of tokens of which the first ones have been computed before: those by which they were
-    sampled count, what is not known of them is taken from `now`.
+    """Return the routes of tokens, the first of which were computed before. The route by which a token was
+    sampled counts; where it is not known, the route in `now` does.
     """
     if before is None:
         return now

@@ -23,16 +23,16 @@ _AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 
 
 class Selection(Struct, frozen=True, omit_defaults=True):
-    """Which runs are meant: those that fit everything that is given; without anything, all of them.
+    """The runs that are meant are all that fit everything that is given; without anything, all of them.
 
     Texts are globs as a shell has them (`sweep-*`, `lr-[1-4]`); of several in one list one has to fit.
 
-    names: of the runs.
+    names: names of the runs.
     state: states of a run (`running`, of those that are stopping `pausing`), and reasons for which runs ended
         (`failed`).
     owner: names of users; `me` is whoever asks.
     sweep: the sweeps that started them.
-    tag: of their tags, one has to fit.
+    tag: their tags, one of which has to fit.
     base: the models of their specs, whole or the last part of a path or hub id.
     older, newer: seconds since a run ended, or since it was made where it has not: at least, at most.
     """

@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`printable`, and line breaks and tabs become spaces."""
+    """Return the printable text with spaces for line breaks and tabs."""
     return printable(" ".join(text.split()))
 
 

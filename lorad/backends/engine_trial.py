@@ -129,7 +129,7 @@ def _random_adapter() -> Adapter:
 
 
 async def _builtin_scores(source: AdapterSource) -> list[np.ndarray]:
-    """Score the canaries by lorad's own forward, in fp32 on the CPU: of the base, then of the adapter."""
+    """Score the canaries with the base, then with the adapter, by lorad's own forward in fp32 on the CPU."""
     import torch
 
     from lorad.engines.builtin.engine import BuiltinEngine

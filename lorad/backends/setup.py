@@ -99,8 +99,8 @@ def max_rank(spec: Spec) -> int:
 def targets(
     modules: Iterable[str], linears: Iterable[str], of_experts: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Leaf names, sorted: those of all linears but the head, so that runs with fewer share the server; else
-    its own. EXPERTS is among them where experts are adapted.
+    """Return leaf names, sorted: all linears but the head, so that runs with fewer share the server, or else
+    the run's own. EXPERTS is among them where experts are adapted.
 
     of_experts: leaf names of the linears of experts. Where there are any, the MLP is among the targets only
     where it is adapted: servers set memory aside for adapters on every expert else.

@@ -15,7 +15,7 @@ _UNTIL_ENDED = 10 * 365 * 86400.0  # seconds: the daemon judges by `cluster.pati
 
 
 def places(spec: Spec, cluster: Cluster | None, device: str, count: int) -> tuple[Where, ...]:
-    """Say where the run may go, the first before the others. device, count: of this machine.
+    """Say where the run may go, the first before the others; `device` and `count` describe this machine.
 
     Where the spec asks for a cluster and there is none, it is "cluster": `check_spread` refuses that.
     Servers with devices of their own are on this machine.

@@ -1,5 +1,6 @@
-"""python -m lorad.backends.trainer_probe KIND: can lorad use this trainer here? For
-`lorad doctor --trainer KIND`.
+"""Find out whether lorad can use a trainer here, for `lorad doctor --trainer KIND`.
+
+    python -m lorad.backends.trainer_probe KIND
 
 Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could say what is the matter,
 whatever that is.

@@ -49,8 +49,8 @@ class Ask(Struct, frozen=True):
 class Answer(Struct, frozen=True):
     """What the environment said last, or what went wrong.
 
-    seconds: of all turns that were made for it.
-    tools: of an episode that begins, in OpenAI's form.
+    seconds: how long all turns took that were made for it.
+    tools: the tools of an episode that begins, in OpenAI's form.
     scores_at_limit: whether it is to be asked what an episode earns that a limit ends.
     """
 

@@ -33,7 +33,7 @@ from lorad.spec.env import EnvSpec
 class Heard(Struct):
     """An episode as its environment knows it: the turns that it heard, or is to hear next.
 
-    seconds: that its environment took for them.
+    seconds: how long its environment took for them.
     at_limit: a limit has ended it; the next answer is what it earns by that.
     """
 
@@ -146,7 +146,7 @@ class Host:
 
 
 class _EnvProcess:
-    """One process. over: episodes that it need not hold any more; _held: those that it holds."""
+    """A process that plays episodes: it holds those in `_held`, and need no longer hold those in `over`."""
 
     def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:
         self._setup = setup

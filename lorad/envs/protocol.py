@@ -14,8 +14,9 @@ Message = dict[str, Any]
 class Turn(Struct, frozen=True):
     """What the model said.
 
-    text: without special tokens, calls of tools included. finish: `stop`, or `length` where it was cut off.
-    calls: of the environment's tools, by name and arguments; only those that can be made.
+    text: what it said without special tokens, calls of tools included.
+    finish: `stop`, or `length` where it was cut off.
+    calls: the environment's tools that it called, with arguments; only calls that can be made.
     """
 
     text: str
@@ -27,7 +28,7 @@ class Observation(Struct, frozen=True):
     """What the environment answers.
 
     messages: what the model reads next, as text or as chat messages; None: the episode is over.
-    reward: of this turn; those of an episode are added up.
+    reward: what this turn earns; an episode earns the sum.
     metrics: numbers by name; each step of the run shows the mean over the episodes that have them.
     replaces: `messages` are all that the model reads from here on, in place of what it has read and said.
     tool_errors: calls of the turn that went wrong.

@@ -1,5 +1,8 @@
-"""`python -m lorad.evaluation` reads a Wanted on stdin and prints an Evaluated, see
-`lorad.protocol.evals`, or a Grading and a Graded, see `lorad.client.evaluate`.
+"""Read a Wanted on stdin and print an Evaluated, see `lorad.protocol.evals`, or a Grading and a Graded, see
+`lorad.client.evaluate`.
+
+    python -m lorad.evaluation
+
 What user code prints meanwhile goes to stderr. The exit code is 0, or 130 after an interrupt.
 """
 

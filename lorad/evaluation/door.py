@@ -25,7 +25,7 @@ _GOODBYE_SECONDS = 1.0
 
 
 class Door(NamedTuple):
-    """url: of the gateway, without `/v1`."""
+    """Where a suite asks: `url` leads to the gateway, without `/v1`."""
 
     url: str
     key: str

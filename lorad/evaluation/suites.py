@@ -1,4 +1,4 @@
-"""lm-eval and inspect-ai as they are, in an interpreter of the user's: they ask through the gateway."""
+"""Run lm-eval and inspect-ai as they are, by an interpreter of the user's; they ask through the gateway."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # unless the use
 
 
 class _Asked(NamedTuple):
-    """What the command of a suite is made of. model: run@number. directory: of the base model."""
+    """What the command of a suite is made of; `model` is run@number, and `directory` has the base."""
 
     task: str
     model: str
@@ -146,7 +146,7 @@ def _lm_eval(asked: _Asked) -> list[object]:
 
 
 def _read_lm_eval(path: Path) -> Evaluated:
-    """`acc,none` is acc; with several tasks each figure has the name of its task before it."""
+    """Read figures of lm-eval: `acc,none` is acc; of several tasks, each has the task's name before it."""
     data = json.loads(path.read_text())
     metrics: dict[str, float] = {}
     for task, figures in data["results"].items():
@@ -169,7 +169,10 @@ def _inspect(asked: _Asked) -> list[object]:
 
 
 def _read_inspect(path: Path) -> Evaluated:
-    """With several scorers each figure has the name of its scorer before it. Raises LoradError."""
+    """Read figures of inspect-ai; of several scorers, each has the scorer's name before it.
+
+    Raises LoradError.
+    """
     data = json.loads(path.read_text())
     if data["status"] != "success":
         why = (data.get("error") or {}).get("message", "its log does not say why")

@@ -112,9 +112,11 @@ def preflight(
     """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
     that one.
 
-    loggers, notify: those of runs whose spec names none; None to read config.yaml.
-    backends, cluster: those of the box; where backends is None, config.yaml has both.
-    look: describe the data, too. written: see Question.
+    Args:
+        loggers, notify: what runs have whose spec names none; None to read config.yaml.
+        backends, cluster: what the box has; where backends is None, config.yaml has both.
+        look: whether to describe the data, too.
+        written: see Question.
     """
     begin("reading the model")
     try:
@@ -257,7 +259,7 @@ def _settled(lora: Lora, adapter: AdapterConfig) -> Lora:
 def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]:
     """Check where the run may go: whether that is this machine, too, and what it computes on otherwise.
 
-    device, count: of this machine. Raises SpecError.
+    `device` and `count` describe this machine. Raises SpecError.
     """
     where = places(spec, box.cluster, device, count)
     check_spread(spec, box.cluster, where)

@@ -46,7 +46,7 @@ def answer_doubts(
 ) -> list[str]:
     """Return warnings about answers with which no completion can agree; each says which rows it is about.
 
-    key: of the spec, which names the rows.
+    `key` is the key of the spec that names the rows.
     """
     names = [reward.name for reward in rewards if compares(reward.name, reward.pattern)]
     doubtful: dict[tuple[str, str], dict[tuple[str, int], str]] = {}

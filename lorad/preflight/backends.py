@@ -31,9 +31,7 @@ def check_backends(spec: Spec, config: Config) -> None:
 
 
 def server_check() -> Callable[..., list[str]]:
-    """`check_server`, imported where it is needed: its HTTP client takes as long as all the rest of a
-    preflight.
-    """
+    """Import `check_server` where it is needed: its HTTP client takes as long as the rest of preflight."""
     from lorad.preflight.servers import check_server
 
     return check_server

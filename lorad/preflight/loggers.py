@@ -7,7 +7,7 @@ from lorad.spec.numbers import Loggers
 
 
 def check_loggers(spec: Spec, usual: Loggers) -> Loggers:
-    """Return the loggers of the run. usual: those of config.yaml. Raises SpecError, by key."""
+    """Return the loggers of the run, or the usual ones of config.yaml. Raises SpecError, by key."""
     if spec.loggers is not None:
         refuse_unfit(spec.loggers)
         return spec.loggers

@@ -9,7 +9,7 @@ from lorad.spec.notify import Notify
 
 
 def check_receivers(spec: Spec, usual: list[Notify], cwd: Path) -> list[Notify]:
-    """Return who hears of the run. usual: those of config.yaml. Raises SpecError, by key."""
+    """Return who hears of the run, by its spec or as usual by config.yaml. Raises SpecError, by key."""
     if spec.notify is not None:
         refuse_unfit(spec.notify, cwd)
         return spec.notify

@@ -47,8 +47,13 @@ _VERSIONS = 3
 
 
 class Step(NamedTuple):
-    """What a step trains on. prompts, samples: how many. prompt: tokens of one, mean; tokens: of all
-    completions.
+    """What a step trains on.
+
+    Attributes:
+        prompts: number of prompts.
+        samples: number of samples.
+        prompt: mean number of tokens in a prompt.
+        tokens: number of tokens in all completions.
     """
 
     prompts: int
@@ -70,7 +75,7 @@ class MemorySide(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Parameters: of the adapter, of a frozen one that KL is measured against, and of the critic."""
+    """How many parameters the adapter has, the frozen one that KL is measured against, and the critic."""
 
     adapter: int
     frozen: int = 0
@@ -95,7 +100,7 @@ def step_of(spec: Spec, data: Dataset) -> Step:
 
 
 def _dtype_of(spec: Spec, model: ModelFacts, device: str) -> str:
-    """`auto` is float32 on a CPU, the checkpoint's own else."""
+    """Return the dtype of the base: `auto` is float32 on a CPU, and elsewhere that of the checkpoint."""
     if spec.model.dtype != "auto":
         return spec.model.dtype
     return "float32" if device == "cpu" else model.dtype
@@ -228,8 +233,8 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
 
 
 def _cached_tokens(spec: Spec, model: ModelFacts, step: Step) -> int:
-    """Return the tokens whose keys and values are in memory on a CPU: those of the samples of a step; of
-    a server that fills its cache, of as many whole contexts as it runs samples at once.
+    """Return how many tokens have keys and values in memory on a CPU: all of a step's samples, or with a
+    server that fills its cache, a whole context for each sample that it runs at once.
     """
     servers = _started(spec)
     if servers and SERVERS[spec.rollout.backend].fills_cache:

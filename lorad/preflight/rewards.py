@@ -126,7 +126,12 @@ def try_rewards(
     """Call each function of the user's, and a judge once, on completions that are made up for some rows.
 
     Raises SpecError where one fails on each, unless runs may go on without any reward; returns warnings about
-    others. stops: of rollout.stop. size: of a group. key: of the spec, which an error names.
+    others.
+
+    Args:
+        stops: the texts of rollout.stop.
+        size: number of samples in a group.
+        key: the key of the spec that an error names.
     """
     begin("trying the reward")
     groups = [group for example in examples for group in _made_up(example, tokenizer, stops, size)]

@@ -24,7 +24,7 @@ class Teacher(NamedTuple):
 
 
 def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Teacher | None:
-    """Find the teacher; None where it is the run's own model. student, facts: of that.
+    """Find the teacher; None where it is the run's own model, whose directory is `student`.
 
     Raises SpecError for a model that cannot be read, and one whose tokens or positions are not the student's.
     """
@@ -69,7 +69,7 @@ def _refuse_long(spec: Spec, positions: int) -> None:
 
 
 def _tokens_sha256(directory: Path) -> str:
-    """sha256 (hex) over the vocabulary of a model, its merges and its added tokens. Raises SpecError."""
+    """Return the sha256 (hex) of a model's vocabulary, merges and added tokens. Raises SpecError."""
     tokenizer = read_json(directory / "tokenizer.json", JSON_BYTES)
     content = json.dumps({key: tokenizer.get(key) for key in _OF_IDS}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -209,7 +209,7 @@ def check_bits(spec: Spec, device: str) -> list[str]:
 
 
 def check_dtype(spec: Spec, device: str, root: Path = Path("/")) -> list[str]:
-    """Return a warning where a CPU without the means for bfloat16 is asked for it. root: of /proc."""
+    """Return a warning where a CPU without the means for bfloat16 is asked for it; /proc is below `root`."""
     flags = set(cpu_facts(root).get("flags", "").split())
     if device != "cpu" or spec.model.dtype != "bfloat16" or not flags or flags & _BFLOAT16:
         return []

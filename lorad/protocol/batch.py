@@ -63,9 +63,8 @@ class Chunk(Struct, frozen=True):
     version: the engine-side name of the version that made these tokens.
     tokens: int32 [t].
     logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and top-p.
-    routes: with the last chunk, where they are wanted: those of all tokens of the sample (see
-        lorad/routes.py), of which the last one's is not known; of sample 0 behind those of its
-        prompt.
+    routes: the routes of all tokens of the sample (see lorad/routes.py), with the last chunk, where they are
+        asked for. The last token's is not known; in sample 0 the routes of its prompt come first.
     """
 
     prompt: str
@@ -181,7 +180,7 @@ class Batch(Struct, frozen=True):
     prompts: int32 [sum(prompt_lengths)]     prompt_lengths: int32 [G]      group_sizes: int32 [G], sums to S
     completions: int32 [T]                   completion_lengths: int32 [S], sums to T
     sampled: bool [T], whether the policy sampled a token; at least one of each sample. None: it sampled all.
-    routes: of all tokens, which trainers of a mixture replay; None: the trainer's own router decides. The
+    routes: the routes of all tokens, which trainers of a mixture replay; None leaves it to their router. The
         last token of a sample is not computed, so its route means nothing.
     labels: int32 [M], what is predicted in the place of each target; None: the targets themselves.
     """
@@ -288,10 +287,11 @@ class PolicyTargets(Struct, frozen=True):
     """What a policy loss needs beside the tokens; all float32 [M], of the targets of the batch.
 
     advantages: what the surrogate weighs each token with.
-    sampler_logprobs: those of the engine that sampled; None for tokens that no engine sampled.
-    old_logprobs: those of the trainer before the first update on these samples; None: the current policy
-        itself (on-policy, ratio 1).
-    reference_logprobs: those of the base or of the run's reference; None when the KL coefficient is 0.
+    sampler_logprobs: log-probabilities by the engine that sampled; None for tokens that no engine sampled.
+    old_logprobs: log-probabilities by the trainer before the first update on these samples; None is the
+        current policy itself (on-policy, ratio 1).
+    reference_logprobs: log-probabilities by the base or the run's reference; None when the KL coefficient
+        is 0.
     weights: what each token's loss counts; a token of weight 0 is not trained. None: 1 for each.
     sequence_log_ratios: logarithm of the ratio of the whole sample, where `ratio` asks for that and a sample
         may have several rows. None: each row is a sample, whose ratio the trainer computes.
@@ -322,9 +322,9 @@ class PolicyLoss(Struct, frozen=True):
     anchor: the policy that the ratio compares with.
     clip_low, clip_high: how far the ratio (geometric: its logarithm; divergence: the probability) may move.
     dual: the most that a token of negative advantage may count, in units of it; None is no bound.
-    bounds: of the ratio in `weighted`.
-    negative_bounds: of the ratio in `weighted` where the advantage is not positive; that of other tokens is 1
-        then. None: `bounds` hold for all.
+    bounds: bounds that `weighted` has for the ratio.
+    negative_bounds: bounds that it has where the advantage is not positive; the ratio of other tokens is 1
+        then. None lets `bounds` hold for all.
     drops: `weighted` leaves out tokens outside of the bounds, instead of bounding their ratio.
     taus: temperatures of `soft` for positive and for other advantages.
     beta: weight of the square in `dro`.

@@ -113,8 +113,8 @@ class Open(Struct, frozen=True):
 class Opened(Struct, frozen=True):
     """The slot that was opened.
 
-    bytes: of everything that the trainer holds for the run.
-    tokens_per_microbatch, activation_checkpointing, kept_tokens: those of `Open`, or what the pool chose.
+    bytes: size of everything that the trainer holds for the run.
+    tokens_per_microbatch, activation_checkpointing, kept_tokens: as `Open` has them, or as the pool chose.
     reference: the verdict of its attestation; None where there is none.
     """
 
@@ -209,10 +209,11 @@ class OptimStep(TrainerVerb[StepResult], frozen=True, tag="optim_step"):
 class MachineUse(Struct, frozen=True):
     """What the machine did since a slot's optimizer step before, programs outside of lorad included.
 
-    seconds: that this is about.
+    seconds: how long the time was.
     cpu: the share of all cores that was busy.
     memory: bytes in use on the machine.
-    device_utilization, device_power: of the pool's devices, the mean over the devices, and watts of all.
+    device_utilization: mean over the pool's devices.
+    device_power: watts of all of them.
     device_memory: bytes in use on all of them.
     None: unknown.
     """
@@ -228,7 +229,7 @@ class MachineUse(Struct, frozen=True):
 class Stepped(StepResult, frozen=True):
     """The result of an optimizer step, and what was computed for it.
 
-    tokens, seconds: of the slot's forward and backward passes since the step before, prompts included,
+    tokens, seconds: what the slot's forward and backward passes took since the step before, prompts included,
         waiting excluded.
     mfu: see `lorad/pool/work.py`; None where it is not known.
     memory, memory_peak: see `TrainerHealth`; None where it is not known.
@@ -303,7 +304,7 @@ class Attestation(Struct, frozen=True):
 
     verdict: inconclusive means that delivery is proved, but the signal is too small to prove more.
     facts: the measured numbers.
-    delivered_sha256: of the file that servers read the version from; "" where it is served from memory.
+    delivered_sha256: digest of the file that servers read the version from; "" where memory serves it.
     """
 
     verdict: Literal["passed", "inconclusive", "failed"]
@@ -316,7 +317,7 @@ class Published(Struct, frozen=True):
     """Describes the version that was published.
 
     seconds: export and load, without attestation.
-    norm: of the adapter, see `Adapter.norm`; None of a pool of an older lorad.
+    norm: norm of the adapter, see `Adapter.norm`; None from a pool of an older lorad.
     """
 
     version: str
@@ -361,7 +362,7 @@ class LoadVersion(Struct, frozen=True):
 
 
 class Loaded(Struct, frozen=True):
-    """The verdict of its attestation: of now, or of when it was loaded."""
+    """The version is loaded, with the verdict of its attestation now or when it was loaded."""
 
     attestation: Attestation
 

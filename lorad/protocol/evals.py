@@ -76,7 +76,7 @@ def ks(n: int) -> list[int]:
 def pass_at(k: int, counts: Sequence[tuple[int, int]]) -> float | None:
     """Estimate the share of problems of which one of k completions passes (Chen et al., 2021, without bias).
 
-    counts: of each problem, its scored completions and those that passed. Problems with fewer than k are
+    `counts` has the scored completions of each problem, and how many passed. Problems with fewer than k are
     left out; None where all are.
     """
     shares = []
@@ -144,7 +144,7 @@ def judged(
 ) -> Expected:
     """Judge an expectation by what was measured until now.
 
-    steps: those of the run, of which `done` are done.
+    steps: how many steps the run has, of which `done` are done.
     figures_at: what a step and its evaluation came to, by name.
     is_over: nothing more will be measured at the step `done`, nor after it.
     """
@@ -166,7 +166,8 @@ def judged(
 class Suite(Struct, frozen=True):
     """A suite that evaluates.
 
-    task: of lm-eval a name or a YAML file; of inspect-ai a file. python: the interpreter that has the suite.
+    task: a name or a YAML file of lm-eval, or a file of inspect-ai.
+    python: the interpreter that has the suite.
     """
 
     kind: Literal["lm_eval", "inspect"]
@@ -178,7 +179,7 @@ class Wanted(Struct, frozen=True, kw_only=True, tag=True):
     """A version to evaluate.
 
     version: an alias, run@number, run@best, or a run's name.
-    settings: those of a set of `eval.sets` as plain data; what is left out is the run's.
+    settings: settings of a set of `eval.sets` as plain data; what is left out is the run's.
     cwd: the directory where relative paths of the settings begin.
     out: a file for the completions, of a suite a directory for what it writes; "" for none.
     suite: it evaluates instead of a reward on rows.
@@ -194,10 +195,10 @@ class Wanted(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Evaluated(Struct, frozen=True, kw_only=True):
-    """What it came to.
+    """What an evaluation came to.
 
     version: run@number.
-    settings: those that were used, resolved.
+    settings: the settings that were used, resolved.
     error: why there is nothing.
     """
 

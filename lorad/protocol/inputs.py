@@ -35,7 +35,7 @@ class Input(Struct, frozen=True):
 
     bytes: its size.
     mtime: in nanoseconds.
-    sha256: of its bytes; "" of data that are large.
+    sha256: digest of its bytes; "" for data that are large.
     """
 
     path: str

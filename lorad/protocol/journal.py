@@ -81,7 +81,7 @@ class AttemptFact(Struct, frozen=True):
     sizes: sizes of the trainer along its axes, where there is more than one rank.
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
     teacher_sha256: see `PoolInfo`.
-    commits: of hub datasets that are streamed, by their names.
+    commits: commits of the hub datasets that are streamed, by their names.
     software: versions of what the pool runs on, by package.
     routes: what rollout.routes came to.
     rows: what the data are made of.
@@ -147,8 +147,8 @@ class StepFact(Struct, frozen=True, omit_defaults=True):
     samples: a path relative to the run directory; "" where nothing was sampled.
     metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in
         JSON.
-    consumed: prompts after which the next step begins; None: those of the step. Dynamic sampling looks at
-        more.
+    consumed: prompts after which the next step begins; None stands for the step's own. Dynamic sampling
+        looks at more.
     """
 
     version: int

@@ -42,7 +42,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     patience: seconds that a request for nodes waits before the next shape is tried, and a pool without any
         server for another node.
     idle_timeout: seconds without use after which the pool gives the nodes back.
-    address: of the Ray cluster, as `ray.init` takes it.
+    address: where the Ray cluster is, as `ray.init` takes it.
     cluster_python: the interpreter that has the cluster's own version of Ray.
     token_file: holds the cluster's token.
     labels: what a node must have.
@@ -82,8 +82,8 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
     """The file `grant.json`, mode 0600, which the pool writes for its grant process.
 
     life: `POOL@LIFE`, of the pool that asks.
-    socket: of the pool; the grant process connects to it.
-    certificate: of the pool, PEM; agents accept no other.
+    socket: the pool's socket, which the grant process connects to.
+    certificate: the pool's certificate, PEM; agents accept no other.
     agent: arguments of the node's interpreter that start an agent, without `--address`.
     """
 
@@ -97,7 +97,8 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
 class AgentStart(Struct, frozen=True, kw_only=True):
     """The first line of an agent's stdin, which stays open: its end is the agent's.
 
-    certificate: of the pool, PEM. devices: GPUs that were granted there, indices or UUIDs.
+    certificate: the pool's certificate, PEM.
+    devices: GPUs that were granted there, indices or UUIDs.
     """
 
     certificate: str
@@ -107,10 +108,15 @@ class AgentStart(Struct, frozen=True, kw_only=True):
 class GrantedNode(Struct, frozen=True, kw_only=True):
     """A node that was granted, and the agent on it; an agent says the same, in one line on stdout.
 
-    certificate: of the agent, PEM. boot_id: of the node. directory: the agent's own, 0700. devices: UUIDs or
-    indices of the GPUs that were granted. pid: of the agent. lorad: its version. uid: whose agent it is.
-    interface: of the network, that has the address; "" when it is not known. memory: bytes of each device; ()
-    when it is not known.
+    certificate: the agent's certificate, PEM.
+    boot_id: the node's boot id.
+    directory: the agent's own directory, 0700.
+    devices: UUIDs or indices of the GPUs that were granted.
+    pid: the agent's pid.
+    lorad: the agent's version.
+    uid: whose agent it is.
+    interface: the network interface that has the address; "" when it is not known.
+    memory: bytes of each device; () when it is not known.
     """
 
     node: str
@@ -168,9 +174,11 @@ _Text = Annotated[str, Meta(max_length=4096)]
 class GrantStatus(Struct, frozen=True, kw_only=True):
     """What a pool's life was granted so far.
 
-    words: what is lacking, why it was refused, or which node is lost and how. hint: what to do.
-    since: Unix time at which it came to this state. nodes: those that were granted, sorted by name. leaving:
-    names of those with ranks that were asked to end.
+    words: what is lacking, why it was refused, or which node is lost and how.
+    hint: what to do.
+    since: Unix time at which it came to this state.
+    nodes: the nodes that were granted, sorted by name.
+    leaving: names of the nodes with ranks that were asked to end.
     """
 
     state: Literal["asked", "granted", "refused", "lost"]

@@ -24,12 +24,12 @@ class Question(Struct, frozen=True, kw_only=True):
     devices: the number of GPUs.
     available: bytes that are free, on a CPU, which None looks up; of GPUs, all bytes of the smallest.
     warm: a pool has loaded the base already, so no memory for it is needed.
-    backends: those of the box; None to read config.yaml, which not every user may.
+    backends: backends of the box; None to read config.yaml, which not every user may.
     reference: the directory of the adapter that KL is measured against; None for the base.
-    loggers: those of runs whose spec names none.
+    loggers: loggers of runs whose spec names none.
     look: whether the data are to be described, too.
     notify: receivers of runs whose spec names nobody.
-    cluster: that of the box; None where it has none.
+    cluster: cluster of the box; None where it has none.
     written: the keys of `lora` that the user wrote, and where; the adapter of lora.adapter_path supplies the
         others. None: nothing of `lora` is open.
     """
@@ -122,7 +122,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
     critic_parameters: parameters of the run's critic, its head left out; 0 without one.
     memory_needed, memory_available: bytes; None where nobody looked.
-    memory_parts: of those that are needed, by what takes them.
+    memory_parts: the bytes that are needed, by what takes them.
     dataset_size: rows of the training data; None for a task, which never ends.
     dropped: rows that are too long.
     data_format: what the rows are, where completions are trained on; "" otherwise.
@@ -131,7 +131,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     eval_likely: whether they have the likelihood of held-out completions.
     warnings: what is allowed and probably not meant, a sentence each.
     rate: what trainer.lr is where it is not given; None from an older lorad.
-    loggers: those of the run: of its spec, or else of config.yaml.
+    loggers: loggers of the run, by its spec, or else by config.yaml.
     look: the data, where somebody asked to see them.
     notify: who hears of the run: by its spec, or else by config.yaml.
     """

@@ -160,8 +160,8 @@ class Use(Struct):
     attempt: 0 for what others were served of a version of the run.
     step: the run's newest checkpoint, or where the attempt began; what comes later is lost with the attempt
         unless there is another checkpoint.
-    held: device-seconds: those that it was busy, and an equal part of those in which nobody was, of all who
-        have a slot.
+    held: device-seconds in which it was busy, and its equal part, among all who have a slot, of those in
+        which nobody was.
     busy: device-seconds that its work took; where several overlap, an equal part.
     generated, served: tokens that were sampled for the run, and for others. trained: tokens with a target.
     prompts, cached: tokens of prompts, and those of them that were not computed again.

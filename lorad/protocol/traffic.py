@@ -20,7 +20,7 @@ class Figures(Struct, frozen=True):
     without any.
 
     requests: requests that ended since the gateway began, without those that were refused as invalid.
-    failed: those of them that ended with an error of the serving side.
+    failed: how many of them ended with an error of the serving side.
     tokens: tokens generated since the gateway began.
     ttft_p50, ttft_p95: seconds until the first token of a stream.
     p50, p95: seconds until the end of an answer.

@@ -245,7 +245,7 @@ class Algorithm(Part, frozen=True):
             and above 0, for divergence the probability.
         dual: bound of the loss of a token with negative advantage, in units of the advantage; null is none.
         bounds: least and greatest importance ratio of weighted.
-        negative_bounds: those of weighted for advantages that are not positive; the ratio of the others is 1
+        negative_bounds: bounds of weighted for advantages that are not positive; the ratio of the others is 1
             then.
         level: what is averaged. token is over all tokens of a batch, sequence over each sample first, prompt
             over the samples of each prompt first; constant divides by samples times rollout.max_new_tokens

@@ -208,7 +208,7 @@ def _named(kind: Any) -> list[str]:
 
 
 def readable(message: str) -> SpecError:
-    """msgspec's `Expected `int` >= 1 - at `$.lora.rank`` blames `lora.rank` for `Expected int >= 1`."""
+    """Return msgspec's "Expected `int` >= 1 - at `$.lora.rank`" as an error that blames `lora.rank`."""
     text, _, where = message.partition(" - at ")
     if "matching regex" in text:
         text = "this is no name that can be used"

@@ -79,8 +79,8 @@ class Expectation(Part, frozen=True):
     """A figure that the run should come to: at least `low`, at most `high`, or both.
 
     Attributes:
-        metric: of an evaluation `eval`, `eval/NAME`, `eval/NAME/pass@4`, `nll` or `accuracy`, as in
-            checkpoint.best_by; of a step any that `lorad metrics` shows, such as `reward`.
+        metric: a figure of an evaluation (`eval`, `eval/NAME`, `eval/NAME/pass@4`, `nll`, `accuracy`, as in
+            checkpoint.best_by), or one of a step that `lorad metrics` shows, such as `reward`.
         step: the step after which it is judged, of evaluations also 0; null is the last one.
         low: the least value that is expected.
         high: the highest value that is expected.

@@ -78,9 +78,9 @@ class Rollout(Part, frozen=True):
         admin_key_file: file that holds a second key, for routes that change a server, where it has one.
         engine_args: flags of the servers that lorad starts, without their dashes.
         max_staleness: steps that sampling may run ahead of training.
-        routes: of a mixture of experts. record has the engine say which experts it sends each token to, and
-            the trainer send it to the same ones (rollout routing replay, R3). auto is record where the base
-            is a mixture in bfloat16 and both can.
+        routes: how a mixture of experts is trained. record has the engine say which experts it sends each
+            token to, and the trainer send it to the same ones (rollout routing replay, R3). auto is record
+            where the base is a mixture in bfloat16 and both can.
     """
 
     backend: str = "builtin"
@@ -132,7 +132,7 @@ class Resources(Part, frozen=True):
             split); 0 is as many as the servers need where pool.mode is split. A CPU gives a slot for each
             (`devices.cpu_slots` in config.yaml), and one for the trainer.
         nodes: machines that they are on, as many on each; more than one needs `cluster` in config.yaml.
-        rollout_nodes: of these, nodes that have servers and no ranks (pool.mode split).
+        rollout_nodes: how many of these nodes have servers and no ranks (pool.mode split).
         where: local is this machine, cluster is `cluster` of config.yaml. any is whichever has room first,
             this machine before the cluster. auto is the cluster for several nodes, and for more GPUs than
             this machine has; otherwise this machine.

@@ -1,4 +1,4 @@
-"""`notify` of a spec or of config.yaml: who hears of a run's start, end, failure and alarms."""
+"""Say who hears of a run's start, end, failure and alarms: `notify` of a spec or of config.yaml."""
 
 from typing import Annotated, Literal
 from urllib.parse import urlsplit

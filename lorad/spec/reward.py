@@ -24,19 +24,19 @@ class RewardSpec(Part, frozen=True):
             `path/to/file.py:function`.
         label: name of its curve where there are several rewards; null is the function's name.
         weight: what it is multiplied with.
-        pattern: the regular expression of `regex`; of `judge`, the one whose group is the score, of which the
+        pattern: the regular expression of `regex`; for `judge`, the one whose group is the score, of which the
             last counts, by default the number behind `Score:`.
-        raw: of `regex`: it reads the text with special tokens and the stop string, which others are given
+        raw: lets `regex` read the text with special tokens and the stop string, which others are given
             without.
-        url: of `judge`: the base URL of an OpenAI API, such as `http://localhost:8000/v1`.
-        model: of `judge`: the model that is asked.
-        key_file: of `judge`: file with the API key, readable by its owner only; null for a server without.
-        prompt: of `judge`: what it is asked, with `{prompt}`, `{completion}` and `{answer}` in their places;
+        url: the base URL of the OpenAI API that `judge` asks, such as `http://localhost:8000/v1`.
+        model: the model that `judge` asks.
+        key_file: file with the API key of `judge`, readable by its owner only; null for a server without.
+        prompt: what `judge` asks its model, with `{prompt}`, `{completion}` and `{answer}` in their places;
             null asks for a score from 0 to 10.
-        range: of `judge`: lowest and highest score, which become 0 and 1; any other is a failure.
-        max_tokens: of `judge`: most tokens of what it says.
-        cache: of `judge`: directory that keeps what it said, for equal questions of any run; null keeps none.
-        price: of `judge`: what a million tokens of prompts and of replies cost; null counts no money.
+        range: lowest and highest score of `judge`, which become 0 and 1; any other is a failure.
+        max_tokens: most tokens of a reply to `judge`.
+        cache: directory of replies to `judge`, kept for equal questions of any run; null keeps none.
+        price: what a million tokens of prompts and of replies cost with `judge`; null counts no money.
         timeout: seconds for one call of the function: for a sample, or for all that a function of lists gets.
             The first call of each process, which may load a model, has ten times that and at least a minute.
         retries: how often a sample whose reward failed is scored again.

@@ -84,12 +84,12 @@ def _read(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def override(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """`spec` with some keys changed. Raises SpecError that begins with the override to blame."""
+    """Return the spec with some keys changed. Raises SpecError that begins with the override to blame."""
     return _overridden(msgspec.to_builtins(spec), overrides, {}, "spec")
 
 
 def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], source: str) -> Spec:
-    """origins: where each key of `data` stands."""
+    """Convert plain data after the overrides; `origins` says where each of their keys stands."""
     data = assigned(data, overrides)
     origins = origins | {overridden(text): f"override {text}" for text in overrides}
     try:

@@ -37,7 +37,10 @@ class UserCode(Part, frozen=True):
 
 
 def memory_bytes(memory: int | str | None) -> int:
-    """`4GiB` or `4GB` -> 4 << 30; None -> 0. Raises ValueError, also for less than Python itself needs."""
+    """Return the bytes of a limit such as `4GiB` or `4GB`, 0 for None.
+
+    Raises ValueError, also for less than Python itself needs.
+    """
     size = _bytes_of(memory) if isinstance(memory, str) else memory or 0
     if memory is not None and size < _LEAST_MEMORY:
         raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")

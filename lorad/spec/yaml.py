@@ -108,7 +108,7 @@ def _refuse_twice(node: MappingNode, source: str) -> None:
 
 
 def lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:
-    """Dotted key -> `source:line`."""
+    """Return where each dotted key stands, as `source:line`."""
     places: dict[str, str] = {}
     if isinstance(node, MappingNode):
         for key_node, value_node in node.value:
