@@ -24,8 +24,8 @@ class RewardSpec(Part, frozen=True):
             `path/to/file.py:function`.
         label: name of its curve where there are several rewards; null is the function's name.
         weight: what it is multiplied with.
-        pattern: the regular expression of `regex`; for `judge`, the one whose group is the score, of which the
-            last counts, by default the number behind `Score:`.
+        pattern: the regular expression of `regex`; for `judge`, the one whose group is the score, of which
+            the last counts, by default the number behind `Score:`.
         raw: lets `regex` read the text with special tokens and the stop string, which others are given
             without.
         url: the base URL of the OpenAI API that `judge` asks, such as `http://localhost:8000/v1`.
