@@ -15,7 +15,7 @@ from lorad.daemon.process.user_files import files_into, own_directory, own_file,
 from lorad.daemon.process.users import user_of
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record
-from lorad.store.facts import strange
+from lorad.store.facts import _mistake
 from tests.kit.world import REPOSITORY
 
 ALICE, BOB = 4001, 4002
@@ -44,15 +44,15 @@ def test_only_the_owners_own_journal_is_read(tmp_path: Path, trick: str) -> None
 )
 def test_path_outside_its_directory_is_refused(path: object) -> None:
     fact = {"version": 1, "path": path}
-    assert strange(Record(1, 1, "a", 1, 1, "version", 1.0, fact))
-    assert not strange(Record(1, 1, "a", 1, 1, "version", 1.0, fact | {"path": "versions/000001"}))
+    assert _mistake(Record(1, 1, "a", 1, 1, "version", 1.0, fact))
+    assert not _mistake(Record(1, 1, "a", 1, 1, "version", 1.0, fact | {"path": "versions/000001"}))
 
 
 @pytest.mark.parametrize("number", [-2, 2**60, 1.5, "1", [1]])
 def test_a_number_that_names_no_row_is_refused(number: object) -> None:
-    assert strange(Record(1, 1, "a", 1, 1, "version", 1.0, {"version": number, "path": "versions/000001"}))
-    assert strange(Record(1, 1, "a", 10**9, 1, "end", 1.0, {}))
-    assert strange(Record(1, 1, "a", 1, 1, "end", 1.0e300, {}))
+    assert _mistake(Record(1, 1, "a", 1, 1, "version", 1.0, {"version": number, "path": "versions/000001"}))
+    assert _mistake(Record(1, 1, "a", 10**9, 1, "end", 1.0, {}))
+    assert _mistake(Record(1, 1, "a", 1, 1, "end", 1.0e300, {}))
 
 
 def test_manifest_naming_outside_files_is_refused(tmp_path: Path) -> None:

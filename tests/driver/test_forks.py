@@ -15,8 +15,8 @@ from lorad.driver.rewards import Score
 from lorad.driver.sampling.rows import batch_of
 from lorad.driver.score import choose
 from lorad.driver.session import Sample, Session, State, TrainBatch
-from lorad.driver.train import _minibatches, sequence_log_ratios
-from lorad.driver.weigh import look, weigh
+from lorad.driver.train import _minibatch, sequence_log_ratios
+from lorad.driver.weigh import look, minibatch_ranges, weigh
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
@@ -79,7 +79,9 @@ def step(level: str, forks: tuple[int, ...]) -> tuple[TrainBatch, PolicyTargets,
     rollout: Any = SimpleNamespace(groups=groups, samples=[s for group in groups for s in group])
     scored = choose(cast(Session, session), rollout, [Score(r) for r in (1.0, 0.0, 0.25, 0.5)])
     weighed = weigh(session, rollout, scored, known := look(session, rollout, scored))
-    return known, weighed.targets, _minibatches(session, rollout, scored, weighed)
+    ranges = minibatch_ranges(spec, rollout)
+    steps = [_minibatch(session, rollout, scored, weighed, *groups) for groups in ranges]
+    return known, weighed.targets, steps
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "prompt"])

@@ -69,13 +69,15 @@ def losses(made: LaneRun) -> list[float]:
 
 def test_passes_in_flight_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.pool.joint._SOON", 20.0)  # however busy the machine is
-    groups, plain = list[int](), Joint._next
+    groups = list[int]()
+    plain = Joint._gathered
 
-    def watched(joint: Joint) -> list[Asked]:
-        groups.append(len(some := plain(joint)))
-        return some
+    async def watched(joint: Joint) -> list[Asked]:
+        calls = await plain(joint)
+        groups.append(len(calls))
+        return calls
 
-    monkeypatch.setattr(Joint, "_next", watched)
+    monkeypatch.setattr(Joint, "_gathered", watched)
     last = 2 * STEPS
     with running_pool(tmp_path, deterministic=False) as running:
         runs = [LaneRun(running, tmp_path, name) for name in ("a", "b", "alone")]
