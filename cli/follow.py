@@ -98,7 +98,7 @@ def watched(
             return next(iter(client.samples(name, step=step, limit=1, brief=True)), None)
         return None
 
-    live = Live(None if quiet else first_sample) if sys.stderr.isatty() else _RunLines()
+    live = LiveLine(None if quiet else first_sample) if sys.stderr.isatty() else _RunLines()
     view = _SilentRun() if as_json else live
     try:
         with view.shown():
@@ -187,7 +187,7 @@ class _RunLines(_SilentRun):
         self._quiet_since = time.monotonic()
 
 
-class Live(_SilentRun):
+class LiveLine(_SilentRun):
     """Shows one line with a bar, what the run is doing and the figures of the last step, and above it
     evaluations and completions as they come.
 

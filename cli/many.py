@@ -24,7 +24,7 @@ _PERIOD = 0.1  # seconds between looks
 _ABOUT = ("name", "state", "step", "owner", "age")
 
 
-class Verb(NamedTuple):
+class BulkVerb(NamedTuple):
     """What is to be done to each.
 
     name: as it is typed. does: asks the daemon. says: what came of it, in a line. fits: whether a run is in a
@@ -38,7 +38,7 @@ class Verb(NamedTuple):
     fits: Callable[[Run], bool] = lambda run: True
 
 
-class Outcome(NamedTuple):
+class _BulkOutcome(NamedTuple):
     """What came of one: the daemon's answer or its error."""
 
     name: str
@@ -55,7 +55,9 @@ def only_run(selection: Selection) -> str | None:
     return selection.names[0] if selection.is_by_name and len(selection.names) == 1 else None
 
 
-def on_runs(client: Client, verb: Verb, meant: Selection, *, yes: bool, quiet: bool) -> list[Outcome]:
+def on_runs(
+    client: Client, verb: BulkVerb, meant: Selection, *, yes: bool, quiet: bool
+) -> list[_BulkOutcome]:
     """Find the runs that are meant, ask, and do it to each. quiet: say nothing of each."""
     runs = chosen(client, meant, verb)
     if not runs:
@@ -66,7 +68,7 @@ def on_runs(client: Client, verb: Verb, meant: Selection, *, yes: bool, quiet: b
     return each(verb, [run.name for run in runs], quiet=quiet)
 
 
-def chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
+def chosen(client: Client, selection: Selection, verb: BulkVerb) -> list[Run]:
     """Find the runs that are meant and that the verb fits; the ones that were named whatever their state.
 
     Raises NotFound for a name or glob that no run has.
@@ -78,7 +80,7 @@ def chosen(client: Client, selection: Selection, verb: Verb) -> list[Run]:
     return kept
 
 
-def ask(verb: Verb, what: str, lines: Sequence[Sequence[str]], *, yes: bool) -> None:
+def ask(verb: BulkVerb, what: str, lines: Sequence[Sequence[str]], *, yes: bool) -> None:
     """List what the verb is about, and ask, unless `yes`.
 
     Raises typer.Abort; SpecError where nobody can be asked.
@@ -96,7 +98,7 @@ def ask(verb: Verb, what: str, lines: Sequence[Sequence[str]], *, yes: bool) -> 
     typer.confirm(output.printable(verb.asks.format(what)), abort=True, err=True)
 
 
-def each(verb: Verb, names: Iterable[str], *, quiet: bool = False) -> list[Outcome]:
+def each(verb: BulkVerb, names: Iterable[str], *, quiet: bool = False) -> list[_BulkOutcome]:
     """Do it to one after the other and say what came of each; one that fails does not keep the next.
 
     quiet: say nothing. Raises DaemonUnreachable.
@@ -104,11 +106,11 @@ def each(verb: Verb, names: Iterable[str], *, quiet: bool = False) -> list[Outco
     outcomes = []
     for name in names:
         try:
-            outcome = Outcome(name, verb.does(name), None)
+            outcome = _BulkOutcome(name, verb.does(name), None)
         except DaemonUnreachable:
             raise
         except LoradError as error:
-            outcome = Outcome(name, None, error)
+            outcome = _BulkOutcome(name, None, error)
         outcomes.append(outcome)
         if not quiet:
             say(verb, outcome)
@@ -116,8 +118,13 @@ def each(verb: Verb, names: Iterable[str], *, quiet: bool = False) -> list[Outco
 
 
 def awaited(
-    client: Client, verb: Verb, outcomes: Sequence[Outcome], *, quiet: bool, until: Sequence[str] = OVER
-) -> list[Outcome]:
+    client: Client,
+    verb: BulkVerb,
+    outcomes: Sequence[_BulkOutcome],
+    *,
+    quiet: bool,
+    until: Sequence[str] = OVER,
+) -> list[_BulkOutcome]:
     """Wait until all that took it have one of these states, and say how each is as soon as it is so; on a
     terminal also how many they are, and what the others do.
 
@@ -139,13 +146,13 @@ def awaited(
             output.doing("" if over else f"{len(names) - len(waiting)} of {len(names)} done; {doing}")
         for name in over:
             run = client.show(name)
-            last[name] = Outcome(run.name, run, None)
+            last[name] = _BulkOutcome(run.name, run, None)
             if run.reason not in GOOD:  # it ended otherwise than it should
                 detail = f": {run.detail}" if run.detail else ""
                 error = Conflict(
                     f"{run.name} ended ({run.reason}){detail}", hint=f"See `lorad logs {run.name}`."
                 )
-                last[name] = Outcome(run.name, None, error)
+                last[name] = _BulkOutcome(run.name, None, error)
             if not quiet:
                 say(verb, last[name])
         waiting = [name for name in waiting if name not in over]
@@ -158,7 +165,7 @@ def state_in_words(run: Any) -> str:
     return f"{run.name} is {phase(run)}" + (f" ({run.reason})." if run.reason else ".")
 
 
-def say(verb: Verb, outcome: Outcome) -> None:
+def say(verb: BulkVerb, outcome: _BulkOutcome) -> None:
     if outcome.answer is not None:
         output.note(verb.says(outcome.answer))
     elif outcome.error is not None:
@@ -168,7 +175,7 @@ def say(verb: Verb, outcome: Outcome) -> None:
             output.note(f"  {outcome.error.hint}")
 
 
-def conclude(verb: Verb, outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+def conclude(verb: BulkVerb, outcomes: Sequence[_BulkOutcome], *, as_json: bool) -> None:
     """Print the answers as JSON, an error in the place of one that has none, or how many failed.
 
     Raises typer.Exit where some failed: with the code that they have in common, else 1.
@@ -183,7 +190,7 @@ def conclude(verb: Verb, outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         raise typer.Exit(codes.pop() if len(codes) == 1 else 1)
 
 
-def _as_data(outcome: Outcome) -> Any:
+def _as_data(outcome: _BulkOutcome) -> Any:
     if outcome.error is None:
         return outcome.answer
     return {"name": outcome.name, "error": to_wire(outcome.error)}

@@ -15,7 +15,7 @@ from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
-from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
@@ -23,19 +23,19 @@ _BY = ("user", "run", "sweep", "alias", "pool", "day")
 _SINCE = {"1d": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "all": None}
 _SECONDS = 30.0  # between two looks; use is kept by the hour
 _COLUMNS = (
-    Column("what", 12, 40, 0, orders=True, shrinks=16),
-    Column("owner", 5, 14, 7, orders=True),
-    Column("held", 6, 9, 0, right=True, orders=True),
-    Column("busy", 6, 9, 2, right=True, orders=True),
-    Column("wasted", 6, 9, 5, right=True, orders=True),
-    Column("sampled", 7, 15, 1, right=True, orders=True),
-    Column("trained", 7, 15, 6, right=True, orders=True),
-    Column("served", 6, 15, 3, right=True, orders=True),
-    Column("cached", 6, 6, 8, right=True, orders=True),
-    Column("energy", 6, 10, 9, right=True, orders=True),
-    Column("memory", 6, 10, 10, right=True, orders=True),
-    Column("disk", 6, 10, 7, right=True, orders=True),
-    Column("cost", 6, 14, 0, right=True, orders=True),
+    TableColumn("what", 12, 40, 0, orders=True, shrinks=16),
+    TableColumn("owner", 5, 14, 7, orders=True),
+    TableColumn("held", 6, 9, 0, right=True, orders=True),
+    TableColumn("busy", 6, 9, 2, right=True, orders=True),
+    TableColumn("wasted", 6, 9, 5, right=True, orders=True),
+    TableColumn("sampled", 7, 15, 1, right=True, orders=True),
+    TableColumn("trained", 7, 15, 6, right=True, orders=True),
+    TableColumn("served", 6, 15, 3, right=True, orders=True),
+    TableColumn("cached", 6, 6, 8, right=True, orders=True),
+    TableColumn("energy", 6, 10, 9, right=True, orders=True),
+    TableColumn("memory", 6, 10, 10, right=True, orders=True),
+    TableColumn("disk", 6, 10, 7, right=True, orders=True),
+    TableColumn("cost", 6, 14, 0, right=True, orders=True),
 )
 
 

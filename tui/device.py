@@ -16,17 +16,17 @@ from lorad.tui.dashboard.one_liners import busy, holder, used
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
-from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
 _HOUR = 3600.0
 _COLUMNS = (
-    Column("pid", 6, 9, 0, right=True, orders=True),
-    Column("user", 6, 16, 0, orders=True),
-    Column("memory", 8, 10, 1, right=True, orders=True),
-    Column("process", 8, 40, 2, orders=True),
-    Column("whose", 8, 80, 0, rest=True),
+    TableColumn("pid", 6, 9, 0, right=True, orders=True),
+    TableColumn("user", 6, 16, 0, orders=True),
+    TableColumn("memory", 8, 10, 1, right=True, orders=True),
+    TableColumn("process", 8, 40, 2, orders=True),
+    TableColumn("whose", 8, 80, 0, rest=True),
 )
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 

@@ -32,7 +32,7 @@ _Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 
 
 @dataclass(frozen=True)
-class Source:
+class DraftSource:
     """The start of a form.
 
     Attributes:
@@ -126,7 +126,7 @@ def named(key: str, fault: str, hint: str) -> str:
 
 
 # -- the shell's way to it -----------------------------------------------------------------------------------
-def command(source: Source, values: Flat, cwd: Path) -> str:
+def command(source: DraftSource, values: Flat, cwd: Path) -> str:
     """Return the command line that starts the same run."""
     if source.command:
         changed = [*words(overrides(source.given, values))]

@@ -1,6 +1,6 @@
 """All data of the screens: one thread follows the event stream, another reads what changed.
 
-The reader asks the screen in front what it needs (`View.read`), never on the UI thread, and hands it the
+The reader asks the screen in front what it needs (`_FedScreen.read`), never on the UI thread, and hands it the
 result as a `Fresh` message; at most twice a second, and only when something happened. What has no events
 (pools, devices) is asked for with every tick. When the daemon is lost, the app gets a `Line`, and the daemon
 is asked again with a growing delay. Both threads are daemonic: leaving never waits for a socket.
@@ -88,7 +88,7 @@ class Line(Message):
     user: str | None = None
 
 
-class View(Protocol):
+class _FedScreen(Protocol):
     """A screen, as the feed sees it."""
 
     def read(self, client: Client, changes: Changes) -> Any | None:
@@ -104,7 +104,7 @@ class Feed:
         self._client = client
         self._app = app
         self._stream = client.patient(_SILENCE)
-        self._view: View | None = None
+        self._view: _FedScreen | None = None
         self._changes = Changes()
         self._urgent = False
         self._ticked = 0.0
@@ -123,7 +123,7 @@ class Feed:
         with self._news:
             self._news.notify_all()
 
-    def open(self, view: View) -> None:
+    def open(self, view: _FedScreen) -> None:
         """Read everything for this view now, and from then on what changes."""
         with self._news:
             self._view = view
@@ -217,7 +217,7 @@ class Feed:
         self._urgent = False
         return changes
 
-    def _read(self, view: View, changes: Changes) -> None:
+    def _read(self, view: _FedScreen, changes: Changes) -> None:
         try:
             data = view.read(self._client, changes)
             if data is not None:
@@ -229,7 +229,7 @@ class Feed:
             _post(view, Failed(error))
 
 
-def _post(to: View | MessagePump, message: Message) -> None:
+def _post(to: _FedScreen | MessagePump, message: Message) -> None:
     """Post a message from a thread, which may outlive the interface."""
     with contextlib.suppress(RuntimeError):
         to.post_message(message)
@@ -242,7 +242,7 @@ def restricted(status: Status) -> str | None:
     return None if status.caller.admin else status.caller.user
 
 
-class Pace:
+class Pauses:
     """Makes a pause after each `asking` that is PAUSE times as long."""
 
     def __init__(self) -> None:

@@ -14,19 +14,19 @@ from lorad.tui.dashboard.one_liners import base, counted
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
-from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
 _COLUMNS = (
-    Column("node", 6, 24, 0, orders=True, shrinks=12),
-    Column("state", 7, 8, 0, orders=True),
-    Column("devices", 7, 7, 0, right=True, orders=True),
-    Column("free", 4, 5, 0, right=True, orders=True),
-    Column("agents", 6, 28, 0, shrinks=12),
-    Column("seen", 4, 8, 2, right=True, orders=True),
-    Column("bases", 6, 28, 3),
-    Column("last word", 8, 80, 1, rest=True),
+    TableColumn("node", 6, 24, 0, orders=True, shrinks=12),
+    TableColumn("state", 7, 8, 0, orders=True),
+    TableColumn("devices", 7, 7, 0, right=True, orders=True),
+    TableColumn("free", 4, 5, 0, right=True, orders=True),
+    TableColumn("agents", 6, 28, 0, shrinks=12),
+    TableColumn("seen", 4, 8, 2, right=True, orders=True),
+    TableColumn("bases", 6, 28, 3),
+    TableColumn("last word", 8, 80, 1, rest=True),
 )
 _NONE = "No nodes: config.yaml has no cluster, or no pool had one yet."
 _STYLES = {"lost": "red", "free": "green"}

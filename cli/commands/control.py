@@ -90,7 +90,7 @@ def wait(
     The exit code is 1 where a run failed, ended without the figure, or took too long. Runs that pause are
     over.
     """
-    from lorad.api.connection import Connection
+    from lorad.api.connection import DaemonConnection
     from lorad.api.waiting import wait as wait_for
     from lorad.api.waiting import where
     from lorad.client.conditions import condition
@@ -99,7 +99,7 @@ def wait(
     expected = condition(until) if until else None
     seconds = seconds_in("--timeout", timeout)
     client = Client()
-    connection = Connection(client, start=True)
+    connection = DaemonConnection(client, start=True)
     begun = time.monotonic()
 
     def waited(name: str) -> Run:
@@ -107,12 +107,12 @@ def wait(
         return wait_for(connection, name, until=expected, timeout=left)
 
     has = f" has {expected} and" if expected else ""
-    verb = many.Verb("wait for", waited, lambda run: f"{run.name}{has} is {where(run)}.", "")
+    verb = many.BulkVerb("wait for", waited, lambda run: f"{run.name}{has} is {where(run)}.", "")
     names = [run.name for run in many.chosen(client, meant, verb)]
     many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
 
 
-def _verb(name: str, does: Callable[[str], Run], stopping: str, states: Sequence[str]) -> many.Verb:
+def _verb(name: str, does: Callable[[str], Run], stopping: str, states: Sequence[str]) -> many.BulkVerb:
     """Make a verb that ends runs.
 
     stopping: what a run is said to do until it is over.
@@ -122,10 +122,12 @@ def _verb(name: str, does: Callable[[str], Run], stopping: str, states: Sequence
     def says(run: Any) -> str:
         return f"{run.name} {stopping}." if run.state == "stopping" else many.state_in_words(run)
 
-    return many.Verb(name, does, says, f"{name.capitalize()} {{}}?", lambda run: run.state in states)
+    return many.BulkVerb(name, does, says, f"{name.capitalize()} {{}}?", lambda run: run.state in states)
 
 
-def _end(client: Client, verb: many.Verb, meant: Selection, *, wait: bool, yes: bool, as_json: bool) -> None:
+def _end(
+    client: Client, verb: many.BulkVerb, meant: Selection, *, wait: bool, yes: bool, as_json: bool
+) -> None:
     """Ask the daemon, and with `wait` wait until the runs are over."""
     if name := many.only_run(meant):
         _end_one(client, verb, name, wait=wait, as_json=as_json)
@@ -136,7 +138,7 @@ def _end(client: Client, verb: many.Verb, meant: Selection, *, wait: bool, yes: 
     many.conclude(verb, outcomes, as_json=as_json)
 
 
-def _end_one(client: Client, verb: many.Verb, name: str, *, wait: bool, as_json: bool) -> None:
+def _end_one(client: Client, verb: many.BulkVerb, name: str, *, wait: bool, as_json: bool) -> None:
     from lorad.cli.follow import watched  # slow, and rarely needed
 
     run = verb.does(name)
@@ -164,7 +166,7 @@ def rm(
     `lorad rm --state failed --older 7d`.
     """
     client = Client()
-    verb = many.Verb(
+    verb = many.BulkVerb(
         "delete",
         client.remove,
         lambda answer: f"{answer.name} is deleted.",

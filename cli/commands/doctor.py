@@ -17,7 +17,7 @@ from lorad.box.config import load
 from lorad.box.gpus import all_gpus, visible_gpus
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.doctor.cluster import cluster_checks
 from lorad.cli.doctor.database import database_checks, end_orphans, orphan_checks, orphan_in_words, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
@@ -74,7 +74,7 @@ def doctor(
     if mend:
         _show_repaired(repair(home), end_orphans(home), as_json)
         return
-    checks: list[Finding] = []
+    checks: list[InterpreterFinding] = []
     findings = _everything(home)
     if engine is not None or trainer is not None:
         trainers = [] if trainer is None else trainer_checks(home, trainer)
@@ -110,7 +110,7 @@ def _show_repaired(done: Repaired, ended: list[Orphan], as_json: bool) -> None:
     report("`lorad daemon start` takes over what is running; runs continued meanwhile.")
 
 
-def _everything(home: Home) -> Iterator[Finding]:
+def _everything(home: Home) -> Iterator[InterpreterFinding]:
     gpus = _gpus()
     yield from _machine()
     yield gpus
@@ -124,83 +124,91 @@ def _everything(home: Home) -> Iterator[Finding]:
     yield from _logout(home)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[InterpreterFinding]:
     version = platform.python_version()
-    yield Finding("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14.")
+    yield InterpreterFinding(
+        "python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14."
+    )
     for package in ("torch", "transformers", "peft"):
         try:
-            yield Finding(package, True, importlib.metadata.version(package))
+            yield InterpreterFinding(package, True, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, False, "not installed", f"pip install {package}")
+            yield InterpreterFinding(package, False, "not installed", f"pip install {package}")
 
 
-def _gpus() -> Finding:
+def _gpus() -> InterpreterFinding:
     """Name the GPUs that runs are placed on, as the daemon finds them. facts: their UUIDs."""
     try:
         gpus = visible_gpus()
     except SpecError as error:
-        return Finding("gpus", False, error.message, error.hint)
+        return InterpreterFinding("gpus", False, error.message, error.hint)
     named = [f"{gpu.label}, {size(gpu.memory)}" for gpu in gpus] or ["none: runs use the CPU"]
     left = [f"not GPU {gpu.number}, which is split into slices (MIG)" for gpu in all_gpus() if gpu.is_split]
-    return Finding("gpus", True, "; ".join(named + left), facts={"uuids": [gpu.uuid for gpu in gpus]})
+    return InterpreterFinding(
+        "gpus", True, "; ".join(named + left), facts={"uuids": [gpu.uuid for gpu in gpus]}
+    )
 
 
-def _home_checks(home: Home) -> Iterator[Finding]:
+def _home_checks(home: Home) -> Iterator[InterpreterFinding]:
     try:
         existing = next(p for p in (home.root, *home.root.parents) if p.exists())
     except OSError as error:
-        yield Finding("home", False, f"{home.root}: {error.strerror}", _WRITABLE)
+        yield InterpreterFinding("home", False, f"{home.root}: {error.strerror}", _WRITABLE)
         return
     owner = home.shared_by if existing == home.root else None
     needed = os.W_OK | os.X_OK if owner is None else os.X_OK
     detail = str(home.root) if owner is None else f"{home.root}, shared by a daemon of user {owner}"
-    yield Finding("home", existing.is_dir() and os.access(existing, needed), detail, _WRITABLE)
+    yield InterpreterFinding("home", existing.is_dir() and os.access(existing, needed), detail, _WRITABLE)
     kind = _filesystem(existing)
     local = kind not in _NETWORK_FILESYSTEMS
     hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
-    yield Finding("filesystem", local, kind, hint)
+    yield InterpreterFinding("filesystem", local, kind, hint)
     free = shutil.disk_usage(existing).free
-    yield Finding("disk", free > _MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
+    yield InterpreterFinding(
+        "disk", free > _MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space."
+    )
     length = len(os.fsencode(home.root / "lorad.sock"))
     aside = (
         "" if length <= SOCKET_PATH_LIMIT else f" ({length} bytes are too many for a socket; side-stepped)"
     )
-    yield Finding("socket", True, f"{home.socket}{aside}")
+    yield InterpreterFinding("socket", True, f"{home.socket}{aside}")
 
 
-def _config(home: Home) -> Iterator[Finding]:
+def _config(home: Home) -> Iterator[InterpreterFinding]:
     if home.shared_by is not None:
         return
     try:
         settings = load(home.config)
     except LoradError as error:
-        yield Finding("config", False, error.message, error.hint)
+        yield InterpreterFinding("config", False, error.message, error.hint)
         return
     yield from ray_job_check(settings)
     if trouble := tokens_trouble(settings.gateway):
-        yield Finding(
+        yield InterpreterFinding(
             "gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed."
         )
 
 
-def _daemon(home: Home) -> Iterator[Finding]:
+def _daemon(home: Home) -> Iterator[InterpreterFinding]:
     try:
         status = Client(home).status()
     except LoradError:
-        yield Finding("daemon", True, "not running; `lorad run` starts it")
+        yield InterpreterFinding("daemon", True, "not running; `lorad run` starts it")
         return
     schema = status.database.schema
-    yield Finding("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
+    yield InterpreterFinding("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
     if (forecasts := status.forecasts).off is not None:
         counted = f"{forecasts.count} of the last {forecasts.days} days"
-        yield Finding("forecasts", True, f"{counted}, off by {forecasts.off:.0%} of the wait (median)")
+        yield InterpreterFinding(
+            "forecasts", True, f"{counted}, off by {forecasts.off:.0%} of the wait (median)"
+        )
     for trouble in status.troubles:
-        yield Finding(
+        yield InterpreterFinding(
             "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."
         )
 
 
-def _logout(home: Home) -> Iterator[Finding]:
+def _logout(home: Home) -> Iterator[InterpreterFinding]:
     """Check what a logout would end: what is running now, or without a daemon what this shell would start."""
     pids = {"lorad": os.getpid()}
     try:

@@ -21,7 +21,7 @@ from lorad.client.evaluate import Grading, graded
 from lorad.client.overrides import from_here
 from lorad.client.spec_file import read_spec
 from lorad.envs.child import Answer
-from lorad.envs.host import Heard, Host
+from lorad.envs.host import EnvironmentHost, Heard
 from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict, SpecError
@@ -181,7 +181,7 @@ def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[s
     """Play what was played to fresh environments; returns where they answer otherwise, or begin so."""
     played = [sample for sample in samples if sample.task is not None and sample.turns]
     output.note(f"{len(played)} episodes are played again")
-    host = Host(env, cwd)
+    host = EnvironmentHost(env, cwd)
     try:
         host.start()
         tasks = [sample.task for sample in played if sample.task]
@@ -237,7 +237,7 @@ def replay(
     if is_program(env, Path(details.cwd or ".")):
         raise Conflict(f"{env.name} is an agent program: its episodes cannot be played again")
     samples = [sample for sample in client.samples(run, step=step, limit=_EPISODES) if sample.turns]
-    host = Host(env, Path(details.cwd or "."))
+    host = EnvironmentHost(env, Path(details.cwd or "."))
     try:
         host.start()
         differences = [*_differences(host, samples)]
@@ -254,7 +254,7 @@ def replay(
     raise typer.Exit(1 if differences else 0)
 
 
-def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+def _differences(host: EnvironmentHost, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """Yield the first difference of each episode that has one."""
     played = [
         (s, heard, answer)
@@ -281,7 +281,7 @@ def _differences(host: Host, samples: Sequence[Sample]) -> Iterator[dict[str, An
 
 
 def _again(
-    host: Host, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
+    host: EnvironmentHost, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
 ) -> list[Answer]:
     """Play a turn of each again. scored: episodes that are asked what they earn where a limit ends them."""
     for sample, heard in live:

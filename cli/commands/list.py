@@ -20,7 +20,7 @@ from lorad.selection import Selection, in_commas
 _SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
 
-class Group(StrEnum):
+class _GroupBy(StrEnum):
     """What folds runs into one row."""
 
     SWEEP = "sweep"
@@ -68,7 +68,7 @@ def list_(
         int | None, typer.Option("--limit", "-n", help="At most so many runs.", min=1, show_default=False)
     ] = None,
     group: Annotated[
-        Group | None, typer.Option(help="One row for the runs of a sweep.", show_default=False)
+        _GroupBy | None, typer.Option(help="One row for the runs of a sweep.", show_default=False)
     ] = None,
     tags: Annotated[
         bool, typer.Option("--tags", help="Show tags and notes in place of why runs wait.")
@@ -85,7 +85,7 @@ def list_(
     all.
     """
     shown = in_commas(columns) or ([*USUAL[:-1], "tags", "note"] if tags else [])
-    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is Group.SWEEP, queue)
+    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is _GroupBy.SWEEP, queue)
     client = Client()
     while True:
         runs, more = _read(client, listing, whole=as_json)

@@ -21,7 +21,7 @@ from lorad.errors import Conflict, NotFound, SpecError
 from lorad.files import expanded, write_whole
 from lorad.records.runs import Run
 from lorad.selection import Selection
-from lorad.tui.curves.plot import LETTERS, Look, extent, names, plot, smoothing
+from lorad.tui.curves.plot import LETTERS, CurveLook, extent, names, plot, smoothing
 from lorad.tui.curves.series import FACTS, Track
 
 _SIZE = (100, 30)  # where there is no terminal
@@ -76,7 +76,7 @@ def plot_(
     as_json: AsJson = False,
 ) -> None:
     """Plot reward (or other metrics) of runs over steps, tokens or time; several runs share the axes."""
-    look = Look(smooth, log, spikes=True, x=x.value, best=best)
+    look = CurveLook(smooth, log, spikes=True, x=x.value, best=best)
     if out is not None:
         from lorad.tui.curves.export import refuse
 
@@ -183,7 +183,7 @@ def _has(track: Track, metric: str) -> bool:
     return bool(series.xs or series.bad)
 
 
-def _rows(metric: str, tracks: Mapping[str, Track], look: Look) -> list[dict[str, Any]]:
+def _rows(metric: str, tracks: Mapping[str, Track], look: CurveLook) -> list[dict[str, Any]]:
     """Return the points of each run as JSON has them."""
     rows = []
     for run, track in tracks.items():
@@ -200,7 +200,7 @@ def _rows(metric: str, tracks: Mapping[str, Track], look: Look) -> list[dict[str
 
 
 # -- in the terminal -----------------------------------------------------------------------------------------
-def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: Look) -> str:
+def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: CurveLook) -> str:
     """Draw the charts of the TUI's curves, as wide as the terminal, with a legend where there are several
     runs.
     """
@@ -217,7 +217,7 @@ def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: Look) -> st
     return "\n".join([*charts, *legend])
 
 
-def _chart(metric: str, tracks: Mapping[str, Track], look: Look, size: tuple[int, int]) -> list[str]:
+def _chart(metric: str, tracks: Mapping[str, Track], look: CurveLook, size: tuple[int, int]) -> list[str]:
     from lorad.tui.curves.axes import short, x_text
     from lorad.tui.curves.drawing import BEST, draw
 

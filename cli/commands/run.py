@@ -238,7 +238,7 @@ def _resume_several(
     as_json: bool,
 ) -> None:
     """Resume several runs, and with `until` wait until each has one of these states."""
-    verb = many.Verb(
+    verb = many.BulkVerb(
         "resume", continued, many.state_in_words, "Resume {}?", lambda run: run.state in many.OVER
     )
     outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=bool(until) or as_json)

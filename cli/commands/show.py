@@ -109,13 +109,18 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
     expected = [("expect", expectation.in_words) for expectation in data.expected]
+    return [*fields, *sets, *expected, *_results_in_words(data), *attempts, *warnings]
+
+
+def _results_in_words(data: RunDetails) -> list[tuple[str, str]]:
+    """Return the newest evaluations of a run, each with the settings in which it differs from the others."""
     results = []
-    for result in data.results[-_RESULTS:]:  # each with the settings in which it differs
+    for result in data.results[-_RESULTS:]:
         otherwise = differing_settings(result, data.results)
         figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
         about = f"{result.run}@{result.version} on {result.data}{otherwise and f' with {otherwise}'}"
         results.append(("result", f"{about}: {figures} ({result.problems} problems)"))
-    return [*fields, *sets, *expected, *results, *attempts, *warnings]
+    return results
 
 
 def why(run: Run, as_json: AsJson = False) -> None:

@@ -145,7 +145,7 @@ def pin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None:
     Of several, named or found by globs, it shows a list and asks first: `lorad pin 'sweep-*@best'`.
     """
     client = Client()
-    verb = many.Verb("pin", client.pin, lambda row: f"{row.run}@{row.version} is pinned.", "Pin {}?")
+    verb = many.BulkVerb("pin", client.pin, lambda row: f"{row.run}@{row.version} is pinned.", "Pin {}?")
     _change(client, verb, versions, yes=yes, as_json=as_json, fits=lambda version: not version.pinned)
 
 
@@ -155,7 +155,7 @@ def unpin(versions: Versions, yes: Yes = False, as_json: AsJson = False) -> None
     Of several, named or found by globs, it shows a list and asks first: `lorad unpin 'RUN@*'`.
     """
     client = Client()
-    verb = many.Verb("unpin", client.unpin, _unpinned, "Unpin {}?")
+    verb = many.BulkVerb("unpin", client.unpin, _unpinned, "Unpin {}?")
     _change(client, verb, versions, yes=yes, as_json=as_json, fits=lambda version: version.pinned)
 
 
@@ -166,7 +166,7 @@ def _unpinned(row: Version) -> str:
 
 def _change(
     client: Client,
-    verb: many.Verb,
+    verb: many.BulkVerb,
     versions: Sequence[str],
     *,
     yes: bool,

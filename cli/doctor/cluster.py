@@ -8,25 +8,25 @@ import msgspec
 from lorad.backends.spread import nodes_setup
 from lorad.box.config import load
 from lorad.box.paths import Home
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.doctor.engines import probed
 from lorad.spec.model import convert
 
 _BASES = 16
 
 
-def cluster_checks(home: Home, nodes: int | None) -> Iterator[Finding]:
+def cluster_checks(home: Home, nodes: int | None) -> Iterator[InterpreterFinding]:
     """Ask for processors of nodes, all of kind static or one of a Ray cluster, and look around there."""
     config = load(home.config)
     cluster = config.cluster
     if cluster is None:
         hint = "Write `cluster:` into it, see docs/cluster.md."
-        yield Finding("cluster", False, f"{home.config} has none", hint)
+        yield InterpreterFinding("cluster", False, f"{home.config} has none", hint)
         return
     count = nodes or len(cluster.nodes) or 1
     spec = convert({"trainer": {"backend": "fsdp", "dp": count}, "resources": {"nodes": count}})
     setup = msgspec.structs.replace(nodes_setup(spec, cluster), devices=0)
-    yield Finding(
+    yield InterpreterFinding(
         "cluster", True, f"kind {cluster.kind}, {count} node{'' if count == 1 else 's'} are asked for"
     )
     asked = {

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from lorad.box.paths import Home
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.output import size
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
@@ -27,7 +27,7 @@ _HINT = (
 )
 
 
-def database_checks(home: Home) -> Iterator[Finding]:
+def database_checks(home: Home) -> Iterator[InterpreterFinding]:
     """Check the database and its files. Without a daemon the files are looked at as they are."""
     if not (home.database.exists() or home.journal.exists()):
         return
@@ -39,12 +39,12 @@ def database_checks(home: Home) -> Iterator[Finding]:
         return
     bytes_ = home.database.stat().st_size if home.database.exists() else 0
     faults = "; ".join([size(bytes_), *report.problems, *report.warnings])
-    yield Finding("database", not report.problems, faults, _REPAIR)
+    yield InterpreterFinding("database", not report.problems, faults, _REPAIR)
     others = [f"{finding.what}: {finding.advice}" for finding in report.unknown]
     fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: everything the database lists is on disk"
     lacking = [finding.what for finding in report.missing]
     advice = "\n".join(dict.fromkeys(finding.advice for finding in report.missing))
-    yield Finding("files", not lacking, "; ".join([*(lacking or [fine]), *others]), advice)
+    yield InterpreterFinding("files", not lacking, "; ".join([*(lacking or [fine]), *others]), advice)
 
 
 def repair(home: Home) -> Repaired:
@@ -77,7 +77,7 @@ class _Orphans(msgspec.Struct):
     orphans: list[Orphan]
 
 
-def orphan_checks(home: Home) -> Iterator[Finding]:
+def orphan_checks(home: Home) -> Iterator[InterpreterFinding]:
     """Check for orphans. Without a daemon the search runs here.
 
     It yields nothing for a user who may not see them (a shared daemon shows them to its admins only).
@@ -91,7 +91,7 @@ def orphan_checks(home: Home) -> Iterator[Finding]:
     shown = [orphan_in_words(orphan) for orphan in orphans[:_SHOWN]]
     more = [f"and {len(orphans) - _SHOWN} more"] if len(orphans) > _SHOWN else []
     detail = "none" if not orphans else "outlived their run or pool: " + "; ".join([*shown, *more])
-    yield Finding("orphans", not orphans, detail, _HINT, {"orphans": msgspec.to_builtins(orphans)})
+    yield InterpreterFinding("orphans", not orphans, detail, _HINT, {"orphans": msgspec.to_builtins(orphans)})
 
 
 def end_orphans(home: Home) -> list[Orphan]:

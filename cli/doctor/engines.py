@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lorad.box.paths import Home
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.output import note
 
 _STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that it started
@@ -21,21 +21,21 @@ _STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that 
 class _ProbeLine(msgspec.Struct):
     """A line of the probe: a finding, or a note on what takes time."""
 
-    check: Finding | None = None
+    check: InterpreterFinding | None = None
     note: str = ""
 
 
-def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[Finding]:
+def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[InterpreterFinding]:
     """Check a server. Each finding comes as soon as it is known."""
     return probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
 
 
-def trainer_checks(home: Home, kind: str) -> Iterator[Finding]:
+def trainer_checks(home: Home, kind: str) -> Iterator[InterpreterFinding]:
     """Check a trainer like `engine_checks` does a server; nothing is started."""
     return probed(home, ["lorad.backends.trainer_probe", kind])
 
 
-def probed(home: Home, module: Sequence[str]) -> Iterator[Finding]:
+def probed(home: Home, module: Sequence[str]) -> Iterator[InterpreterFinding]:
     """Run a module that prints findings, with its arguments."""
     command = [sys.executable, "-m", *module]
     environment = os.environ | {"LORAD_HOME": str(home.root), "OMP_NUM_THREADS": "1"}
@@ -54,10 +54,10 @@ def probed(home: Home, module: Sequence[str]) -> Iterator[Finding]:
             errors.seek(0)
             tail = errors.read().decode(errors="replace").strip().splitlines()
             detail = f"the probe exited with {process.returncode}: {tail[-1] if tail else 'it said nothing'}"
-            yield Finding("probe", False, detail, f"To see more: {' '.join(command)}")
+            yield InterpreterFinding("probe", False, detail, f"To see more: {' '.join(command)}")
 
 
-def _findings(process: subprocess.Popen[bytes]) -> Iterator[Finding]:
+def _findings(process: subprocess.Popen[bytes]) -> Iterator[InterpreterFinding]:
     """Yield the findings of the probe; its notes go to the person at once."""
     assert process.stdout is not None
     for text in process.stdout:

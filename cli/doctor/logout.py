@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 
 _PLACES = ("etc", "run", "usr/local/lib", "usr/lib")  # the first goes before the others
 _YES = ("1", "yes", "y", "true", "t", "on")
@@ -29,10 +29,12 @@ class _LogoutSetting(NamedTuple):
     where: str
 
 
-def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = Path("/")) -> Finding:
+def logout_check(
+    user: str, pids: Mapping[str, int], *, uid: int, root: Path = Path("/")
+) -> InterpreterFinding:
     """Check processes of `user`, by name. root: directory of the files that are looked at."""
     if not (root / "run/systemd/system").is_dir():
-        return Finding("logout", True, "no systemd here: a logout ends nothing")
+        return InterpreterFinding("logout", True, "no systemd here: a logout ends nothing")
     kills = _kills_processes(root, user)
     is_lingering = has_linger(root, user)
     places = {name: _cgroup_of(root, pid) for name, pid in pids.items()}
@@ -43,11 +45,11 @@ def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = P
     if in_manager and not is_lingering:
         ended = f"{_listed(in_manager)} with the user's systemd, which stops at the last logout"
         hint = f"`loginctl enable-linger {user}` keeps it up."
-        return Finding("logout", False, f"a logout ends {ended}", hint)
+        return InterpreterFinding("logout", False, f"a logout ends {ended}", hint)
     if in_session and kills is not None:
         set_by = kills.where or "the default of logind"
         ended = f"{_listed(in_session)}: KillUserProcesses={kills.value} ({set_by})"
-        return Finding("logout", False, f"a logout ends {ended}", _INSTALL)
+        return InterpreterFinding("logout", False, f"a logout ends {ended}", _INSTALL)
     why = (
         "linger is on"
         if in_manager
@@ -55,7 +57,7 @@ def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = P
         if in_session
         else "no session holds them"
     )
-    return Finding("logout", True, f"a logout ends nothing: {why}")
+    return InterpreterFinding("logout", True, f"a logout ends nothing: {why}")
 
 
 def own_name() -> str:

@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator
 
 from lorad.box.config import Config
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 
 _MARKS = ("RAY_JOB_ID", "RAY_ADDRESS")
 
 
-def ray_job_check(settings: Config) -> Iterator[Finding]:
+def ray_job_check(settings: Config) -> Iterator[InterpreterFinding]:
     """Check that GPUs which Ray gave to others are not taken: lorad finds those of this machine by NVML."""
     variables = [name for name in _MARKS if os.environ.get(name)]
     if not variables:
@@ -24,4 +24,4 @@ def ray_job_check(settings: Config) -> Iterator[Finding]:
         if is_ray
         else "names no Ray cluster: runs would take GPUs that Ray gave to others"
     )
-    yield Finding("ray", is_ray, detail, hint)
+    yield InterpreterFinding("ray", is_ray, detail, hint)

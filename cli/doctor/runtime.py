@@ -13,8 +13,8 @@ import msgspec
 from lorad.box.config import Config, load
 from lorad.box.machine import read_machine
 from lorad.box.paths import Home
-from lorad.box.runtime import Overrides, Why, choose_runtime
-from lorad.children.interpreter import Finding
+from lorad.box.runtime import Decision, Overrides, choose_runtime
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.output import size
 from lorad.client.client import Client
 from lorad.errors import LoradError
@@ -23,7 +23,7 @@ from lorad.records.pools import Pool, RuntimeReason
 _SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
 
-def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
+def runtime_checks(home: Home, device: str) -> Iterator[InterpreterFinding]:
     """Check the runtime of the daemon if one is up: its CPUs and environment may differ from this shell's."""
     pid = None
     pools = list[Pool]()
@@ -40,25 +40,25 @@ def runtime_checks(home: Home, device: str) -> Iterator[Finding]:
     quota = "no cgroup quota" if machine.quota is None else f"cgroup quota {machine.quota:g}"
     granted = f"{machine.cpus} by affinity on {machine.cores} of {machine.all_cores} cores, {quota}"
     cpus = f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
-    yield Finding("cpus", True, cpus, facts=asdict(machine))
+    yield InterpreterFinding("cpus", True, cpus, facts=asdict(machine))
     slots = config.devices.cpu_slots if device == "cpu" else 1
     tiny, large = (
         choose_runtime(count, machine, device, overrides, slots=slots) for count in _SIZES.values()
     )
     for name, chosen in zip(_SIZES, (tiny, large), strict=True):
         why = _words(chosen.reasons["threads"])
-        yield Finding(name, True, f"{_threads(chosen.threads)} ({why})", facts=chosen.told())
+        yield InterpreterFinding(name, True, f"{_threads(chosen.threads)} ({why})", facts=chosen.told())
     waits = f"{large.wait_policy} ({_words(large.reasons['wait_policy'])})"
-    yield Finding("waiting", True, waits, facts=large.told())
+    yield InterpreterFinding("waiting", True, waits, facts=large.told())
     malloc = f"{_sizes(large.malloc)} ({_words(large.reasons['malloc'])})"
-    yield Finding("malloc", True, malloc, facts=large.told())
+    yield InterpreterFinding("malloc", True, malloc, facts=large.told())
     for pool in pools:
         runtime = pool.runtime
         detail = "not known"
         if runtime is not None:
             threads = f"{_threads(runtime.threads)} ({_words(runtime.reasons['threads'])})"
             detail = f"{threads}, {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
-        yield Finding(f"pool {pool.pool}", True, detail, facts=msgspec.to_builtins(runtime) or {})
+        yield InterpreterFinding(f"pool {pool.pool}", True, detail, facts=msgspec.to_builtins(runtime) or {})
 
 
 def _environment(pid: int | None) -> Mapping[str, str]:
@@ -77,7 +77,7 @@ def _threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number} threads"
 
 
-def _words(why: Why | RuntimeReason) -> str:
+def _words(why: Decision | RuntimeReason) -> str:
     return f"{'automatic' if why.source == 'load' else why.source}: {why.text}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lorad import __version__
-from lorad.api.connection import Connection
+from lorad.api.connection import DaemonConnection
 from lorad.api.inputs import Spec, axes, overrides, spec_text, version_name
 from lorad.api.run import Run, run_row
 from lorad.api.sweep import Sweep
@@ -43,14 +43,14 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
     Transport.on_other_version = _other_version
     place = None if home is None else Home(expanded(home).absolute())
     if start:
-        return Lorad(Connection(launch.connected(place).telling(_unseen), start))
+        return Lorad(DaemonConnection(launch.connected(place).telling(_unseen), start))
     client = Client(place)
     try:
         client.status()
     except DaemonUnreachable as error:
         hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
         raise DaemonUnreachable(error.message, hint=hint) from None
-    return Lorad(Connection(client.telling(_unseen), start))
+    return Lorad(DaemonConnection(client.telling(_unseen), start))
 
 
 def _unseen(words: str) -> None:
@@ -71,7 +71,7 @@ class Lorad:
     somebody else's, and otherwise what it says.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
 
     @property

@@ -18,7 +18,7 @@ class _GivenUp(LoradError):
 
 
 @dataclass(frozen=True)
-class Connection:
+class DaemonConnection:
     """The client that handles share. Threads may share it, too: each request has a socket of its own.
 
     start: whether a daemon that does not answer is started.

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from lorad.api import picture, watch
-from lorad.api.connection import Connection, rest
+from lorad.api.connection import DaemonConnection, rest
 from lorad.api.inputs import overrides
 from lorad.api.table import Table
 from lorad.api.waiting import is_over, pages, wait
@@ -46,7 +46,7 @@ class Run:
     daemon answers. In Jupyter it shows a bar and a curve.
     """
 
-    def __init__(self, connection: Connection, summary: runs.Run) -> None:
+    def __init__(self, connection: DaemonConnection, summary: runs.Run) -> None:
         self._connection = connection
         self._summary = summary
 

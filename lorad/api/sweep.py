@@ -2,7 +2,7 @@
 
 import time
 
-from lorad.api.connection import Connection, rest
+from lorad.api.connection import DaemonConnection, rest
 from lorad.api.run import Run, run_row
 from lorad.api.table import Table
 from lorad.api.waiting import has_failed, is_over
@@ -15,7 +15,7 @@ _PERIOD = 0.5  # seconds between looks
 class Sweep:
     """A sweep: what `Lorad.sweep` has started. Safe to use from several threads."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: DaemonConnection, name: str) -> None:
         self._connection = connection
         self._name = name
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
-from lorad.api.connection import Connection, rest
+from lorad.api.connection import DaemonConnection, rest
 from lorad.client.client import Client
 from lorad.client.conditions import Condition
 from lorad.client.words import steps_in_words
@@ -47,7 +47,7 @@ def pages(client: Client, run: str, after: int = 0) -> Iterator[Step]:
         after = page[-1].step
 
 
-def wait(connection: Connection, name: str, *, until: Until, timeout: float | None) -> RunDetails:
+def wait(connection: DaemonConnection, name: str, *, until: Until, timeout: float | None) -> RunDetails:
     """Wait, and return the run as it is then.
 
     Raises RunFailed, NotReached when it ended or paused before `until` was fulfilled, TimedOut, NotFound when

@@ -1,8 +1,8 @@
 """Can lorad use this server here? `python -m lorad.backends.engine_probe KIND [--no-start]`, for
 `lorad doctor`.
 
-Writes JSON on stdout, one object a line: {"note": text} while something takes its time, {"check": Finding}.
-Exits with 0 when it could say what is the matter, whatever that is.
+Writes JSON on stdout, one object a line: {"note": text} while something takes its time,
+{"check": InterpreterFinding}. Exits with 0 when it could say what is the matter, whatever that is.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import msgspec
 from lorad.backends import engine_install
 from lorad.box.config import Backend, load
 from lorad.box.paths import MEMORY, Home, default_home
-from lorad.children.interpreter import Finding, Wanted, installation
+from lorad.children.interpreter import InterpreterFinding, Requirements, installation
 from lorad.engines.remote.transport import LEAST_FREE
 from lorad.errors import LoradError, SpecError
 from lorad.servers.table import SERVERS
@@ -42,12 +42,12 @@ async def _report(kind: str, *, start: bool) -> None:
         _write({"check": msgspec.to_builtins(finding)})
 
 
-async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
+async def _findings(kind: str, *, start: bool) -> AsyncIterator[InterpreterFinding]:
     """Yield what was found; an engine is only tried when nothing before speaks against it."""
     try:
         backend = load(Home(default_home()).config).backends.get(kind)
     except LoradError as error:
-        yield Finding("config", False, error.message, error.hint)
+        yield InterpreterFinding("config", False, error.message, error.hint)
         return
     first = _interpreter(kind, backend)
     yield first
@@ -55,7 +55,7 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
         return
     device = "cpu"
     sound = True
-    packages = Wanted(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
+    packages = Requirements(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
     for finding in installation(backend.python, backend.env, packages, engine_install.install_hint(kind)):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
@@ -66,7 +66,9 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
             yield finding
 
 
-async def _tried(kind: str, backend: Backend, device: str, *, start: bool) -> AsyncIterator[Finding]:
+async def _tried(
+    kind: str, backend: Backend, device: str, *, start: bool
+) -> AsyncIterator[InterpreterFinding]:
     from lorad.backends.engine_trial import command, trial
 
     yield command(kind, backend, device)
@@ -79,7 +81,7 @@ async def _tried(kind: str, backend: Backend, device: str, *, start: bool) -> As
             yield finding
     except LoradError as error:
         hint = "Mend what the last lines say. `lorad doctor --json` has the command, to be started by hand."
-        yield Finding("trial", False, error.message, hint)
+        yield InterpreterFinding("trial", False, error.message, hint)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -95,21 +97,21 @@ def _write(line: object) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
 
 
-def _interpreter(kind: str, backend: Backend | None) -> Finding:
+def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
     """Is the server installed beside the interpreter that config.yaml names?"""
     if backend is None or backend.python is None:
         lines = "\n".join(engine_install.install_lines(kind))
-        return Finding(
+        return InterpreterFinding(
             "interpreter", False, f"config.yaml names no `python` for {kind}", f"To install it:\n{lines}"
         )
     try:
         version = engine_install.installed_version(kind, backend.python)
     except SpecError as error:
-        return Finding("interpreter", False, error.message, error.hint)
+        return InterpreterFinding("interpreter", False, error.message, error.hint)
     old = engine_install.is_older(version, kind)
     about = f" (lorad was tried with {SERVERS[kind].tried} and later)" if old else ""
     facts = {"python": str(backend.python), "version": version, "env": sorted(backend.env)}
-    return Finding(
+    return InterpreterFinding(
         "interpreter",
         not old,
         f"{kind} {version} in {backend.python}{about}",
@@ -118,14 +120,16 @@ def _interpreter(kind: str, backend: Backend | None) -> Finding:
     )
 
 
-def _memory_filesystem() -> Finding:
+def _memory_filesystem() -> InterpreterFinding:
     """Adapters travel through it where they can; where not, nothing is wrong."""
     try:
         free = shutil.disk_usage(MEMORY).free
     except OSError as error:
-        return Finding("shm", True, f"{MEMORY}: {error.strerror}; adapters travel through the disk")
+        return InterpreterFinding(
+            "shm", True, f"{MEMORY}: {error.strerror}; adapters travel through the disk"
+        )
     way = "memory" if free >= LEAST_FREE else "the disk"
-    return Finding(
+    return InterpreterFinding(
         "shm", True, f"{free >> 20} MiB free in {MEMORY}; adapters travel through {way}", facts={"free": free}
     )
 

@@ -12,7 +12,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import leaf
 from lorad.backends.registry import engine_class
 from lorad.box.config import Backend
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
@@ -51,13 +51,13 @@ def _dtype_on(device: str) -> str:
     return "float32" if device == "cpu" else "bfloat16"
 
 
-def command(kind: str, backend: Backend, device: str) -> Finding:
+def command(kind: str, backend: Backend, device: str) -> InterpreterFinding:
     """Report the command that lorad starts, so that it can be started by hand."""
     settings = _settings_on(backend, device)
     dialect = _remote(kind).dialect()
     argv = dialect.command(str(backend.python), settings, Path("SOCKET"))
     facts = {"argv": argv, "environment": dialect.environment(settings), "env_of_config": sorted(backend.env)}
-    return Finding("command", True, f"{len(argv)} arguments; --json lists them", facts=facts)
+    return InterpreterFinding("command", True, f"{len(argv)} arguments; --json lists them", facts=facts)
 
 
 def _settings_on(backend: Backend, device: str) -> ServerSettings:
@@ -78,7 +78,7 @@ def _remote(kind: str) -> type[RemoteEngine]:
     return engine
 
 
-async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[Finding]:
+async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[InterpreterFinding]:
     """Start a server, load an adapter, sample and score with it, and compare; yields a finding for each.
 
     Raises LoradError when the server does not start or refuses the adapter.
@@ -109,11 +109,11 @@ class _Clock:
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def finding(self, name: str, what: str) -> Finding:
+    def finding(self, name: str, what: str) -> InterpreterFinding:
         now = time.monotonic()
         seconds = now - self._last
         self._last = now
-        return Finding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
+        return InterpreterFinding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
 
 
 def _random_adapter() -> Adapter:
@@ -146,7 +146,7 @@ async def _builtin_scores(source: AdapterSource) -> list[np.ndarray]:
         compute.close()
 
 
-def compared(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: str) -> Finding:
+def compared(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: str) -> InterpreterFinding:
     """Base against base and adapter against adapter; NaN is a difference."""
     differences = [np.abs(a.astype(np.float64) - b) for a, b in zip(theirs, ours, strict=True)]
     worst = [float(difference.max()) for difference in differences]
@@ -158,4 +158,6 @@ def compared(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: st
         "The server does not compute what lorad trains: samples would be of another policy. "
         "Another version of it, or of its kernels, may be sound."
     )
-    return Finding("logprobs", ok, detail, hint, {"base": base, "adapter": adapter, "mean_limit": limit})
+    return InterpreterFinding(
+        "logprobs", ok, detail, hint, {"base": base, "adapter": adapter, "mean_limit": limit}
+    )

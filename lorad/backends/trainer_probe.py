@@ -2,8 +2,8 @@
 
     python -m lorad.backends.trainer_probe KIND
 
-Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could say what is the matter,
-whatever that is.
+Writes JSON on stdout, {"check": InterpreterFinding} for each. Exits with 0 when it could say what is the
+matter, whatever that is.
 """
 
 import argparse
@@ -15,14 +15,14 @@ import msgspec
 from lorad.backends import trainer_install
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
-from lorad.children.interpreter import Finding, Wanted, installation
+from lorad.children.interpreter import InterpreterFinding, Requirements, installation
 from lorad.errors import LoradError
 
 WANTED = {
-    "fsdp": Wanted(
+    "fsdp": Requirements(
         ("transformers", "peft"), ("torch.distributed.fsdp", "transformers", "peft", "accelerate", "msgspec")
     ),
-    "megatron": Wanted(
+    "megatron": Requirements(
         ("transformers", "transformer-engine", "triton", "peft"),
         ("megatron.core", "megatron.bridge", "megatron.bridge.peft.lora", "msgspec"),
         for_gpus=("transformer_engine.pytorch",),
@@ -37,23 +37,23 @@ def main() -> None:
         os.write(1, msgspec.json.encode({"check": finding}) + b"\n")
 
 
-def _findings(kind: str) -> Iterator[Finding]:
+def _findings(kind: str) -> Iterator[InterpreterFinding]:
     try:
         backend = load(Home(default_home()).config).backends.get(kind, Backend())
     except LoradError as error:
-        yield Finding("config", False, error.message, error.hint)
+        yield InterpreterFinding("config", False, error.message, error.hint)
         return
     try:
         python = trainer_install.interpreter_of(kind, backend.python)
         versions = trainer_install.installed_versions(kind, python)
     except LoradError as error:
-        yield Finding("interpreter", False, error.message, error.hint)
+        yield InterpreterFinding("interpreter", False, error.message, error.hint)
         return
     old = trainer_install.older(kind, versions)
     packages = ", ".join(f"{name} {versions[name]}" for name in trainer_install.TRIED[kind])
     about = f" ({'; '.join(old)})" if old else ""
     facts = {"python": str(python), "versions": dict(versions), "env": sorted(backend.env)}
-    yield Finding(
+    yield InterpreterFinding(
         "interpreter", not old, f"{packages} in {python}{about}", trainer_install.mending_hint(kind), facts
     )
     yield from installation(python, backend.env, WANTED[kind], trainer_install.mending_hint(kind))

@@ -271,7 +271,7 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admins: list[str] = []
 
 
-class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DevicesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The devices of a machine without a GPU.
 
     Attributes:
@@ -281,7 +281,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_slots: Annotated[int, msgspec.Meta(gt=0, le=64)] = 1
 
 
-class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MetricsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures for Prometheus.
 
     Attributes:
@@ -357,8 +357,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     supervision: Supervision = Supervision()
     queue: Queue = Queue()
     sharing: Sharing = Sharing()
-    devices: Devices = Devices()
-    metrics: Metrics = Metrics()
+    devices: DevicesConfig = DevicesConfig()
+    metrics: MetricsConfig = MetricsConfig()
     backends: dict[str, Backend] = {}
     loggers: Loggers = []
     notify: list[Notify] = []

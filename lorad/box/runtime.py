@@ -47,7 +47,7 @@ _Source = Literal["run", "spec", "config", "environment", "automatic", "load"]
 _WaitPolicy = Literal["passive", "active"]
 
 
-class Why(Struct, frozen=True):
+class Decision(Struct, frozen=True):
     """Who decided, and why. `load`: chosen automatically; at another load it would be another choice."""
 
     source: _Source
@@ -75,7 +75,7 @@ class Runtime:
     threads: int
     wait_policy: _WaitPolicy = "passive"
     malloc: Mapping[str, int] = field(default_factory=dict)
-    reasons: Mapping[str, Why] = field(default_factory=dict)
+    reasons: Mapping[str, Decision] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
         """Must be set before the process begins: OpenMP and malloc read it once."""
@@ -116,7 +116,7 @@ def choose_runtime(
 
 def choose_threads(
     parameters: int, machine: Machine, device: str, overrides: Overrides, slots: int = 1
-) -> tuple[int, Why]:
+) -> tuple[int, Decision]:
     asked: list[tuple[int | None, _Source, str]] = [
         (overrides.run, "run", "as in its first attempt: a deterministic run keeps its threads"),
         (overrides.spec, "spec", "pool.threads"),
@@ -128,27 +128,27 @@ def choose_threads(
             short = (
                 f"; only {machine.usable} can run at a time here: slower" if threads > machine.usable else ""
             )
-            return threads, Why(source, text + short)
+            return threads, Decision(source, text + short)
     return _automatic_threads(parameters, machine, device, slots)
 
 
-def _automatic_threads(parameters: int, machine: Machine, device: str, slots: int) -> tuple[int, Why]:
+def _automatic_threads(parameters: int, machine: Machine, device: str, slots: int) -> tuple[int, Decision]:
     usable = machine.usable
     if device != "cpu":
-        return min(_GPU_THREADS, usable), Why("automatic", f"{device} computes")
+        return min(_GPU_THREADS, usable), Decision("automatic", f"{device} computes")
     millions = f"{parameters / 1e6:,.{1 if parameters < 1e7 else 0}f} M parameters"
     if parameters < SMALL_MODEL:
-        return 1, Why(
+        return 1, Decision(
             "automatic", f"{millions}: below {SMALL_MODEL / 1e6:.0f} M, decoding gains nothing from several"
         )
     idle = round(machine.all_cores - machine.load)
     threads = max(1, min(usable // slots, idle, parameters // PER_THREAD))
     shared = f" to {slots} slots" if slots > 1 else ""
     seen = f"{millions}, {usable} of {machine.all_cores} cores granted{shared}, load {machine.load:.1f}"
-    return threads, Why("load", seen)
+    return threads, Decision("load", seen)
 
 
-def _choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> tuple[_WaitPolicy, Why]:
+def _choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> tuple[_WaitPolicy, Decision]:
     asked: list[tuple[str, _Source, str]] = [
         (overrides.config.wait_policy, "config", "runtime.wait_policy"),
         (overrides.environment.get("OMP_WAIT_POLICY", "").lower(), "environment", "OMP_WAIT_POLICY"),
@@ -161,30 +161,30 @@ def _choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) ->
                 f"{text} asks for active, but {threads} threads at load {machine.load:.1f} would spin on "
                 "busy CPUs"
             )
-            return "passive", Why("automatic", busy)
+            return "passive", Decision("automatic", busy)
         if policy in ("passive", "active"):
-            return ("active" if policy == "active" else "passive"), Why(source, text)
-    return "passive", Why("automatic", "threads that wait leave the CPU to others")
+            return ("active" if policy == "active" else "passive"), Decision(source, text)
+    return "passive", Decision("automatic", "threads that wait leave the CPU to others")
 
 
-def _choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Why]:
+def _choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Decision]:
     """Return the variables to add; none where the user has set a threshold."""
     found = re.fullmatch(r"glibc (\d+)\.(\d+).*", machine.allocator)
     if not found:
-        return {}, Why("automatic", f"malloc is {machine.allocator}: MALLOC_* has no effect on it")
+        return {}, Decision("automatic", f"malloc is {machine.allocator}: MALLOC_* has no effect on it")
     if not overrides.config.tunes_malloc:
-        return {}, Why("config", "runtime.malloc is off")
+        return {}, Decision("config", "runtime.malloc is off")
     own = [name for name in _MALLOC if name in overrides.environment]
     if re.search(r"glibc\.malloc\.(mmap|trim)_threshold", overrides.environment.get("GLIBC_TUNABLES", "")):
         own.append("GLIBC_TUNABLES")
     if own:
-        return {}, Why("environment", ", ".join(own))
+        return {}, Decision("environment", ", ".join(own))
     keep = max(_LEAST_KEPT, min(_KEEP, 1 << (machine.memory // _KEEP_SHARE).bit_length() - 1))
     old = (int(found[1]), int(found[2])) < _OLD_GLIBC
     sizes = {_MALLOC[0]: min(keep, _OLD_GLIBC_LIMIT) if old else keep, _MALLOC[1]: keep}
     if _ARENAS not in overrides.environment:
         sizes[_ARENAS] = 1
-    return sizes, Why("automatic", f"{machine.allocator}, {machine.memory / 2**30:.1f} GiB of memory")
+    return sizes, Decision("automatic", f"{machine.allocator}, {machine.memory / 2**30:.1f} GiB of memory")
 
 
 def _number(value: int | str) -> int | None:

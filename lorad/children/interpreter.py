@@ -78,7 +78,7 @@ def _answer(printed: str) -> dict[str, str]:
     return found
 
 
-class Finding(Struct, frozen=True):
+class InterpreterFinding(Struct, frozen=True):
     """hint: what to do, when it is not ok."""
 
     name: str
@@ -88,7 +88,7 @@ class Finding(Struct, frozen=True):
     facts: dict[str, Any] = {}
 
 
-class Wanted(Struct, frozen=True):
+class Requirements(Struct, frozen=True):
     """What an environment must have.
 
     packages: distributions whose versions are reported.
@@ -100,19 +100,21 @@ class Wanted(Struct, frozen=True):
     for_gpus: Sequence[str] = ()
 
 
-def installation(python: Path, env: Mapping[str, str], wanted: Wanted, hint: str) -> Iterator[Finding]:
+def installation(
+    python: Path, env: Mapping[str, str], wanted: Requirements, hint: str
+) -> Iterator[InterpreterFinding]:
     """Torch, GPUs and modules, as the environment's own Python finds them. hint: how it is installed."""
     seen = look(python, env, wanted)
     if isinstance(seen, str):
         whole = f"Is the installation whole?\n{hint}"
-        yield Finding("torch", False, f"{python} could not be asked: {seen}", whole)
+        yield InterpreterFinding("torch", False, f"{python} could not be asked: {seen}", whole)
         return
     yield _torch_and_gpus(seen)
     for module, fault in seen["kernels"].items():
-        yield Finding(module, not fault, fault or "imports", hint)
+        yield InterpreterFinding(module, not fault, fault or "imports", hint)
 
 
-def _torch_and_gpus(seen: dict[str, Any]) -> Finding:
+def _torch_and_gpus(seen: dict[str, Any]) -> InterpreterFinding:
     build = f"CUDA {seen['torch_cuda']}" if seen["torch_cuda"] else "a CPU build"
     gpus = ", ".join(seen["gpus"]) or "no GPU"
     driver = Path("/proc/driver/nvidia/version").exists()
@@ -121,13 +123,13 @@ def _torch_and_gpus(seen: dict[str, Any]) -> Finding:
         "NVIDIA's driver is there: install a torch for CUDA in that environment, of a version that the "
         "driver takes."
     )
-    return Finding(
+    return InterpreterFinding(
         "torch", not blind, f"{seen['torch']} ({build}), Python {seen['python']}, {gpus}", hint, seen
     )
 
 
 def look(
-    python: Path, env: Mapping[str, str], wanted: Wanted, *, seconds: float = _LOOK_SECONDS
+    python: Path, env: Mapping[str, str], wanted: Requirements, *, seconds: float = _LOOK_SECONDS
 ) -> dict[str, Any] | str:
     """Import what is wanted in the environment, for at most so many seconds. Returns what its Python prints
     of it, or why it prints nothing.

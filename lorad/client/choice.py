@@ -46,7 +46,7 @@ class Amounts(Protocol):
     def turn_count(self) -> int: ...
 
 
-class Scored(Amounts, Protocol):
+class ScoredSample(Amounts, Protocol):
     """What samples are chosen by.
 
     error: why its reward failed.
@@ -62,7 +62,7 @@ class Scored(Amounts, Protocol):
     def searched(self) -> Sequence[str]: ...
 
 
-_S = TypeVar("_S", bound=Scored)
+_S = TypeVar("_S", bound=ScoredSample)
 _O = TypeVar("_O", bound=Amounts)
 _VALUES: Mapping[str, Callable[[Amounts], float | None]] = {
     "reward": lambda sample: sample.reward,
@@ -84,7 +84,7 @@ class _ChoiceWord(NamedTuple):
     sign: str
     value: str
 
-    def holds(self, sample: Scored) -> bool:
+    def holds(self, sample: ScoredSample) -> bool:
         """Whether the word chooses a sample."""
         if self.field == "end":
             fits = sample.ending in (CUT if self.value == TRUNCATED else (self.value,))
@@ -110,7 +110,7 @@ class Choice(Struct, frozen=True):
     sort: Order = "drawn"
     reverse: bool = False
 
-    def test(self) -> Callable[[Scored], bool]:
+    def test(self) -> Callable[[ScoredSample], bool]:
         """Return a function that tells whether a sample is chosen. Raises SpecError."""
         words = _words(self.where)
         return lambda sample: all(word.holds(sample) for word in words)

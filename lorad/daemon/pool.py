@@ -14,7 +14,7 @@ from lorad.backends.setup import ranks_setup, server_setup
 from lorad.backends.spread import nodes_setup
 from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
-from lorad.daemon.gpu.devices import Device, Shape, shape_of
+from lorad.daemon.gpu.devices import Device, NodesShape, shape_of
 from lorad.daemon.process.processes import ProcessState, attempts_under
 from lorad.limits.arguments import RANKED
 from lorad.protocol.nodes import GrantedNode, GrantStatus
@@ -189,7 +189,7 @@ def setup_for(
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
     on_cpu = devices[0].is_cpu
-    on_nodes = isinstance(devices[0], Shape)
+    on_nodes = isinstance(devices[0], NodesShape)
     is_slot = devices[0].name != devices[0].kind and not on_nodes
     slots = len(devices) / config.devices.cpu_slots if is_slot else 1  # of the CPU that the pool has
     # on a GPU the checkpoint's own, with bfloat16 in place of whatever is not float32
@@ -238,7 +238,7 @@ def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
     """Name every device of a pool, as `PoolSetup.devices` has them; () for one that its kind names, and on a
     cluster.
     """
-    if isinstance(devices[0], Shape):
+    if isinstance(devices[0], NodesShape):
         return ()
     names = tuple(device.name for device in devices)
     return () if names == (devices[0].kind,) else names

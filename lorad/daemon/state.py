@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from lorad.bounds import Bounds
 from lorad.daemon.counters import Meter
-from lorad.loggers.table import Followed
+from lorad.loggers.table import FollowedRun
 from lorad.notify.outbox import Outbox
 from lorad.protocol.connection import Connection
 from lorad.records.runs import Queued
@@ -113,7 +113,7 @@ class LoggerState:
         look.
     """
 
-    runs: dict[str, tuple[int, Followed]] | None = None
+    runs: dict[str, tuple[int, FollowedRun]] | None = None
 
 
 class RunClock(NamedTuple):

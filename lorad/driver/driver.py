@@ -16,11 +16,11 @@ from lorad.driver.publish import publish, publish_changes, reset_reference
 from lorad.driver.record import record
 from lorad.driver.sample import sample
 from lorad.driver.score import choose, score, too_many_failed
-from lorad.driver.session import Rollout, Scored, Session
+from lorad.driver.session import Rollout, Session, StepSelection
 from lorad.driver.train import adapt_kl, train, untrained
 from lorad.driver.weigh import look, weigh
 from lorad.errors import LoradError
-from lorad.protocol.calls import Closed, Nothing
+from lorad.protocol.calls import Nothing, SlotClosed
 from lorad.protocol.journal import EndFact
 from lorad.protocol.status import PoolInfo
 
@@ -45,7 +45,7 @@ def drive(session: Session) -> EndFact:
         if session.state.step and not checkpoint.is_written(session):
             publish_changes(session, session.state.step)
             checkpoint.checkpoint(session)
-    closed: Closed = session.pool.call("close", Nothing())
+    closed: SlotClosed = session.pool.call("close", Nothing())
     if closed.base_checksum != info.base_checksum:
         raise LoradError("the base's weights changed during the run; nothing of this attempt can be trusted")
     done = f"{session.state.step} of {session.params.steps} steps"
@@ -103,7 +103,7 @@ def _keep(session: Session) -> None:
         raise endless
 
 
-def _give_up(session: Session, rollout: Rollout, scored: Scored, started: float) -> None:
+def _give_up(session: Session, rollout: Rollout, scored: StepSelection, started: float) -> None:
     """Leave a checkpoint from which a resume makes this step again, and the step's samples to be read."""
     session.state.position = rollout.plan.position
     if session.ahead is not None:

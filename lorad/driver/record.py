@@ -15,7 +15,7 @@ import numpy as np
 from lorad.driver import critic
 from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.driver.sampling.spread import spread_metrics
-from lorad.driver.session import Rollout, Sample, Scored, Session, Weighed
+from lorad.driver.session import Rollout, Sample, Session, StepSelection, Weighed
 from lorad.driver.train import Trained
 from lorad.driver.weigh import importance_cap
 from lorad.protocol.heartbeat import HEART
@@ -28,7 +28,7 @@ from lorad.text import number
 def record(
     session: Session,
     rollout: Rollout,
-    scored: Scored,
+    scored: StepSelection,
     weighed: Weighed | None,
     trained: Trained,
     started: float,
@@ -92,7 +92,7 @@ def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None
 
 
 def _metrics(
-    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None, trained: Trained
+    session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
     """Return means over samples or tokens; seconds are wall time. What was not measured is absent.
 
@@ -172,7 +172,7 @@ def _metrics(
 
 
 def _policy_metrics(
-    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None, trained: Trained
+    session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
     """Collect what was measured of rewards, loss and policy; see `_metrics`."""
     metrics: dict[str, float] = {}
@@ -211,7 +211,7 @@ def _policy_metrics(
     return metrics
 
 
-def _reward_metrics(samples: list[Sample], scored: Scored) -> dict[str, float]:
+def _reward_metrics(samples: list[Sample], scored: StepSelection) -> dict[str, float]:
     """Return mean and deviation of the reward, and its mean by component and by source of rows."""
     rewards = scored.rewards.astype(np.float64)  # their squares may be too large for float32
     named = defaultdict[str, list[float]](list)
@@ -249,7 +249,7 @@ def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
 
 
 def _samples(
-    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed | None
+    session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed | None
 ) -> list[dict[str, Any]]:
     advantages = np.full(len(scored.scores), np.nan) if weighed is None else weighed.advantages
     lines = list[dict[str, Any]]()

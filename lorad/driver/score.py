@@ -3,7 +3,7 @@
 import numpy as np
 
 from lorad.driver.rewards import Score
-from lorad.driver.session import Rollout, Sample, Scored, Session
+from lorad.driver.session import Rollout, Sample, Session, StepSelection
 from lorad.errors import LoradError
 from lorad.rl.advantage import best_of, shaped, zero_variance
 from lorad.spec.model import Spec
@@ -47,7 +47,7 @@ def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.nd
     return shaped(spec, rewards, lengths[scored], cut[scored]), scored
 
 
-def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
+def choose(session: Session, rollout: Rollout, scores: list[Score]) -> StepSelection:
     """Say which samples take part. Those without a reward take part in nothing: not in the mean and standard
     deviation of their group, nor in the loss. Groups whose rewards are all equal may be left out; with a
     baseline, those with fewer than two rewards always are.
@@ -64,7 +64,7 @@ def choose(session: Session, rollout: Rollout, scores: list[Score]) -> Scored:
     counted = (scored if algorithm.reads_reward else np.ones_like(scored)) & ~masked
     if algorithm.parts.surrogate == "nll":
         counted[scored] &= best_of(earned, sizes, algorithm.best, algorithm.least)
-    return Scored(
+    return StepSelection(
         scores=scores,
         scored=scored,
         rewards=np.array([s.value for s in scores if s.value is not None], np.float32),

@@ -318,7 +318,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Scored:
+class StepSelection:
     """Which samples take part in a step.
 
     scored: bool [samples], which have a reward.

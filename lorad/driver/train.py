@@ -8,7 +8,7 @@ from msgspec import structs
 from lorad.driver import critic
 from lorad.driver.critic import CriticUpdate
 from lorad.driver.sampling.rows import batch_of
-from lorad.driver.session import Rollout, Scored, Session, Weighed
+from lorad.driver.session import Rollout, Session, StepSelection, Weighed
 from lorad.driver.update import Update, current_rate, update
 from lorad.driver.weigh import importance_cap, logprobs, minibatch_ranges, needs_old, within
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets, ValueTargets
@@ -79,7 +79,7 @@ class _MiniBatch:
     critic: ValueTargets | None = None
 
 
-def train(session: Session, rollout: Rollout, scored: Scored, weighed: Weighed) -> Trained:
+def train(session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed) -> Trained:
     """Make epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy
     and of its critic; the policy is left out while the critic warms up.
     """
@@ -259,7 +259,7 @@ def _has_terms(spec: Spec) -> bool:
 
 
 def _minibatch(
-    session: Session, rollout: Rollout, scored: Scored, weighed: Weighed, first: int, end: int
+    session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed, first: int, end: int
 ) -> _MiniBatch | None:
     """Return the mini-batch of the rollout's groups from `first` to before `end`; None where none of them is
     trained.

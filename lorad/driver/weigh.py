@@ -8,7 +8,7 @@ from msgspec import structs
 
 from lorad.driver import critic
 from lorad.driver.sampling.rows import batch_of, offsets_of
-from lorad.driver.session import Rollout, Scored, Session, TrainBatch, Weighed
+from lorad.driver.session import Rollout, Session, StepSelection, TrainBatch, Weighed
 from lorad.protocol.batch import Batch, PolicyTargets
 from lorad.protocol.calls import Logprobs, LogprobsOf, LogprobsResult
 from lorad.rl.advantage import advantages, returns_to_go, whiten
@@ -57,7 +57,7 @@ def needs_old(spec: Spec) -> bool:
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
 
-def look(session: Session, rollout: Rollout, scored: Scored) -> TrainBatch:
+def look(session: Session, rollout: Rollout, scored: StepSelection) -> TrainBatch:
     """Gather the samples that are trained on and their log-probabilities, before the first update."""
     sizes = [len(group) for group in rollout.groups]
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -111,7 +111,7 @@ def within(groups: np.ndarray, first: int, end: int) -> slice:
     return slice(*np.searchsorted(groups, [first, end]).tolist())
 
 
-def weigh(session: Session, rollout: Rollout, scored: Scored, training: TrainBatch) -> Weighed:
+def weigh(session: Session, rollout: Rollout, scored: StepSelection, training: TrainBatch) -> Weighed:
     """Compute the advantage, the weight and the correction of each token."""
     algorithm = session.spec.algorithm
     lengths = training.lengths
@@ -143,7 +143,11 @@ def weigh(session: Session, rollout: Rollout, scored: Scored, training: TrainBat
 
 
 def _token_advantages(
-    session: Session, rollout: Rollout, scored: Scored, training: TrainBatch, penalty: np.ndarray | None
+    session: Session,
+    rollout: Rollout,
+    scored: StepSelection,
+    training: TrainBatch,
+    penalty: np.ndarray | None,
 ) -> np.ndarray:
     """Return the advantages, float32 [T]. penalty: [T], taken from the reward of each token; None where
     nothing is taken.
@@ -181,7 +185,7 @@ def _token_advantages(
 
 
 def _own_advantages(
-    session: Session, rollout: Rollout, scored: Scored, training: TrainBatch, worth: np.ndarray
+    session: Session, rollout: Rollout, scored: StepSelection, training: TrainBatch, worth: np.ndarray
 ) -> np.ndarray:
     """Return what the user's function says, float32 [T]; it sees all samples with a reward. Raises
     SpecError.

@@ -53,15 +53,15 @@ class Hosts:
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
         """Read the spec; relative paths start at `cwd`. Raises SpecError for an unknown name or file."""
         self.format = format
-        self.training = Host(spec, cwd)
-        self.evals = Host(spec, cwd)
+        self.training = EnvironmentHost(spec, cwd)
+        self.evals = EnvironmentHost(spec, cwd)
 
     def close(self) -> None:
         self.training.close()
         self.evals.close()
 
 
-class Host:
+class EnvironmentHost:
     """Runs `env.workers` processes; each has every so many-th episode. Nothing of it is left after `close`.
 
     A process that hangs, dies or exceeds its memory is killed. The episode at work is then asked again in a

@@ -17,7 +17,7 @@ from lorad.http.serve import peer_uid
 from lorad.protocol.listener import may_call, user_name
 
 
-class Access:
+class GatewayAccess:
     """Knows who may ask a gateway.
 
     Args:

@@ -11,9 +11,9 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from lorad.errors import LoradError
-from lorad.gateway.access import Access
+from lorad.gateway.access import GatewayAccess
 from lorad.gateway.errors import ApiError, from_lorad
-from lorad.gateway.limits import BODY_BYTES, BODY_SECONDS, Limits
+from lorad.gateway.limits import BODY_BYTES, BODY_SECONDS, RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ HEALTH = "/health"
 EVENT_STREAM = "text/event-stream"
 
 
-def guard(access: Access, limits: Limits) -> Middleware:
+def guard(access: GatewayAccess, limits: RequestLimits) -> Middleware:
     """Make the middleware that lets strangers in to `/health` alone, and nothing but OpenAI's errors out."""
 
     @web.middleware

@@ -18,7 +18,7 @@ MOST_OF_ONE = 256  # of one owner
 MOST_SAMPLES = 4096  # of one request: prompts times n
 
 
-class Limits:
+class RequestLimits:
     """Counts the completions that are under way.
 
     Args:

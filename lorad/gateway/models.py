@@ -5,10 +5,10 @@ from functools import partial
 from aiohttp import web
 from msgspec import Struct
 
-from lorad.gateway.access import Access
+from lorad.gateway.access import GatewayAccess
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.guard import VERSION, answer
-from lorad.gateway.table import Table
+from lorad.gateway.table import GatewayTable
 
 
 class _Model(Struct, frozen=True):
@@ -27,12 +27,12 @@ class _Models(Struct, frozen=True):
     object: str = "list"
 
 
-def add_models(app: web.Application, table: Table, access: Access) -> None:
+def add_models(app: web.Application, table: GatewayTable, access: GatewayAccess) -> None:
     app.router.add_get("/v1/models", partial(_show, table, access))
     app.router.add_get("/v1/models/{model:.+}", partial(_show, table, access))
 
 
-async def _show(table: Table, access: Access, request: web.Request) -> web.Response:
+async def _show(table: GatewayTable, access: GatewayAccess, request: web.Request) -> web.Response:
     """Show the model of the path, or list all: aliases, pinned versions, and the versions that aliases mean.
 
     The client learns only of models that it may see.

@@ -12,7 +12,7 @@ from lorad.protocol.served import Names
 log = logging.getLogger(__name__)
 
 
-class Table:
+class GatewayTable:
     """Answers from the newest file; the daemon replaces the file whole.
 
     The last file that was read stays open: a later one cannot have its inode, so that no change is missed.

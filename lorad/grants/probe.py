@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.errors import LoradError
 from lorad.grants.grant import taken
 from lorad.models.directory import resolve
@@ -72,15 +72,17 @@ async def _probe(asked: Asked, work: Path) -> None:
         async with waiting, taken(asked.setup, "doctor", work, work) as grant:
             waiting.reschedule(None)
             words = ", ".join(node.name for node in grant.hosts)
-            _say(Finding("grant", True, f"{words} after {time.monotonic() - began:.1f} s"))
+            _say(InterpreterFinding("grant", True, f"{words} after {time.monotonic() - began:.1f} s"))
             for node in grant.hosts:
                 await _look_at(node, asked, work)
     except TimeoutError:
         said = msgspec.json.decode((work / GRANT).read_bytes(), type=GrantStatus).words
         hint = "What is lacking stands there; an agent that cannot start says so as well."
-        _say(Finding("grant", False, f"nothing in {asked.seconds:.0f} s: {said or 'no word'}", hint))
+        _say(
+            InterpreterFinding("grant", False, f"nothing in {asked.seconds:.0f} s: {said or 'no word'}", hint)
+        )
     except LoradError as error:
-        _say(Finding("grant", False, error.message, error.hint))
+        _say(InterpreterFinding("grant", False, error.message, error.hint))
 
 
 async def _look_at(node: Node, asked: Asked, work: Path) -> None:
@@ -93,7 +95,11 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     try:
         answer = msgspec.json.decode(lines[-1] if lines else "", type=_ProbedNode)
     except msgspec.MsgspecError:
-        _say(Finding(node.name, False, f"the look {how}: {lines[-1] if lines else 'it said nothing'}"))
+        _say(
+            InterpreterFinding(
+                node.name, False, f"the look {how}: {lines[-1] if lines else 'it said nothing'}"
+            )
+        )
         return
     for finding in _findings(node, asked, answer):
         _say(finding)
@@ -101,26 +107,30 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     tiny = resolve("builtin:tiny")
     is_same = await node.weights(tiny, None) == weights_sha256(tiny)
     hint = "Install the same lorad there, at the same path: cluster.node_python."
-    _say(Finding(node.name, is_same, "builtin:tiny has the weights of this machine's", hint))
+    _say(InterpreterFinding(node.name, is_same, "builtin:tiny has the weights of this machine's", hint))
 
 
-def _findings(node: Node, asked: Asked, seen: _ProbedNode) -> Iterator[Finding]:
+def _findings(node: Node, asked: Asked, seen: _ProbedNode) -> Iterator[InterpreterFinding]:
     about = f"lorad {node.told.lorad}, Python {seen.python}, uid {node.told.uid}, {size(seen.free)} free"
-    yield Finding(node.name, seen.free > 2 << 30, about, "Versions and checkpoints are staged there.")
+    yield InterpreterFinding(
+        node.name, seen.free > 2 << 30, about, "Versions and checkpoints are staged there."
+    )
     wanted = asked.devices.get(node.name, 0)
     hint = f"cluster.nodes says {wanted} for {node.name}: correct it, or look at `nvidia-smi` there."
-    yield Finding(node.name, len(seen.gpus) >= wanted, f"{len(seen.gpus)} GPUs seen", hint)
+    yield InterpreterFinding(node.name, len(seen.gpus) >= wanted, f"{len(seen.gpus)} GPUs seen", hint)
     for path, version in seen.interpreters.items():
         name = asked.interpreters[path]
         hint = f"Install {name} there, or correct backends.{name}.python."
         words = f"{path} is Python {version}" if version else f"{path} is no Python that works"
-        yield Finding(node.name, version is not None, words, hint)
+        yield InterpreterFinding(node.name, version is not None, words, hint)
     for path, is_there in seen.bases.items():
         words = f"{path} is {'there' if is_there else 'missing'}"
-        yield Finding(node.name, is_there, words, "Runs on that base need it on every node, at this path.")
+        yield InterpreterFinding(
+            node.name, is_there, words, "Runs on that base need it on every node, at this path."
+        )
 
 
-async def _put(node: Node, work: Path) -> Finding:
+async def _put(node: Node, work: Path) -> InterpreterFinding:
     """Copy a directory there, whose digest is taken on arrival."""
     source = work / "put"
     source.mkdir(exist_ok=True)
@@ -129,10 +139,10 @@ async def _put(node: Node, work: Path) -> Finding:
     await node.put("put", source)
     seconds = time.monotonic() - began
     await node.remove("put")
-    return Finding(node.name, True, f"{size(_PUT_BYTES)} arrived whole in {seconds:.2f} s")
+    return InterpreterFinding(node.name, True, f"{size(_PUT_BYTES)} arrived whole in {seconds:.2f} s")
 
 
-def _say(finding: Finding) -> None:
+def _say(finding: InterpreterFinding) -> None:
     print(msgspec.json.encode({"check": finding}).decode(), flush=True)
 
 

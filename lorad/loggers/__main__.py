@@ -17,9 +17,9 @@ with quick_imports():
     from lorad.box.paths import AttemptDir
     from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.errors import SpecError
-    from lorad.loggers.choose import Choice, choices
+    from lorad.loggers.choose import LoggerChoice, choices
     from lorad.loggers.sink import Sink
-    from lorad.loggers.table import Followed, State, Table
+    from lorad.loggers.table import FollowedRun, LoggersTable, State
     from lorad.protocol.heartbeat import HEART
 
 log = logging.getLogger("lorad.loggers")
@@ -34,7 +34,7 @@ class _Process:
     def __init__(self, table: Path, state: Path) -> None:
         self._table_path = table
         self._state_path = state
-        self._table = Table()
+        self._table = LoggersTable()
         self._state = State(-1)
         self._sinks: dict[str, Sink] = {}
 
@@ -44,13 +44,13 @@ class _Process:
         A file that cannot be read or written waits.
         """
         try:
-            table = read_table(self._table_path, Table)
+            table = read_table(self._table_path, LoggersTable)
         except (OSError, ValueError) as error:
             log.error("%s: %s", self._table_path, error)
             return
         if table != self._table:
             self._table = table
-            runs: dict[str, list[Followed]] = {}
+            runs: dict[str, list[FollowedRun]] = {}
             for run in table.runs:
                 for choice in _choices_of(run):
                     if choice.id not in self._sinks:
@@ -79,7 +79,7 @@ class _Process:
             sink.join(_STOP_SECONDS)
 
 
-def _choices_of(run: Followed) -> list[Choice]:
+def _choices_of(run: FollowedRun) -> list[LoggerChoice]:
     """List the loggers of a run; the preflight has refused wrong ones."""
     try:
         return choices(run.loggers)

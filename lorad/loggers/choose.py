@@ -23,7 +23,7 @@ _BUILTIN = {
 }
 
 
-class Choice(Struct, frozen=True):
+class LoggerChoice(Struct, frozen=True):
     """One entry of `loggers`."""
 
     name: str
@@ -35,7 +35,7 @@ class Choice(Struct, frozen=True):
         return f"{self.name}-{zlib.crc32(msgspec.json.encode(self.settings, order='sorted')):08x}"
 
 
-def choices(loggers: list[Any]) -> list[Choice]:
+def choices(loggers: list[Any]) -> list[LoggerChoice]:
     """Read `loggers`. Raises SpecError for an entry that is neither a name nor a mapping."""
     read = []
     for number, entry in enumerate(loggers):
@@ -48,7 +48,7 @@ def choices(loggers: list[Any]) -> list[Choice]:
                 hint="For example `loggers: [tensorboard, {mlflow: {uri: …}}]`.",
             )
         ((name, settings),) = entry.items()
-        read.append(Choice(name, settings or {}))
+        read.append(LoggerChoice(name, settings or {}))
     return read
 
 
@@ -70,7 +70,7 @@ def refuse_unfit(loggers: list[Any]) -> None:
             raise SpecError(f"{choice.name}: {error.problem}", key=key, hint=error.hint) from None
 
 
-def make(choice: Choice, run: LoggedRun) -> Logger:
+def make(choice: LoggerChoice, run: LoggedRun) -> Logger:
     """Make the logger of a run. Raises SpecError."""
     kind = _type_of(choice.name)
     return kind(run, _settings(kind, choice))
@@ -111,7 +111,7 @@ def _type_of(name: str) -> type[Logger]:
     return kind  # type: ignore[no-any-return]
 
 
-def _settings(kind: type[Logger], choice: Choice) -> Settings:
+def _settings(kind: type[Logger], choice: LoggerChoice) -> Settings:
     try:
         return msgspec.convert(choice.settings, kind.settings_type)
     except msgspec.ValidationError as error:

@@ -8,13 +8,13 @@ from typing import Any
 
 from lorad.box.paths import RunDir
 from lorad.errors import NotFound, SpecError
-from lorad.loggers.choose import Choice, make, place_of, refuse_unfit
+from lorad.loggers.choose import LoggerChoice, make, place_of, refuse_unfit
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.follow import Follower
 from lorad.loggers.sink import logged_run
 
 
-def chosen(name: str, place: str | None, settings: dict[str, Any]) -> Choice:
+def chosen(name: str, place: str | None, settings: dict[str, Any]) -> LoggerChoice:
     """Choose a logger.
 
     Args:
@@ -28,10 +28,10 @@ def chosen(name: str, place: str | None, settings: dict[str, Any]) -> Choice:
         is_path = "dir" in key
         settings = {**settings, key: os.path.abspath(Path(place).expanduser()) if is_path else place}
     refuse_unfit([{name: settings}])
-    return Choice(name, settings)
+    return LoggerChoice(name, settings)
 
 
-def write_all(directory: RunDir, choice: Choice, files: Path) -> None:
+def write_all(directory: RunDir, choice: LoggerChoice, files: Path) -> None:
     """Write what survives of a run, from the beginning.
 
     Raises NotFound where nothing was journaled, Conflict while a process follows the run for the same place,

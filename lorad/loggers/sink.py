@@ -17,11 +17,11 @@ from msgspec import Struct
 from lorad.box.paths import RunDir
 from lorad.box.tables import LONGEST
 from lorad.errors import LoradError
-from lorad.loggers.choose import Choice, make
+from lorad.loggers.choose import LoggerChoice, make
 from lorad.loggers.cursor import CursorFile
 from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun
-from lorad.loggers.table import Fault, Followed
+from lorad.loggers.table import Fault, FollowedRun
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import read
 
@@ -51,16 +51,16 @@ class _RunProgress(Struct):
 class Sink:
     """Brings all runs of one choice up to date, in one thread."""
 
-    def __init__(self, choice: Choice, files: Path) -> None:
+    def __init__(self, choice: LoggerChoice, files: Path) -> None:
         self._choice = choice
         self._files = files
-        self._runs: dict[str, Followed] = {}
+        self._runs: dict[str, FollowedRun] = {}
         self._progress: dict[str, _RunProgress] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name=choice.id, daemon=True)
         self._thread.start()
 
-    def follow(self, runs: Iterable[Followed]) -> None:
+    def follow(self, runs: Iterable[FollowedRun]) -> None:
         """Follow these runs from now on, and no others."""
         self._runs = {run.run: run for run in runs}
 
@@ -76,7 +76,7 @@ class Sink:
         progress = list(self._progress.items())
         return [each.fault for name, each in progress if each.fault and name in runs]
 
-    def is_done(self, run: Followed) -> bool:
+    def is_done(self, run: FollowedRun) -> bool:
         """Check whether a run that is over is written as a whole."""
         progress = self._progress.get(run.run)
         if progress is None or progress.fault is not None:
@@ -99,7 +99,7 @@ class Sink:
                 return
             self._stop.wait(_POLL_SECONDS)
 
-    def _bring_up_to_date(self, run: Followed, progress: _RunProgress) -> None:
+    def _bring_up_to_date(self, run: FollowedRun, progress: _RunProgress) -> None:
         """Write what is new, unless the journal has no record yet, or a fault was too short ago."""
         size = _size(run)
         is_same = (size, run.is_over) == (progress.size, progress.is_over)
@@ -159,7 +159,7 @@ def logged_run(directory: RunDir, files: Path) -> LoggedRun | None:
     return LoggedRun(first[0].run, first[0].at, files, spec)
 
 
-def _size(run: Followed) -> int:
+def _size(run: FollowedRun) -> int:
     try:
         return RunDir(Path(run.directory)).journal.stat().st_size
     except OSError:

@@ -12,7 +12,7 @@ from lorad.box import tables
 from lorad.box.tables import LONGEST
 
 
-class Followed(Struct, frozen=True):
+class FollowedRun(Struct, frozen=True):
     """A run with loggers.
 
     Attributes:
@@ -27,7 +27,7 @@ class Followed(Struct, frozen=True):
     is_over: bool
 
 
-class Table(Struct, frozen=True):
+class LoggersTable(Struct, frozen=True):
     """The runs whose journals are to be followed.
 
     Attributes:
@@ -37,7 +37,7 @@ class Table(Struct, frozen=True):
 
     number: int = 0
     files: str = ""
-    runs: list[Followed] = []
+    runs: list[FollowedRun] = []
 
 
 class Fault(Struct, frozen=True):

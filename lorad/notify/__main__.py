@@ -17,7 +17,7 @@ with quick_imports():
     from lorad.box.paths import AttemptDir
     from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.notify.courier import Courier
-    from lorad.notify.table import State, Table, read_state
+    from lorad.notify.table import NotifyTable, State, read_state
     from lorad.protocol.heartbeat import HEART
 
 log = logging.getLogger("lorad.notify")
@@ -32,10 +32,10 @@ async def serve(table_path: Path, state_path: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     written = read_state(state_path)
     courier = Courier(written)
-    table: Table | None = None
+    table: NotifyTable | None = None
     while not stopped.is_set():
         try:
-            newest = read_table(table_path, Table)
+            newest = read_table(table_path, NotifyTable)
         except (OSError, ValueError) as error:
             log.error("%s: %s", table_path, error)
         else:

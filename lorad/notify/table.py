@@ -67,7 +67,7 @@ class Delivery(Struct, frozen=True):
     cwd: str = "/"
 
 
-class Table(Struct, frozen=True):
+class NotifyTable(Struct, frozen=True):
     """The deliveries of one process."""
 
     deliveries: list[Delivery] = []

@@ -41,7 +41,7 @@ from lorad.pool.microbatches import room_for
 from lorad.pool.service import PoolService
 from lorad.pool.state import Pool
 from lorad.pool.usage_file import UsageFile, kept
-from lorad.pool.work import Rate, peak_of
+from lorad.pool.work import WorkRate, peak_of
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import answers, listen, remove
 from lorad.protocol.pool_setup import PoolSetup
@@ -479,10 +479,10 @@ def _info(
     )
 
 
-def _rate(config: PoolSetup, dtype: str, facts: ModelFacts) -> Rate | None:
+def _rate(config: PoolSetup, dtype: str, facts: ModelFacts) -> WorkRate | None:
     """Return what the trainer's GPUs can do; None for a GPU, dtype or machine of which that is not known."""
     if config.device == "cpu" or config.nodes is not None or dtype != "bfloat16":
         return None
     ranks = config.ranks.ranks if config.ranks is not None else 1
     peak = peak_of(torch.cuda.get_device_name(torch.device(config.device)))
-    return None if peak is None else Rate(facts.active, ranks * peak)
+    return None if peak is None else WorkRate(facts.active, ranks * peak)

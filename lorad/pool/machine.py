@@ -39,7 +39,7 @@ def _memory_in_use() -> int:
 
 
 @dataclass
-class Machine:
+class MachineMeter:
     """What the machine did. Samples of the devices come from one thread, and steps from another one."""
 
     memory: Callable[[], int] = field(default=_memory_in_use)

@@ -11,12 +11,12 @@ from lorad.pool.files import VersionFiles
 from lorad.pool.joint import Joint
 from lorad.pool.ledger import Ledger
 from lorad.pool.loaded import LoadedVersions
-from lorad.pool.machine import Machine
+from lorad.pool.machine import MachineMeter
 from lorad.pool.microbatches import Room
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Parties, Tenant
 from lorad.pool.usage_file import UsageFile
-from lorad.pool.work import Meter, Rate, Work
+from lorad.pool.work import WorkDone, WorkMeter, WorkRate
 from lorad.protocol.calls import Call, Open
 from lorad.protocol.status import PoolInfo
 from lorad.trainers.base import Trainer
@@ -47,7 +47,7 @@ class Pool:
         *,
         teacher: Trainer | None = None,
         lodger: Trainer | None = None,
-        rate: Rate | None = None,
+        rate: WorkRate | None = None,
         joins: bool = False,
         ledger: Ledger | None = None,
     ) -> None:
@@ -74,9 +74,9 @@ class Pool:
         )
         self.loaded = LoadedVersions(engine, self.attester.forget)
         self.files = VersionFiles(info.model)
-        self.meter = Meter()
-        self.work = Work(trainer, rate)
-        self.machine = Machine()
+        self.meter = WorkMeter()
+        self.work = WorkDone(trainer, rate)
+        self.machine = MachineMeter()
         self.joint = Joint(trainer, joins=joins)
         self.parties = Parties()
         self.memory = 0

@@ -9,9 +9,9 @@ import numpy as np
 from lorad.errors import Conflict
 from lorad.models.turns import Caller, Party, Payer, caller
 from lorad.pool.attest.canaries import Canaries
-from lorad.pool.attest.prediction import Files
+from lorad.pool.attest.prediction import VersionFiles
 from lorad.pool.attest.verdict import Outcome
-from lorad.pool.loaded import Entry
+from lorad.pool.loaded import LoadedVersion
 from lorad.protocol.calls import Call, Open
 from lorad.trainers.base import SlotInfo
 
@@ -75,9 +75,9 @@ class Tenant:
     slot: SlotInfo
     canaries: Canaries
     number: int = -1
-    versions: list[Entry] = field(default_factory=list)
+    versions: list[LoadedVersion] = field(default_factory=list)
     change: np.ndarray | None = None
-    files: Files | None = None
+    files: VersionFiles | None = None
     proof: _Proof = field(default_factory=_Proof)
 
     @property
@@ -104,7 +104,7 @@ class Tenant:
         """Return the engine's name for the current version; "" while there is none."""
         return self.versions[-1].engine_name if self.versions else ""
 
-    def attested(self, version: str) -> Entry:
+    def attested(self, version: str) -> LoadedVersion:
         """Find a version. Raises Conflict for one that was not attested in this attempt or is not loaded any
         more.
         """
@@ -116,7 +116,9 @@ class Tenant:
             hint=f"Loaded and attested: {', '.join(e.version for e in self.versions) or 'none'}; or `base`.",
         )
 
-    def advance(self, number: int, entry: Entry, change: np.ndarray, files: Files) -> list[Entry]:
+    def advance(
+        self, number: int, entry: LoadedVersion, change: np.ndarray, files: VersionFiles
+    ) -> list[LoadedVersion]:
         """Make the entry the current one; return the entries that the run lets go."""
         self.number = number
         self.change = change

@@ -19,7 +19,7 @@ from lorad.files import write_whole
 from lorad.files.log import AppendLog
 from lorad.pool.energy import Meter
 from lorad.pool.ledger import Ledger
-from lorad.pool.machine import Machine
+from lorad.pool.machine import MachineMeter
 from lorad.protocol.status import Uses, encode_uses
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class UsageFile:
     """The file of uses. Every line repeats `head`, and `machine` is shown what the meter reads."""
 
     def __init__(
-        self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None, machine: Machine | None = None
+        self, path: Path, head: Uses, ledger: Ledger, meter: Meter | None, machine: MachineMeter | None = None
     ) -> None:
         self.path = path
         self._head = head

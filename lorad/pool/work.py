@@ -49,7 +49,7 @@ def peak_of(name: str) -> float | None:
     return _PEAKS[max(fitting, key=len)] if fitting else None
 
 
-class Rate(msgspec.Struct, frozen=True):
+class WorkRate(msgspec.Struct, frozen=True):
     """What the trainer's devices can do.
 
     Attributes:
@@ -79,13 +79,13 @@ class _Done:
 
 
 @dataclass
-class Work:
+class WorkDone:
     """The trainer's work. All methods belong to the pool's asyncio loop. The `rate` is None where it is not
     known.
     """
 
     trainer: Trainer
-    rate: Rate | None
+    rate: WorkRate | None
     _done: dict[str, _Done] = field(default_factory=dict)
     _peak: int | None = None  # the most memory since the last step of any run
 
@@ -139,7 +139,7 @@ def tokens_of(batch: Batch) -> int:
     return int((batch.prompt_lengths * batch.group_sizes).sum() + batch.completion_lengths.sum())
 
 
-class Meter:
+class WorkMeter:
     """Counts the use of the pool. All methods belong to the pool's asyncio loop."""
 
     def __init__(self) -> None:

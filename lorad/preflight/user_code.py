@@ -7,7 +7,7 @@ from pathlib import Path
 from lorad.driver.user.functions import UserFunctions
 from lorad.envs.child import Answer
 from lorad.envs.format import Format
-from lorad.envs.host import Host
+from lorad.envs.host import EnvironmentHost
 from lorad.envs.programs import Programs, is_program
 from lorad.envs.protocol import Turn
 from lorad.envs.rendered import open_format
@@ -49,11 +49,11 @@ def check_functions(algorithm: Algorithm, cwd: Path) -> None:
             function.try_out(with_reference=algorithm.has_reference)
 
 
-def open_env(env: EnvSpec, cwd: Path) -> Host | Programs | None:
+def open_env(env: EnvSpec, cwd: Path) -> EnvironmentHost | Programs | None:
     """Return what plays episodes, not started. Raises SpecError for what is missing on disk."""
     if env.name is None:
         return None
-    return Programs(env, cwd) if is_program(env, cwd) else Host(env, cwd)
+    return Programs(env, cwd) if is_program(env, cwd) else EnvironmentHost(env, cwd)
 
 
 def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:

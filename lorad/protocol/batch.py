@@ -290,8 +290,7 @@ class PolicyTargets(Struct, frozen=True):
     sampler_logprobs: log-probabilities by the engine that sampled; None for tokens that no engine sampled.
     old_logprobs: log-probabilities by the trainer before the first update on these samples; None is the
         current policy itself (on-policy, ratio 1).
-    reference_logprobs: log-probabilities by the base or the run's reference; None when the KL coefficient
-        is 0.
+    reference_logprobs: log-probabilities by the base or the run's reference; None without a KL coefficient.
     weights: what each token's loss counts; a token of weight 0 is not trained. None: 1 for each.
     sequence_log_ratios: logarithm of the ratio of the whole sample, where `ratio` asks for that and a sample
         may have several rows. None: each row is a sample, whose ratio the trainer computes.
@@ -479,9 +478,7 @@ class LossStats(Struct, frozen=True):
     def __add__(self, other: LossStats) -> LossStats:
         both = {f: (getattr(self, f), getattr(other, f)) for f in LossStats.__struct_fields__}
         measured = {f: [value for value in pair if value is not None] for f, pair in both.items()}
-        joined = {
-            f: max(values) if f.endswith("_max") else sum(values) for f, values in measured.items() if values
-        }
+        joined = {f: max(seen) if f.endswith("_max") else sum(seen) for f, seen in measured.items() if seen}
         return LossStats(**joined)
 
 

@@ -376,7 +376,7 @@ class LetGo(Struct, frozen=True):
     version: str
 
 
-class Closed(Struct, frozen=True):
+class SlotClosed(Struct, frozen=True):
     """The slot is closed.
 
     base_checksum: the checksum of the base as it is now; it must not have changed (rule 7).
@@ -420,7 +420,7 @@ VERBS: dict[str, Verb] = {
     "publish": Verb(Publish, Published, mutates=True),
     "save": Verb(Save, Saved, mutates=True),
     "unload": Verb(Unload, Nothing, mutates=True),
-    "close": Verb(Nothing, Closed, mutates=True),
+    "close": Verb(Nothing, SlotClosed, mutates=True),
     "hello": Verb(Nothing, PoolInfo, of_run=False),
     "status": Verb(Nothing, PoolStatus, of_run=False),
     "write_uses": Verb(Nothing, Nothing, of_run=False),

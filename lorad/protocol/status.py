@@ -55,7 +55,7 @@ class PoolInfo(Struct, frozen=True):
     products: str = ""
 
 
-class Tenant(Struct, frozen=True):
+class TenantStatus(Struct, frozen=True):
     """A run in a pool.
 
     phase: the verb in progress, or `idle`.
@@ -129,7 +129,7 @@ class PoolStatus(Struct, frozen=True):
     """
 
     info: PoolInfo
-    tenants: list[Tenant]
+    tenants: list[TenantStatus]
     loaded: list[str]
     engine_tokens_per_second: float
     trainer_tokens_per_second: float

@@ -17,9 +17,9 @@ from msgspec import Struct, structs
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.generated.rows import generated_rows
-from lorad.rl.kept.cache import Key, kept_rows, key_of
+from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
-from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
+from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
 from lorad.rl.rows.messages import chat_in, messages_of, with_system
@@ -317,7 +317,7 @@ class _RowDataset(_Prompts):
         data: Data,
         tokenizer: Tokenizer,
         seed: int,
-        key: Key | None = None,
+        key: CacheKey | None = None,
     ) -> None:
         """Check every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
         row is left.
@@ -325,10 +325,10 @@ class _RowDataset(_Prompts):
         super().__init__(sources, data, tokenizer)
         summary = Summary(data)
 
-        def facts() -> Facts:
+        def facts() -> RowFacts:
             counts = (self.dropped, self.cut)
             lengths = self._lengths.tobytes()
-            return Facts(summary.has_answers, summary.digest, *counts, self._unshown, lengths)
+            return RowFacts(summary.has_answers, summary.digest, *counts, self._unshown, lengths)
 
         with bounded_memory(self._name):
             self._rows, summed = kept_rows(key, lambda: summary.of(self._kept(rows)), facts)

@@ -46,7 +46,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-class Section(NamedTuple):
+class _Section(NamedTuple):
     """A section: its dotted name, what it is for, and its own keys."""
 
     name: str
@@ -54,7 +54,7 @@ class Section(NamedTuple):
     keys: list[Key]
 
 
-def sections_of(part: type[Struct], name: str = "") -> Iterator[Section]:
+def sections_of(part: type[Struct], name: str = "") -> Iterator[_Section]:
     """Yield a section, and then those inside, in the order in which they are declared."""
     means = meanings(part)
     inside = []
@@ -66,7 +66,7 @@ def sections_of(part: type[Struct], name: str = "") -> Iterator[Section]:
         if section is None or not isinstance(field.type, type):
             values = in_words(field.type).replace("or none", "or null")
             keys.append(Key(path, _default(field), values, _unit_of(path), means[field.name]))
-    yield Section(name, _first_sentence(part), keys)
+    yield _Section(name, _first_sentence(part), keys)
     for section, path in inside:
         yield from sections_of(section, path)
 

@@ -18,7 +18,7 @@ from lorad.store.db import refuse_other_schema
 _FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
 
 
-class Report(Struct, frozen=True):
+class CheckReport(Struct, frozen=True):
     """The result of a check.
 
     problems: damage to the database.
@@ -29,11 +29,11 @@ class Report(Struct, frozen=True):
     warnings: list[str]
 
 
-def check(path: Path) -> Report:
+def check(path: Path) -> CheckReport:
     """Read the whole database and change nothing. A daemon may write to it meanwhile."""
     warning = version_warning(sqlite3.sqlite_version_info)
     problems = _problems(path) if path.exists() else []
-    return Report(problems, [warning] if warning else [])
+    return CheckReport(problems, [warning] if warning else [])
 
 
 def version_warning(version: tuple[int, int, int]) -> str:

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from lorad.children.interpreter import Wanted, look
+from lorad.children.interpreter import Requirements, look
 
-TORCH = Wanted(packages=["torch"], modules=["torch", "torch.not_a_module"])
+TORCH = Requirements(packages=["torch"], modules=["torch", "torch.not_a_module"])
 
 
 def test_look_says_which_modules_import() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from lorad.driver.rewards import Rewarder, Score
-from lorad.envs.host import Host
+from lorad.envs.host import EnvironmentHost
 from lorad.errors import SpecError
 from lorad.records.episodes import Task
 from lorad.rl.reward import RewardInput
@@ -118,7 +118,7 @@ def test_environments_play_there(folder: Path) -> None:
     row = {"path": str(secret), "command": Path("/proc/self/cmdline").read_text()}
     inside, plain = EnvSpec(name="envs.py:Looks", sandbox="bubblewrap"), EnvSpec(name="envs.py:Looks")
     for spec, seen in ((inside, "False False"), (plain, "True True")):
-        host = Host(spec, folder)
+        host = EnvironmentHost(spec, folder)
         try:
             assert host.begin([Task(row, 0)])[0][1].messages == seen
         finally:

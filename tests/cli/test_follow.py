@@ -52,7 +52,7 @@ def test_a_completion_is_shown_each_two_seconds(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
-    live = follow.Live(lambda step: Sample(step, completion=f"{step}\nand more", answer="7", reward=1.0))
+    live = follow.LiveLine(lambda step: Sample(step, completion=f"{step}\nand more", answer="7", reward=1.0))
 
     def shown(seconds: float, step: int, **metrics: float) -> str:
         now[0] += seconds
@@ -69,7 +69,7 @@ def test_a_completion_is_shown_each_two_seconds(
 def test_the_phase_stays_in_a_narrow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
-    live = follow.Live()
+    live = follow.LiveLine()
     metrics: Metrics = {"response_length": 3.0, "tokens_per_second": 10.0, "reward": 0.5}
     live._live.console.width = 80
     run = a_run(doing="sampling 41 of 64, 812 tok/s", rates=Rates(step_seconds=60.0))

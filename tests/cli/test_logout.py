@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.children.interpreter import Finding
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.doctor.logout import logout_check, read_settings
 
 SESSION = "0::/user.slice/user-1000.slice/session-4.scope"
@@ -25,13 +25,13 @@ def put(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
 
 
-def checked(root: Path, cgroup: str = SESSION, user: str = "ada") -> Finding:
+def checked(root: Path, cgroup: str = SESSION, user: str = "ada") -> InterpreterFinding:
     put(root, "proc/7/cgroup", f"{cgroup}\n")
     return logout_check(user, {"the daemon": 7}, uid=1000, root=root)
 
 
 def test_a_machine_without_systemd_is_fine(tmp_path: Path) -> None:
-    assert checked(tmp_path) == Finding("logout", True, "no systemd here: a logout ends nothing")
+    assert checked(tmp_path) == InterpreterFinding("logout", True, "no systemd here: a logout ends nothing")
 
 
 def test_default_of_logind_counts_where_nothing_is_set(machine: Path) -> None:
@@ -82,7 +82,9 @@ def test_the_users_systemd_needs_linger(machine: Path) -> None:
     finding = checked(machine, MANAGER)
     assert not finding.ok and finding.hint == "`loginctl enable-linger ada` keeps it up."
     put(machine, "var/lib/systemd/linger/ada", "")
-    assert checked(machine, MANAGER) == Finding("logout", True, "a logout ends nothing: linger is on")
+    assert checked(machine, MANAGER) == InterpreterFinding(
+        "logout", True, "a logout ends nothing: linger is on"
+    )
 
 
 def test_a_service_of_the_machine_needs_nothing(machine: Path) -> None:

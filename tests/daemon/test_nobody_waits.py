@@ -25,7 +25,7 @@ from lorad.daemon.pools.as_owner import connection_to
 from lorad.daemon.pools.life import ask_status, refresh
 from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.process.sharing import OneUser, SharedBox
-from lorad.daemon.process.user_threads import Turns
+from lorad.daemon.process.user_threads import UserTurns
 from lorad.daemon.runs.versions import is_loaded
 from lorad.daemon.serving.completer import take
 from lorad.daemon.storage.prune import is_free, names_in
@@ -34,7 +34,7 @@ from lorad.protocol import frames
 from lorad.protocol.batch import Chunk
 from lorad.protocol.calls import Nothing
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.status import PoolInfo, PoolStatus, Tenant
+from lorad.protocol.status import PoolInfo, PoolStatus, TenantStatus
 from lorad.records.versions import Completion
 from lorad.store import runs
 from lorad.store.versions import get_version
@@ -136,7 +136,7 @@ async def test_a_check_cancelled_while_it_starts_leaves_nothing(
 
 
 async def test_user_has_limited_turns_and_bounded_queue() -> None:
-    turns, begun, let_go = Turns("checks", at_once=2, most=3), list[str](), asyncio.Event()
+    turns, begun, let_go = UserTurns("checks", at_once=2, most=3), list[str](), asyncio.Event()
 
     async def check(name: str, uid: int) -> None:
         async with turns.turn(uid):
@@ -181,7 +181,7 @@ async def test_pool_view_hides_claimed_runs_of_others(ctx: Context) -> None:
     finished(ctx)
     pool = pool_of_bob(ctx, "a@1002")
     assert pool.status
-    pool.status = msgspec.structs.replace(pool.status, tenants=[Tenant("a", 1, "idle", 1)])
+    pool.status = msgspec.structs.replace(pool.status, tenants=[TenantStatus("a", 1, "idle", 1)])
     assert (pool_view(ctx, pool).loaded, pool_view(ctx, pool).tenants) == ([], [])
     pool.setup = msgspec.structs.replace(SETUP, owner=os.getuid())
     assert (pool_view(ctx, pool).loaded, pool_view(ctx, pool).tenants) == (["a@1002"], ["a"])

@@ -13,7 +13,7 @@ import pytest
 from lorad.driver.begin import refuse_unknown_loss
 from lorad.driver.rewards import Score
 from lorad.driver.score import choose
-from lorad.driver.session import Sample, Scored, Session, State, Weighed
+from lorad.driver.session import Sample, Session, State, StepSelection, Weighed
 from lorad.driver.train import adapt_kl, policy_loss
 from lorad.driver.weigh import look, weigh
 from lorad.errors import Conflict
@@ -29,7 +29,7 @@ REWARDS = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 class Step:
     """What a step makes of rewards. alive: bool [groups], those that reach the trainer."""
 
-    scored: Scored
+    scored: StepSelection
     weighed: Weighed
     alive: list[bool]
     state: State

@@ -10,7 +10,7 @@ from lorad.adapters.targets import match_modules
 from lorad.engines.base import AdapterSource
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.holdings import Holdings
-from lorad.engines.remote.transport import Transport
+from lorad.engines.remote.transport import ServerTransport
 from lorad.engines.vllm.dialect import VllmDialect
 from lorad.errors import AdapterRefused
 from lorad.models.directory import linear_shapes, read_config, resolve
@@ -29,7 +29,7 @@ def holdings(targets: tuple[str, ...], work: Path) -> Holdings:
         model=MOE, dtype="float32", device="cpu", targets=targets, memory_fraction=0.5, **sizes
     )
     fleet: Any = SimpleNamespace(is_attached=False, dialect=VllmDialect())
-    return Holdings(fleet, settings, SHAPES, Transport(work, "base"))
+    return Holdings(fleet, settings, SHAPES, ServerTransport(work, "base"))
 
 
 @pytest.mark.parametrize("targets", [ATTENTION, (*ATTENTION, *MLP)])

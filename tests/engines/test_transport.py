@@ -11,7 +11,7 @@ from lorad.adapters.peft import read_peft, write_peft
 from lorad.box import paths
 from lorad.children.process import cause
 from lorad.engines.remote import transport
-from lorad.engines.remote.transport import Transport
+from lorad.engines.remote.transport import ServerTransport
 from lorad.errors import StorageError
 from tests.kit.fakes.random_adapters import random_adapter
 
@@ -29,7 +29,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_adapter_travels_whole_and_can_be_removed(memory: Path, tmp_path: Path) -> None:
-    made, adapter = Transport(tmp_path, "base"), random_adapter(SHAPES, 1)
+    made, adapter = ServerTransport(tmp_path, "base"), random_adapter(SHAPES, 1)
     directory = made.put("run@1", adapter)
     assert directory.is_relative_to(memory) and read_peft(directory).digest() == adapter.digest()
     assert made.digest(directory) == adapter.digest() and directory.parent.stat().st_mode & 0o777 == 0o700
@@ -48,7 +48,7 @@ def test_a_full_memory_sends_adapters_over_the_disk(
         return write_peft(adapter, directory, base_model)
 
     monkeypatch.setattr(transport, "write_peft", full)
-    made = Transport(tmp_path, "base")
+    made = ServerTransport(tmp_path, "base")
     assert made.put("run@1", random_adapter(SHAPES, 1)).is_relative_to(tmp_path / "adapters")
     assert not list(made.root.iterdir())
 
@@ -61,12 +61,12 @@ def test_unwritable_disk_is_a_storage_error(
 
     monkeypatch.setattr(transport, "write_peft", broken)
     with pytest.raises(StorageError, match="Input/output error"):
-        Transport(tmp_path, "base").put("run@1", random_adapter(SHAPES, 1))
+        ServerTransport(tmp_path, "base").put("run@1", random_adapter(SHAPES, 1))
 
 
 def test_what_an_earlier_life_left_is_cleared_away(memory: Path, tmp_path: Path) -> None:
-    old = Transport(tmp_path, "base").put("run@1", random_adapter(SHAPES, 1))
-    assert Transport(tmp_path, "base").root == old.parent and not old.exists()
+    old = ServerTransport(tmp_path, "base").put("run@1", random_adapter(SHAPES, 1))
+    assert ServerTransport(tmp_path, "base").root == old.parent and not old.exists()
 
 
 def test_cause_is_the_first_fault_of_a_log() -> None:

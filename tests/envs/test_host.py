@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from lorad.envs.child import Answer
-from lorad.envs.host import Heard, Host
+from lorad.envs.host import EnvironmentHost, Heard
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.records.episodes import Task
@@ -60,7 +60,7 @@ class Counts:
     def close(self):
         pass
 """
-Make = Callable[..., Host]
+Make = Callable[..., EnvironmentHost]
 
 
 def children() -> list[psutil.Process]:
@@ -69,10 +69,10 @@ def children() -> list[psutil.Process]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """A Host of COUNTS; its processes must be gone when it is closed."""
-    before, made = children(), list[Host]()
+    """An EnvironmentHost of COUNTS; its processes must be gone when it is closed."""
+    before, made = children(), list[EnvironmentHost]()
 
-    def make(**settings: Any) -> Host:
+    def make(**settings: Any) -> EnvironmentHost:
         (tmp_path / "envs.py").write_text(COUNTS)
         spec: dict[str, Any] = {
             "name": "envs.py:Counts",
@@ -80,7 +80,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             "retry": 0,
             "memory": "512MiB",
         } | settings
-        made.append(Host(EnvSpec(**spec), tmp_path))
+        made.append(EnvironmentHost(EnvSpec(**spec), tmp_path))
         return made[-1]
 
     yield make
@@ -89,13 +89,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
     assert [process for process in children() if process not in before] == []
 
 
-def begun(host: Host, count: int = 4) -> list[Heard]:
+def begun(host: EnvironmentHost, count: int = 4) -> list[Heard]:
     pairs = host.begin([Task({"name": f"row{i}"}, i) for i in range(count)])
     assert [answer.messages for _, answer in pairs] == [f"row{i} 0" for i in range(count)]
     return [heard for heard, _ in pairs]
 
 
-def said(host: Host, episodes: list[Heard], *words: str) -> list[Answer]:
+def said(host: EnvironmentHost, episodes: list[Heard], *words: str) -> list[Answer]:
     for heard, word in zip(episodes, words, strict=True):
         heard.turns.append(Turn(word, "stop"))
     return host.answers(episodes)
@@ -185,7 +185,7 @@ def test_unknown_environments_are_refused(make: Make, name: str, says: str) -> N
 def test_incomplete_class_is_refused(make: Make, tmp_path: Path) -> None:
     host = make()
     (tmp_path / "half.py").write_text("class Half:\n    def reset(self, row, seed): ...\n")
-    host = Host(EnvSpec(name="half.py:Half"), tmp_path)
+    host = EnvironmentHost(EnvSpec(name="half.py:Half"), tmp_path)
     try:
         with pytest.raises(SpecError, match="Half has no step, close"):
             host.start()

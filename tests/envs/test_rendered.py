@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lorad.driver.sampling.episodes import Live, begun, hear
+from lorad.driver.sampling.episodes import LiveEpisode, begun, hear
 from lorad.envs.child import Answer
 from lorad.envs.format import Format
 from lorad.envs.host import Heard
@@ -116,7 +116,7 @@ def formats(
 def test_contexts_are_prompt_and_runs(name: str, formats: Any, data: st.DataObject) -> None:
     form, spec, tokenizer = formats[name]
     session: Any = SimpleNamespace(spec=spec)
-    live = Live(0, 0, lambda turn: turn, Heard(0, Task({}, 0)))
+    live = LiveEpisode(0, 0, lambda turn: turn, Heard(0, Task({}, 0)))
     how, said = Sampling(8), Answer(data.draw(HOSTILE) + "?")
     example = begun(session, form, Example("0", "", "", [], {}), [live], [said], how)
     assert live.end is None and live.context == example.tokens

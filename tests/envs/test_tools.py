@@ -11,7 +11,7 @@ import pytest
 
 from lorad.envs.child import Answer
 from lorad.envs.format import Format
-from lorad.envs.host import Heard, Host
+from lorad.envs.host import EnvironmentHost, Heard
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.records.episodes import Task, ToolCall
@@ -91,10 +91,10 @@ ADD = ToolCall("increment", {"step": 3})
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Any]:
     (tmp_path / "envs.py").write_text(ENVS)
-    made = list[Host]()
+    made = list[EnvironmentHost]()
 
-    def make(name: str) -> Host:
-        made.append(Host(EnvSpec(name=f"envs.py:{name}", workers=1), tmp_path))
+    def make(name: str) -> EnvironmentHost:
+        made.append(EnvironmentHost(EnvSpec(name=f"envs.py:{name}", workers=1), tmp_path))
         return made[-1]
 
     yield make
@@ -102,13 +102,13 @@ def hosts(tmp_path: Path) -> Iterator[Any]:
         host.close()
 
 
-def begun(host: Host) -> tuple[Heard, Answer]:
+def begun(host: EnvironmentHost) -> tuple[Heard, Answer]:
     [(heard, answer)] = host.begin([Task(ROW, 0)])
     assert not answer.error
     return heard, answer
 
 
-def hears(host: Host, heard: Heard, *calls: ToolCall, text: str = "") -> Answer:
+def hears(host: EnvironmentHost, heard: Heard, *calls: ToolCall, text: str = "") -> Answer:
     heard.turns.append(Turn(text, "stop", calls))
     return host.answers([heard])[0]
 

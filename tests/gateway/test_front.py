@@ -15,7 +15,7 @@ from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
 from lorad.gateway.errors import ApiError
 from lorad.gateway.shared.front import fronting
-from lorad.gateway.shared.routes import Routes
+from lorad.gateway.shared.routes import GatewayRoutes
 from lorad.protocol.listener import listen, user_name
 from tests.gateway.test_refusals import answers as listens
 from tests.gateway.test_refusals import free_port
@@ -174,7 +174,7 @@ async def test_daemon_is_asked_for_hidden_and_missing_alike(home: Path) -> None:
     await runner.setup()
     await web.UnixSite(runner, str(Home(home).socket)).start()
     write_table(Home(home), {"bot": "a@2"}, {"a@2": ENTRY | {"owner_uid": os.getuid()}})
-    routes = Routes(Home(home))
+    routes = GatewayRoutes(Home(home))
     try:
         for model in ("bot", "a@2", "none", "none@2") * 2:
             with pytest.raises(ApiError, match=f"`{model}` does not exist"):

@@ -20,7 +20,7 @@ from lorad.errors import NotFound, PoolLost, SpecError
 from lorad.gateway.own.app import answering
 from lorad.gateway.own.text import MOST_PENDING, Detokenizer, StopCutter
 from lorad.gateway.params import NEUTRAL_COMPLETION, CompletionWish, read
-from lorad.gateway.table import Table
+from lorad.gateway.table import GatewayTable
 from lorad.protocol.aio import AsyncConnection
 from lorad.protocol.batch import Sampling
 from lorad.protocol.calls import Generate, Nothing
@@ -99,7 +99,7 @@ def test_refusal_of_a_token_file_quotes_nothing(tmp_path: Path, text: str) -> No
 
 
 def test_replaced_table_is_read_again(home: Path) -> None:
-    table = Table(Home(home).gateway / "table.json")
+    table = GatewayTable(Home(home).gateway / "table.json")
     assert table.names().aliases == {}
     for number in range(20):  # faster than the clock of the file system
         write_table(Home(home), {"bot": f"a@{number}"}, {})

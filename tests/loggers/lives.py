@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lorad.loggers.choose import Choice, make
+from lorad.loggers.choose import LoggerChoice, make
 from lorad.loggers.cursor import CursorFile
 from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun
@@ -38,7 +38,7 @@ def settings_of(name: str, directory: Path) -> dict[str, Any]:
 
 
 def follower(name: str, directory: Path) -> Follower:
-    run, choice = LoggedRun("r", BORN, directory), Choice(name, settings_of(name, directory))
+    run, choice = LoggedRun("r", BORN, directory), LoggerChoice(name, settings_of(name, directory))
     file = CursorFile(directory / "loggers" / f"{name}.json")
     return Follower(directory / "grown.jsonl", lambda: make(choice, run), file, flush_every=16)
 

@@ -12,12 +12,12 @@ from lorad.box.paths import RunDir
 from lorad.box.tables import LONGEST
 from lorad.errors import Conflict, SpecError
 from lorad.loggers import sink
-from lorad.loggers.choose import Choice, refuse_unfit
+from lorad.loggers.choose import LoggerChoice, refuse_unfit
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.export import chosen, write_all
 from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment
-from lorad.loggers.table import Followed
+from lorad.loggers.table import FollowedRun
 from lorad.protocol.journal import JournalWriter
 from tests.kit.journals import begin, end, step
 
@@ -199,7 +199,7 @@ def test_writing_all_twice_is_the_same(run: RunDir, tmp_path: Path) -> None:
 
 def test_earlier_run_of_the_name_is_left_alone(run: RunDir, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    choice = Choice("tensorboard", {"dir": str(tmp_path / "tb")})
+    choice = LoggerChoice("tensorboard", {"dir": str(tmp_path / "tb")})
     for _ in range(2):
         life(run, 1, None, 1, reason="completed")
         write_all(run, choice, tmp_path)
@@ -215,7 +215,7 @@ def test_tensorboard_shows_samples_as_text(run: RunDir, tmp_path: Path) -> None:
     (run.root / "samples").mkdir()
     said = {"prompt": "S:21=", "completion": "# <b>no\n`markup`", "reward": 0.5, "answer": "12"}
     (run.root / "samples" / "2").write_text("".join(json.dumps(said) + "\n" for _ in range(3)) + '{"to')
-    choice = Choice("tensorboard", {"dir": str(tmp_path / "tb"), "samples": 2})
+    choice = LoggerChoice("tensorboard", {"dir": str(tmp_path / "tb"), "samples": 2})
     write_all(run, choice, tmp_path)
     found = EventAccumulator(str(tmp_path / "tb" / "r"))
     found.Reload()
@@ -223,7 +223,7 @@ def test_tensorboard_shows_samples_as_text(run: RunDir, tmp_path: Path) -> None:
     (shown,) = found.Tensors("samples/1")
     (text,) = shown.tensor_proto.string_val
     assert shown.step == 2 and b"reward 0.5" in text and b"    # <b>no\n    `markup`" in text
-    write_all(run, Choice("tensorboard", {"dir": str(tmp_path / "none")}), tmp_path)
+    write_all(run, LoggerChoice("tensorboard", {"dir": str(tmp_path / "none")}), tmp_path)
     assert "samples/1" not in EventAccumulator(str(tmp_path / "none" / "r")).Reload().Tags()["tensors"]
 
 
@@ -235,8 +235,8 @@ def test_fault_is_short_whatever_servers_say(run: RunDir, monkeypatch: pytest.Mo
         raise RuntimeError("x" * 100_000)
 
     monkeypatch.setattr(sink, "make", answers)
-    one = sink.Sink(Choice("tensorboard", {}), run.root)
-    one.follow([Followed("r", str(run.root), [], is_over=False)])
+    one = sink.Sink(LoggerChoice("tensorboard", {}), run.root)
+    one.follow([FollowedRun("r", str(run.root), [], is_over=False)])
     deadline = time.monotonic() + 30.0
     while not (faults := one.faults) and time.monotonic() < deadline:
         time.sleep(0.01)

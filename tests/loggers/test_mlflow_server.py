@@ -16,7 +16,7 @@ import pytest
 
 from lorad.box.paths import RunDir
 from lorad.errors import SpecError
-from lorad.loggers.choose import Choice, refuse_unfit
+from lorad.loggers.choose import LoggerChoice, refuse_unfit
 from lorad.loggers.export import write_all
 from lorad.protocol.journal import JournalWriter
 from tests.kit.journals import begin, end, step
@@ -88,11 +88,11 @@ def run(tmp_path: Path) -> RunDir:
     return directory
 
 
-def choice(server: str, tmp_path: Path, password: str, **others: str) -> Choice:
+def choice(server: str, tmp_path: Path, password: str, **others: str) -> LoggerChoice:
     key = tmp_path / "key"
     key.write_text(f"{password}\n")
     key.chmod(0o600)
-    return Choice("mlflow", {"uri": server, "key_file": str(key), **others})
+    return LoggerChoice("mlflow", {"uri": server, "key_file": str(key), **others})
 
 
 def test_password_of_a_file_lets_it_write(server: str, run: RunDir, tmp_path: Path) -> None:

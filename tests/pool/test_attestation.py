@@ -11,7 +11,7 @@ import pytest
 from lorad.errors import AttestationFailed
 from lorad.models.facts import weights_sha256
 from lorad.pool.attest.canaries import Canaries
-from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Limits, judge
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Tolerances, judge
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Nothing, Published
 from lorad.protocol.connection import Connection
@@ -197,7 +197,7 @@ def test_wrong_direction_is_found_however_small() -> None:
 
 @pytest.mark.parametrize(("limits", "sigma"), [(FLOAT32, 7e-7), (BFLOAT16, 9e-3), (BFLOAT16, 5e-2)])
 @pytest.mark.parametrize("signal", [0.0, 0.1, 1.0, 10.0, 300.0])
-def test_noise_alone_never_fails_a_version(limits: Limits, sigma: float, signal: float) -> None:
+def test_noise_alone_never_fails_a_version(limits: Tolerances, sigma: float, signal: float) -> None:
     """signal: rms of the change in sigma; both sides are as noisy as they were under the base."""
     rng = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.pool.energy import Reading, meter_of
-from lorad.pool.machine import Machine
+from lorad.pool.machine import MachineMeter
 from lorad.protocol.calls import MachineUse, Stepped
 from tests.kit.fakes.gpu_kit import Gpu, Nvml
 
@@ -35,7 +35,7 @@ class Times(tuple[float, float]):
 
 
 def test_each_slot_counts_from_its_own_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores, machine = Cores(monkeypatch), Machine(memory=lambda: 7)
+    cores, machine = Cores(monkeypatch), MachineMeter(memory=lambda: 7)
     machine.opens("a")
     cores.work(10, 0.5)
     machine.opens("b")
@@ -49,7 +49,7 @@ def test_each_slot_counts_from_its_own_step_before(monkeypatch: pytest.MonkeyPat
 
 
 def test_devices_are_means_of_their_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores, machine = Cores(monkeypatch), Machine(memory=lambda: 7)
+    cores, machine = Cores(monkeypatch), MachineMeter(memory=lambda: 7)
     machine.sample(Reading(0.0, 5, 0.1))
     machine.opens("a")
     for joules, utilization in ((300.0, 0.5), (500.0, 1.0)):
@@ -62,7 +62,7 @@ def test_devices_are_means_of_their_samples(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_nobody_measures_is_unknown() -> None:
-    machine = Machine()
+    machine = MachineMeter()
     machine.opens("a")
     used = machine.take("a")
     assert used.memory and used.memory > 1 << 20

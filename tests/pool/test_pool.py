@@ -14,7 +14,7 @@ from lorad.errors import AdapterRefused, AttestationFailed, Conflict, IntegrityE
 from lorad.pool.files import VersionFiles
 from lorad.pool.work import tokens_of
 from lorad.protocol.batch import Sampling
-from lorad.protocol.calls import Closed, Evict, Generate, Nothing, Open, OptimStep, Save
+from lorad.protocol.calls import Evict, Generate, Nothing, Open, OptimStep, Save, SlotClosed
 from lorad.protocol.connection import Connection
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import (
@@ -214,7 +214,7 @@ def test_close_confirms_the_base_is_unchanged(run: Connection, tmp_path: Path) -
     info: PoolInfo = run.call("hello", Nothing())
     learn(run)
     publish(run, tmp_path, 0)
-    closed: Closed = run.call("close", Nothing())
+    closed: SlotClosed = run.call("close", Nothing())
     assert closed.base_checksum == info.base_checksum
 
 

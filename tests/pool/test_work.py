@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lorad.driver.attempt.metrics import trainer_metrics
-from lorad.pool.work import Rate, Work, peak_of, tokens_of
+from lorad.pool.work import WorkDone, WorkRate, peak_of, tokens_of
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Stepped
 from lorad.trainers.base import TrainerHealth
@@ -38,7 +38,7 @@ def test_a_sample_is_computed_with_its_prompt() -> None:
 
 
 def test_flops_count_forward_backward_and_recomputation() -> None:
-    rate = Rate(parameters=1000, peak=1e6)
+    rate = WorkRate(parameters=1000, peak=1e6)
     assert rate.share(100, 1.0, recomputes=False) == pytest.approx(4 * 1000 * 100 / 1e6)
     assert rate.share(100, 2.0, recomputes=True) == pytest.approx(6 * 1000 * 100 / 2e6)
 
@@ -46,7 +46,7 @@ def test_flops_count_forward_backward_and_recomputation() -> None:
 def test_each_run_takes_its_own_work_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    done = Work(cast("Any", None), Rate(1000, 1e6))
+    done = WorkDone(cast("Any", None), WorkRate(1000, 1e6))
     for run in ("a", "b", "a"):
         with done.measured(run, BATCH):
             pass
@@ -65,7 +65,7 @@ class Trainer:
 
 
 async def test_looking_meanwhile_keeps_the_steps_peak() -> None:
-    done = Work(cast("Any", Trainer()), None)
+    done = WorkDone(cast("Any", Trainer()), None)
     await done.health()
     assert (await done.status(is_base_here=True)).memory_peak == 9
     assert await done.take_memory() == (2, 9)

@@ -20,7 +20,7 @@ from lorad.backends.setup import backend_setup
 from lorad.engines.base import AdapterSource
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.holdings import Holdings
-from lorad.engines.remote.transport import Transport
+from lorad.engines.remote.transport import ServerTransport
 from lorad.errors import AdapterRefused, LoradError, SpecError
 from lorad.limits.check import refuse
 from lorad.limits.limit import BackendLimit, BackendSetup
@@ -196,7 +196,7 @@ async def test_engines_refuse_as_the_preflight_does(engine: str, adapter: Adapte
     )
     fleet: Any = SimpleNamespace(is_attached=False, dialect=dialect_class(engine)())
     shapes = dict.fromkeys(adapter.config.modules, (4, 4))
-    holdings = Holdings(fleet, settings, shapes, Transport(tmp_path, "base"))
+    holdings = Holdings(fleet, settings, shapes, ServerTransport(tmp_path, "base"))
     with pytest.raises(AdapterRefused) as refused:
         await holdings.add("run@1", AdapterSource(adapter.digest(), adapter=adapter))
     assert words(refused.value) == refused_before(setup_of(engine, adapter))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lorad.tinker.door import state
-from lorad.tinker.door.state import Lora, Model, Sampler, Session, State
+from lorad.tinker.door.state import Model, RequestedLora, Sampler, Session, State
 
 SESSION = Session("s", "alice", 1.0)
 
@@ -27,7 +27,9 @@ def filled(root: Path) -> State:
     noted.note(Sampler("s:sample:0", "s", "alice", "base", "run@1"))
     noted.note(Sampler("s:sample:1", "s", "alice", "base", "run@1", "tinker://s/sampler_weights/c"))
     for number in range(20):
-        noted.note(Model("s:train:0", "s", "alice", "run", "base", Lora(), 1.0, parked=bool(number % 2)))
+        noted.note(
+            Model("s:train:0", "s", "alice", "run", "base", RequestedLora(), 1.0, parked=bool(number % 2))
+        )
         noted.mark("tinker://s/weights/b", public=bool(number % 2))
     return noted
 

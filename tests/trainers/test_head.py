@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lorad.rl.loss import TokenLogprobs
 from lorad.trainers import head_rows
-from lorad.trainers.sharded.head import Differentiating, Head, RowLoss, Scoring
+from lorad.trainers.sharded.head import Differentiating, Head, RowLoss, ScoringVisit
 
 ROOT = Path(__file__).parents[2]
 TOKENS, WORDS, HIDDEN = 90, 301, 16
@@ -101,7 +101,7 @@ def test_chunked_gradients_are_those_of_autograd(dtype: str) -> None:
 @pytest.mark.usefixtures("rows")
 def test_scores_are_those_of_the_gradients() -> None:
     layer = Layer(torch.float32)
-    scoring = Scoring(layer.targets, Weighed.temperature)
+    scoring = ScoringVisit(layer.targets, Weighed.temperature)
     scoring(layer.states, layer.head)
     assert torch.equal(scoring.figures, layer.visited(Weighed())[0])
 

@@ -26,7 +26,7 @@ from lorad.trainers.fsdp.body import open_body
 from lorad.trainers.fsdp.weights import weights
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.rows import cut, pack, plan, sequences, share
-from lorad.trainers.sharded.slot import Section, Slot
+from lorad.trainers.sharded.slot import ParameterSection, ShardedSlot
 from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import Calls, DataParallel
 from tests.conformance.reference import random_batch
@@ -116,8 +116,8 @@ def test_a_step_is_that_of_torch(ratio: float) -> None:
     optimizer = Optimizer(weight_decay=0.1, loraplus_lr_ratio=ratio)
     parameters = [torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(4, 2))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
-    section = Section([p.shape for p in parameters], DataParallel(), are_b=[False, True])
-    slot = Slot(msgspec.structs.replace(SPEC, optimizer=optimizer), DataParallel(), [section])
+    section = ParameterSection([p.shape for p in parameters], DataParallel(), are_b=[False, True])
+    slot = ShardedSlot(msgspec.structs.replace(SPEC, optimizer=optimizer), DataParallel(), [section])
     slot.fill(slot.weights, [p.detach().clone() for p in parameters])
     slot.bind(parameters)
     groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "lr": ratio * 0.1}]
@@ -137,7 +137,7 @@ def test_a_step_is_that_of_torch(ratio: float) -> None:
 @pytest.mark.usefixtures("alone")
 def test_gradients_of_bfloat16_parameters_accumulate_in_fp32() -> None:
     parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    slot = Slot(SPEC, DataParallel(), [Section([parameter.shape], DataParallel())])
+    slot = ShardedSlot(SPEC, DataParallel(), [ParameterSection([parameter.shape], DataParallel())])
     slot.fill(slot.weights, [torch.full((8,), 1.0009765625)])  # not a number of bfloat16
     slot.bind([parameter])
     for _ in range(257):

@@ -14,10 +14,10 @@ from lorad.records.measured import Step
 from lorad.records.runs import Run
 from lorad.tui.curves.chart_widget import Chart
 from lorad.tui.curves.series import FINE, KEPT, Series, Track, Window
-from lorad.tui.curves.side import Side
+from lorad.tui.curves.side import CurvesSide
 from lorad.tui.curves.step_reader import StepReader
 from lorad.tui.curves.step_table import bar, figures, spent
-from lorad.tui.curves.tab import Curves
+from lorad.tui.curves.tab import CurvesTab
 from lorad.tui.feed import Changes
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.picker import Choose
@@ -245,8 +245,8 @@ def a_world(steps: int = 400, *others: Json) -> World:
     return world
 
 
-def tab(user: User) -> Curves:
-    return user.app.screen.query_one(Curves)
+def tab(user: User) -> CurvesTab:
+    return user.app.screen.query_one(CurvesTab)
 
 
 def charts(user: User) -> list[Chart]:
@@ -273,7 +273,7 @@ async def test_the_curves_fit_any_terminal(size: tuple[int, int]) -> None:
 
 
 async def test_figures_never_wrap_while_their_column_shrinks() -> None:
-    side = Side()
+    side = CurvesSide()
 
     class Host(App[None]):
         def compose(self) -> ComposeResult:

@@ -11,7 +11,7 @@ from rich.text import Text
 from lorad.records.runs import Run
 from lorad.tui.dashboard import run_rows
 from lorad.tui.dashboard.run_rows import cells
-from lorad.tui.dashboard.tables import Alarms, Devices, Pools, Ticker
+from lorad.tui.dashboard.tables import Alarms, DevicesPane, PoolsPane, Ticker
 from lorad.tui.run.screen import RunScreen
 from tests.kit.tui_world import (
     DEVICE,
@@ -71,7 +71,7 @@ async def test_keys_act_on_the_focused_panes_run() -> None:
     async with using(world, LARGE) as user:
         await until(user, lambda: user.app.screen.query_one(Alarms).key)
         table(user).go("calm")
-        user.app.screen.query_one(Pools).focus()
+        user.app.screen.query_one(PoolsPane).focus()
         await user.press("P")
         user.app.screen.query_one(Alarms).focus()
         await user.press("P")
@@ -83,8 +83,8 @@ async def test_a_key_ends_the_pool_under_the_cursor() -> None:
     world = busy_world()
     world.answers["POST pools/qwen-1?force=0"] = {"pool": "qwen-1", "state": "stopping"}
     async with using(world, LARGE) as user:
-        await until(user, lambda: user.app.screen.query_one(Pools).key)
-        user.app.screen.query_one(Pools).focus()
+        await until(user, lambda: user.app.screen.query_one(PoolsPane).key)
+        user.app.screen.query_one(PoolsPane).focus()
         await user.press("E")
         await until(user, lambda: "is loaded again when" in screen_text(user))
         await user.press("y")
@@ -98,7 +98,7 @@ async def test_tab_visits_panes_and_escape_returns() -> None:
         for _ in range(4):
             await user.press("tab")
             seen.append(type(user.app.screen.focused))
-        assert seen == [Pools, Devices, Alarms, Ticker]
+        assert seen == [PoolsPane, DevicesPane, Alarms, Ticker]
         await user.press("escape")
         assert table(user).has_focus
 

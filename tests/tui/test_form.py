@@ -16,7 +16,7 @@ from lorad.spec.model import Spec, convert
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import load_spec
 from lorad.tui.actions import settings
-from lorad.tui.draft import MORE, Source, command, draw_up, overrides, rebased
+from lorad.tui.draft import MORE, DraftSource, command, draw_up, overrides, rebased
 from lorad.tui.new_run import sources
 from lorad.tui.spec_fields import entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, flat, inner_text, nested, text_of, value_text
@@ -179,7 +179,7 @@ def the_same(line: str, text: str) -> Spec:
 @pytest.mark.parametrize("command_of", ["lorad run run.yaml", ""])
 def test_the_command_starts_the_same_run(command_of: str) -> None:
     given: Flat = {"lora.rank": 8, "data.eval": "e f.jsonl", "trainer.betas": [0.9, 0.98], "trainer.steps": 5}
-    source = Source("x", given, HERE, command_of)
+    source = DraftSource("x", given, HERE, command_of)
     typed = source.texts | {
         "data.eval": "",
         "trainer.lr": "3e-5",
@@ -194,7 +194,7 @@ def test_the_command_starts_the_same_run(command_of: str) -> None:
 
 def test_command_changes_into_the_paths_directory() -> None:
     assert (
-        command(Source("x", {}, Path("/a b")), {"seed": 1}, HERE)
+        command(DraftSource("x", {}, Path("/a b")), {"seed": 1}, HERE)
         == "cd '/a b' && lorad run - seed=1 < /dev/null"
     )
 

@@ -16,7 +16,7 @@ from lorad.tui import consequences
 from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
 from lorad.tui.app import NAMES, LoradApp
 from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
-from lorad.tui.screens.dialogs import Ask, Confirm
+from lorad.tui.screens.dialogs import AskDialog, Confirm
 from lorad.tui.screens.help import Help, key_names
 from lorad.tui.widgets.line import Line
 from tests.kit.tui_world import (
@@ -67,11 +67,11 @@ async def test_wrong_input_is_shown_and_does_nothing() -> None:
         await user.press("r", *"two")
         await until(user, lambda: "from step: a whole number" in screen_text(user))
         await user.press("enter", "ctrl+s")
-        assert isinstance(user.app.screen, Ask) and user.app.screen.query_one("#go", Button).disabled
+        assert isinstance(user.app.screen, AskDialog) and user.app.screen.query_one("#go", Button).disabled
         await user.press("ctrl+u", "ctrl+k", "tab", "tab", *"'open")
         await until(user, lambda: "settings: has a quote that is not closed" in screen_text(user))
         await user.press("escape")
-        await until(user, lambda: not isinstance(user.app.screen, Ask))
+        await until(user, lambda: not isinstance(user.app.screen, AskDialog))
         assert world.asked == []
 
 
@@ -80,7 +80,7 @@ async def test_a_field_takes_keys_that_mean_something_elsewhere() -> None:
         await until(user, lambda: names(user) == ["sorter"])
         await user.press("r", *"qpTy:?")
         await until(user, lambda: user.app.screen.query_one("#from", Input).value == "qpTy:?")
-        assert isinstance(user.app.screen, Ask)
+        assert isinstance(user.app.screen, AskDialog)
 
 
 # -- what is lost by it --------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ async def test_visible_run_of_others_can_be_forked() -> None:
     async with using(world) as user:
         await until(user, lambda: names(user) == ["theirs"] and user.app.user == "ann")  # type: ignore[attr-defined]
         user.app.screen.act(ACTIONS["fork"], ["theirs"])  # type: ignore[attr-defined]
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
 
 
 async def test_many_runs_resume_but_only_one_forks() -> None:
@@ -263,7 +263,7 @@ async def test_many_runs_resume_but_only_one_forks() -> None:
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 2)
         await user.press("space", "space", "r")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await user.press("ctrl+s")
         await until(user, lambda: world.asked == [("resume", "a"), ("resume", "b")])
         user.app.screen.act(ACTIONS["fork"], ["a@1", "a@2"])  # type: ignore[attr-defined]
@@ -327,11 +327,11 @@ async def test_help_opens_over_a_question_too() -> None:
     async with using(World(a_run("sorter", state="paused"))) as user:
         await until(user, lambda: names(user) == ["sorter"])
         await user.press("r")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await user.press("f1")
         await until(user, lambda: "ask.go" in screen_text(user) and "board.filter" not in screen_text(user))
         await user.press("escape")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
 
 
 def test_keys_are_named_as_they_are_typed() -> None:

@@ -11,11 +11,11 @@ from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import load_spec
-from lorad.tui.new_run.choice import Choice
+from lorad.tui.new_run.choice import ChoiceField
 from lorad.tui.new_run.pick import Pick
 from lorad.tui.new_run.screen import NewRun
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.dialogs import Ask, Confirm
+from lorad.tui.screens.dialogs import AskDialog, Confirm
 from lorad.tui.screens.help import Help
 from tests.kit.tui_world import User, World, a_run, line, screen_text, until, using
 from tests.tui.test_form import a_spec
@@ -72,7 +72,7 @@ async def test_help_opens_from_the_form_and_its_fields() -> None:
         await user.press("escape")
         await until(user, lambda: user.app.screen is form)
         assert form.query(Input).first().value == "?"
-        form.query(Choice).first().focus()
+        form.query(ChoiceField).first().focus()
         await until(user, lambda: "? Help" in screen_text(user).splitlines()[-1])
         await user.press("question_mark")
         await until(user, lambda: isinstance(user.app.screen, Help))
@@ -181,14 +181,14 @@ async def test_form_can_be_written_to_a_file(tmp_path: Path, monkeypatch: pytest
     async with using(a_world()) as user:
         screen = await begin(user)
         await user.press(*"new", "ctrl+o")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await user.press("ctrl+s")
         await until(
             user, lambda: user.app.screen is screen and line(user, "#status").endswith("$ lorad run run.yaml")
         )
         assert written(tmp_path).name == "new"
         await user.press("2", "ctrl+o")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await user.press("ctrl+s")
         await until(user, lambda: "is lost" in screen_text(user))
         await user.press("enter")

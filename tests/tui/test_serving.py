@@ -16,9 +16,9 @@ from lorad.records.requests import Sampling
 from lorad.records.versions import ServedAlias
 from lorad.text import one_line
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.dialogs import Ask
-from lorad.tui.serving.alias_rows import Data, cells, milliseconds, title, values
-from lorad.tui.serving.chat import MOST, Chat, Question, sampling_of
+from lorad.tui.screens.dialogs import AskDialog
+from lorad.tui.serving.alias_rows import AliasData, cells, milliseconds, title, values
+from lorad.tui.serving.chat import MOST, ChatPanel, Question, sampling_of
 from lorad.tui.serving.screen import Serving
 from lorad.tui.widgets.line import Line
 from tests.kit.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, shaped, until, using
@@ -141,7 +141,7 @@ async def test_move_rolls_back_and_remove_ask_as_everywhere() -> None:
     async with serving(world) as user:
         await until(user, lambda: "sorter@6" in screen_text(user))
         await user.press("w")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await user.press(*"sorter@4", "enter")
         await until(user, lambda: ("aliases/bot", {"version": "sorter@4", "rollback": False}) in world.bodies)
         await until(user, lambda: "lorad swap bot sorter@4" in line(user, "#status"))
@@ -187,13 +187,13 @@ async def test_escape_drops_an_awaited_answer() -> None:
         await user.press("escape")
         await until(user, lambda: heads(user) == ["bot  dropped", "sorter@4  dropped"])
         answers.set()
-        await until(user, lambda: user.app.screen.query_one(Chat).under_way == 0)
+        await until(user, lambda: user.app.screen.query_one(ChatPanel).under_way == 0)
         assert heads(user) == ["bot  dropped", "sorter@4  dropped"]
         await user.press("enter")
         await until(user, lambda: "sorter@6 says x" in screen_text(user))
         assert len(asked(world)) == 4
         await user.press("escape")
-        await until(user, lambda: not user.app.screen.query_one(Chat).display)
+        await until(user, lambda: not user.app.screen.query_one(ChatPanel).display)
 
 
 @pytest.mark.system
@@ -311,7 +311,7 @@ async def test_it_fits_any_terminal(size: tuple[int, int]) -> None:
 def test_cells_are_sane_whatever_they_hold() -> None:
     row = an_alias("a\nb\x1b", by=None, step=None, attested="", traffic=TRAFFIC | {"p50": None, "p95": 1e9})
     odd = shaped(ServedAlias, row)
-    data = Data([odd], {"sorter@6": "tiny-1"}, {}, None, [], False)
+    data = AliasData([odd], {"sorter@6": "tiny-1"}, {}, None, [], False)
     found = cells(odd, data)
     assert found["alias"].plain == one_line("a\nb\x1b") and found["p50"].plain == "-"
     assert values(odd, data)["pool"] == "tiny-1" and found["attested"].plain == "not yet"

@@ -10,13 +10,13 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from lorad.tui.widgets.columns import Column, layout
+from lorad.tui.widgets.columns import TableColumn, layout
 from lorad.tui.widgets.table import MARK, PAGE, Rows, ordered
 
 COLUMNS = (
-    Column("name", 6, 20, 0, orders=True),
-    Column("reward", 6, 8, 2, right=True, orders=True),
-    Column("why", 6, 40, 1, rest=True),
+    TableColumn("name", 6, 20, 0, orders=True),
+    TableColumn("reward", 6, 8, 2, right=True, orders=True),
+    TableColumn("why", 6, 40, 1, rest=True),
 )
 
 

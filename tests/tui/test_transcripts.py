@@ -16,7 +16,7 @@ from lorad.tui.samples.groups import grouped
 from lorad.tui.samples.look import Look, chances
 from lorad.tui.samples.parts import told
 from lorad.tui.widgets.table import Rows
-from lorad.tui.widgets.text_view import Block, Reader
+from lorad.tui.widgets.text_view import Reader, TextBlock
 from tests.kit.tui_samples import a_sample, a_world, opened, samples_of
 from tests.kit.tui_world import User, World, a_run, line, screen_text, shaped, until, using
 
@@ -227,7 +227,7 @@ def test_colours_of_tokens_cover_what_is_shown(pieces: list[str]) -> None:
 
 
 def test_markdown_keeps_html_and_line_ends() -> None:
-    made = Look(markdown=True).block(Block("<think>\nfirst\n</think>\n\n**2** <b>x</b>")).made
+    made = Look(markdown=True).block(TextBlock("<think>\nfirst\n</think>\n\n**2** <b>x</b>")).made
     assert made is not None
     lines = [line.rstrip() for line in made(40)[0].split("\n")]
     assert lines == ["<think>", "first", "</think>", "", "2 <b>x</b>"]
@@ -235,7 +235,7 @@ def test_markdown_keeps_html_and_line_ends() -> None:
 
 @given(st.text(alphabet="a *_#`[]()>-|\n1.<&\\", max_size=40), st.integers(8, 60))
 def test_any_markdown_is_rendered_within_the_width(text: str, width: int) -> None:
-    made = Look(markdown=True).block(Block(text)).made
+    made = Look(markdown=True).block(TextBlock(text)).made
     assert made is not None
     shown, spans = made(width)
     assert all(len(line) <= width for line in shown.split("\n"))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from lorad.bounds import Bounds
-from lorad.tui.web.server import SESSIONS, Site, listener
+from lorad.tui.web.server import SESSIONS, WebSite, listener
 from tests.kit.served import Served, Visitor, served, visit
 from tests.kit.world import World, world
 from tests.test_house import loaded_after
@@ -187,8 +187,8 @@ def test_it_listens_on_loopback_alone(server: Served) -> None:
 async def test_who_never_ends_a_request_is_sent_away(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.tui.web.server.CONNECTIONS", Bounds(head=0.3))
     stands = asyncio.Event()
-    monkeypatch.setattr(Site, "_introduce", lambda site: stands.set())
-    site = Site(home, listener(0))
+    monkeypatch.setattr(WebSite, "_introduce", lambda site: stands.set())
+    site = WebSite(home, listener(0))
     running = asyncio.create_task(site.live())
     await stands.wait()
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)

@@ -13,7 +13,7 @@ from lorad.files import expanded
 from lorad.text import one_line
 from lorad.tui.curves.axes import x_ticks
 from lorad.tui.curves.drawing import Plot, y_range
-from lorad.tui.curves.plot import LETTERS, LIGHT, Look, extent, names, part, plot, smoothing
+from lorad.tui.curves.plot import LETTERS, LIGHT, CurveLook, extent, names, part, plot, smoothing
 from lorad.tui.curves.series import Track, between
 from lorad.tui.curves.svg_picture import X, columns_of, picture
 
@@ -50,7 +50,7 @@ def write(
     name: str,
     metrics: Sequence[str],
     runs: Mapping[str, Track],
-    look: Look,
+    look: CurveLook,
     window: tuple[int, int] | None = None,
 ) -> Path:
     """Write charts of metrics with all runs to a file, which is replaced where it exists; return its path.
@@ -71,7 +71,7 @@ def write(
 
 
 # -- numbers -------------------------------------------------------------------------------------------------
-def _as_csv(metrics: Sequence[str], runs: Mapping[str, Track], look: Look, first: int, last: int) -> str:
+def _as_csv(metrics: Sequence[str], runs: Mapping[str, Track], look: CurveLook, first: int, last: int) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     along = {"step": [], "tokens": ["tokens"], "time": ["seconds"]}[look.x]
@@ -83,7 +83,7 @@ def _as_csv(metrics: Sequence[str], runs: Mapping[str, Track], look: Look, first
     return text.getvalue()
 
 
-def _rows(metric: str, whole: Track, look: Look, first: int, last: int) -> list[list[Any]]:
+def _rows(metric: str, whole: Track, look: CurveLook, first: int, last: int) -> list[list[Any]]:
     """Return step, x where that is another one, value, and the smoothed one, in order of steps."""
     track = part(whole, look.x, first, last)
     series = whole.sets.get(metric) or track.of(metric)

@@ -60,7 +60,7 @@ TAILS = (None, 1000, 200, 50)
 
 
 @dataclass
-class Look:
+class CurveLook:
     """The settings of how curves are shown."""
 
     smooth: float = 0.6  # as TensorBoard begins
@@ -95,12 +95,12 @@ def part(track: Track, axis: str, first: int, last: int) -> Track:
     return track.within(track.step_at(axis, first), track.step_at(axis, last))
 
 
-def smoothing(metric: str, track: Track, look: Look) -> float:
+def smoothing(metric: str, track: Track, look: CurveLook) -> float:
     """Return how much a metric is smoothed: evaluations are few, and not at all."""
     return 0.0 if metric.partition("/")[0] == "eval" or metric in track.sets else look.smooth
 
 
-def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int) -> tuple[Plot, str]:
+def plot(metric: str, tracks: Sequence[Track], look: CurveLook, first: int, last: int) -> tuple[Plot, str]:
     """Return the plot and a note on what was left out or transformed. first, last: the window of x."""
     front = list[Curve]()
     ground = list[Curve]()

@@ -4,14 +4,14 @@ import contextlib
 
 import msgspec
 
-from lorad.tui.curves.plot import METRICS, SMOOTH, Look
+from lorad.tui.curves.plot import METRICS, SMOOTH, CurveLook
 from lorad.tui.curves.series import AXES
 from lorad.tui.state_files import read_state, state_file, write_state
 
 _FILE = "curves.json"
 
 
-class Choices(msgspec.Struct, frozen=True):
+class CurveChoices(msgspec.Struct, frozen=True):
     """The choices of a user.
 
     metrics: the names of the metrics that have a chart, in order.
@@ -26,23 +26,23 @@ class Choices(msgspec.Struct, frozen=True):
     best: bool = True
     table: bool = True
 
-    def look(self) -> Look:
+    def look(self) -> CurveLook:
         """Return the look that was chosen; what a newer or older lorad wrote and this one does not know is as
         at first.
         """
         smooth = self.smooth if self.smooth in SMOOTH else SMOOTH[1]
-        return Look(smooth, self.log, self.spikes, self.x if self.x in AXES else AXES[0], self.best)
+        return CurveLook(smooth, self.log, self.spikes, self.x if self.x in AXES else AXES[0], self.best)
 
 
-def choices() -> Choices:
+def choices() -> CurveChoices:
     """Read the choices; they are as at first where there is no file, or one that cannot be read."""
-    chosen = Choices()
+    chosen = CurveChoices()
     with contextlib.suppress(OSError, ValueError):
-        chosen = read_state(state_file(_FILE), Choices)
+        chosen = read_state(state_file(_FILE), CurveChoices)
     return chosen if chosen.metrics else msgspec.structs.replace(chosen, metrics=[*METRICS])
 
 
-def keep(chosen: Choices) -> None:
+def keep(chosen: CurveChoices) -> None:
     """Write them. Where that is not possible, they hold until the end of the session."""
     with contextlib.suppress(OSError):
         write_state(state_file(_FILE), chosen)

@@ -13,12 +13,12 @@ _Before = Callable[[int], Iterable[tuple[int, Values]]]
 _HIGH = 28  # lines, from which on the seconds stand here
 
 
-class Side(Vertical):
+class CurvesSide(Vertical):
     DEFAULT_CSS = """
-    Side { width: 25; padding: 0 1 0 2; }
-    Side Line { text-wrap: nowrap; text-overflow: clip; }
-    Side #curves-figures { height: auto; }
-    Side #curves-column { height: 1fr; margin-top: 1; }
+    CurvesSide { width: 25; padding: 0 1 0 2; }
+    CurvesSide Line { text-wrap: nowrap; text-overflow: clip; }
+    CurvesSide #curves-figures { height: auto; }
+    CurvesSide #curves-column { height: 1fr; margin-top: 1; }
     """
 
     _told: tuple[int | None, Values, _Before, Colors] | None = None

@@ -24,13 +24,13 @@ from lorad.tui.curves.axes import short, x_text
 from lorad.tui.curves.chart_widget import RUNS, Chart, Looks
 from lorad.tui.curves.drawing import Plot
 from lorad.tui.curves.plot import LETTERS, kind, legend, names, nearby, plot, title
-from lorad.tui.curves.side import Side
+from lorad.tui.curves.side import CurvesSide
 from lorad.tui.curves.step_reader import Part, StepReader
 from lorad.tui.curves.step_table import where
 from lorad.tui.curves.view_state import Scene
 from lorad.tui.dashboard.run_rows import state_text
 from lorad.tui.feed import Changes
-from lorad.tui.screens.dialogs import Ask
+from lorad.tui.screens.dialogs import AskDialog
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
@@ -78,7 +78,7 @@ class Charts(Grid, can_focus=True):
         return charts[:many]
 
 
-class Names(Line):
+class CurveNames(Line):
     """The names of the metrics; a click picks one."""
 
     @dataclass
@@ -115,14 +115,14 @@ class Names(Line):
             self.post_message(self.Picked(index))
 
 
-class Curves(RunTab):
+class CurvesTab(RunTab):
     TITLE = "curves"
     BINDINGS = keys.CURVES
     DEFAULT_CSS = """
-    Curves Names { height: 1; width: 100%; }
-    Curves #curves-middle { height: 1fr; }
-    Curves #curves-legend { height: 1; width: 100%; padding: 0 1; }
-    Curves #curves-where { height: auto; max-height: 2; width: 100%; padding: 0 1; }
+    CurvesTab CurveNames { height: 1; width: 100%; }
+    CurvesTab #curves-middle { height: 1fr; }
+    CurvesTab #curves-legend { height: 1; width: 100%; padding: 0 1; }
+    CurvesTab #curves-where { height: auto; max-height: 2; width: 100%; padding: 0 1; }
     """
 
     def __init__(self, run: str) -> None:
@@ -140,10 +140,10 @@ class Curves(RunTab):
             self._say_too_many()
 
     def compose(self) -> ComposeResult:
-        yield Names()
+        yield CurveNames()
         with Horizontal(id="curves-middle"):
             yield Charts()
-            yield Side()
+            yield CurvesSide()
         yield Line(id="curves-legend")
         yield Line(id="curves-where")
 
@@ -217,7 +217,7 @@ class Curves(RunTab):
         """Draw the names of the metrics, the current one among them."""
         scene = self.scene
         shown = scene.shown(self.query_one(Charts).places)
-        self.query_one(Names).offer([names(metric)[0] for metric in scene.metrics], shown, scene.metric)
+        self.query_one(CurveNames).offer([names(metric)[0] for metric in scene.metrics], shown, scene.metric)
 
     def _point(self) -> None:
         """Draw the cursor, and the figures of its step."""
@@ -227,7 +227,7 @@ class Curves(RunTab):
         for metric, now, chart in self._each():
             drawn = self._drawn.get(metric)
             chart.point(scene.marked, title(metric, scene.runs, steps, self._colors, drawn, now=now))
-        side = self.query_one(Side)
+        side = self.query_one(CurvesSide)
         side.tell(scene.step, values, scene.before, self._colors)
         below = self.query_one("#curves-where", Line)
         is_due = self.size.height >= 11 and not side.tells_seconds
@@ -237,11 +237,11 @@ class Curves(RunTab):
 
     def on_resize(self) -> None:
         width, height = self.size
-        side = self.query_one(Side)
+        side = self.query_one(CurvesSide)
         beside = next((cells for least, cells in _BESIDE if width >= least), 0)
         side.display = self.scene.table and beside > 0 and height >= 10
         side.styles.width = beside
-        self.query_one(Names).display = height >= 6
+        self.query_one(CurveNames).display = height >= 6
         self.query_one("#curves-legend").display = height >= 9
         self.call_after_refresh(self.draw)
 
@@ -249,7 +249,7 @@ class Curves(RunTab):
     def on_charts_placed(self) -> None:
         self.draw()
 
-    def on_names_picked(self, event: Names.Picked) -> None:
+    def on_curve_names_picked(self, event: CurveNames.Picked) -> None:
         self._go(event.index)
 
     def on_chart_pointed(self, event: Chart.Pointed) -> None:
@@ -356,7 +356,7 @@ class Curves(RunTab):
 
         head = f"Export {len(metrics)} charts" if len(metrics) > 1 else "Export a chart"
         name += ".png" if export.has_png() else ".svg"
-        values = await self.app.push_screen_wait(Ask(head, (field,), line, {"file": name}))
+        values = await self.app.push_screen_wait(AskDialog(head, (field,), line, {"file": name}))
         if values is None:
             return
         window = scene.bounds() if scene.look.window.span else None

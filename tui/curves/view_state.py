@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lorad.tui.curves.plot import SMOOTH, TAILS, extent
-from lorad.tui.curves.remembered import Choices, choices
+from lorad.tui.curves.remembered import CurveChoices, choices
 from lorad.tui.curves.series import AXES, FACTS, Track, Window
 from lorad.tui.curves.step_reader import Part
 
@@ -83,9 +83,9 @@ class Scene:
         measured = {name for track in self.runs for name in (*track.series, *track.sets)}
         return [*self.metrics, *sorted(measured - {*self.metrics, *FACTS})]
 
-    def choices(self) -> Choices:
+    def choices(self) -> CurveChoices:
         look = self.look
-        return Choices(self.metrics, look.x, look.smooth, look.log, look.spikes, look.best, self.table)
+        return CurveChoices(self.metrics, look.x, look.smooth, look.log, look.spikes, look.best, self.table)
 
     def shown(self, places: int) -> range:
         """Return the places of the metrics that fit on the page with the current one."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 from lorad.client.columns import COLUMNS, is_key
 from lorad.errors import NotAllowed
 from lorad.tui.state_files import read_state, state_file, write_state
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import TableColumn
 
 USUAL = (
     *("name", "state", "step", "reward", "eval", "recent", "tok/s", "eta", "progress", "age", "owner"),
@@ -21,23 +21,23 @@ _MOST = 40  # columns
 _SHAPES = {
     column.key: column
     for column in (
-        Column("name", 8, 40, 0, shrinks=16),
-        Column("state", 10, 23, 0, shrinks=12),
-        Column("step", 5, 15, 0, right=True),
-        Column("progress", 8, 8, 0),
-        Column("reward", 6, 22, 0, right=True),
-        Column("recent", 8, 24, 0),
-        Column("eval", 11, 15, 0),
-        Column("tok/s", 6, 8, 0, right=True),
-        Column("eta", 5, 7, 0, right=True),
-        Column("age", 4, 5, 0, right=True),
-        Column("version", 7, 8, 0),
-        Column("owner", 5, 14, 0),
-        Column("base", 6, 30, 0, shrinks=12),
-        Column("why", 14, 60, 0, rest=True),
-        Column("waiting", 14, 60, 0, shrinks=20),
-        Column("behind", 14, 60, 0, shrinks=20),
-        Column("note", 6, 40, 0, shrinks=12),
+        TableColumn("name", 8, 40, 0, shrinks=16),
+        TableColumn("state", 10, 23, 0, shrinks=12),
+        TableColumn("step", 5, 15, 0, right=True),
+        TableColumn("progress", 8, 8, 0),
+        TableColumn("reward", 6, 22, 0, right=True),
+        TableColumn("recent", 8, 24, 0),
+        TableColumn("eval", 11, 15, 0),
+        TableColumn("tok/s", 6, 8, 0, right=True),
+        TableColumn("eta", 5, 7, 0, right=True),
+        TableColumn("age", 4, 5, 0, right=True),
+        TableColumn("version", 7, 8, 0),
+        TableColumn("owner", 5, 14, 0),
+        TableColumn("base", 6, 30, 0, shrinks=12),
+        TableColumn("why", 14, 60, 0, rest=True),
+        TableColumn("waiting", 14, 60, 0, shrinks=20),
+        TableColumn("behind", 14, 60, 0, shrinks=20),
+        TableColumn("note", 6, 40, 0, shrinks=12),
     )
 }
 _TEXTS = frozenset({"sweep", "group", "tags", "pool", "device", "origin", "reason", "starts"})
@@ -48,11 +48,11 @@ class _KeptColumns(Struct, frozen=True):
     columns: list[str]
 
 
-def shaped(names: Iterable[str]) -> tuple[Column, ...]:
+def shaped(names: Iterable[str]) -> tuple[TableColumn, ...]:
     """Make the columns of these names. Where there is no room, the last ones go first."""
     columns = []
     for place, name in enumerate(names):
-        usual = Column(name, 4, 24, 0, right=name in COLUMNS and name not in _TEXTS, shrinks=12)
+        usual = TableColumn(name, 4, 24, 0, right=name in COLUMNS and name not in _TEXTS, shrinks=12)
         shape = _SHAPES.get(name, usual)
         columns.append(dataclasses.replace(shape, leaves=place, orders=name not in _UNORDERED))
     return tuple(columns)

@@ -34,7 +34,7 @@ from lorad.tui.dashboard.sweep_rows import (
     sweep_of,
     sweep_values,
 )
-from lorad.tui.dashboard.tables import Alarms, Devices, Pane, Pools, Ticker
+from lorad.tui.dashboard.tables import Alarms, DevicesPane, Pane, PoolsPane, Ticker
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import Base
 from lorad.tui.widgets.columns import Values
@@ -90,8 +90,8 @@ class Dashboard(Base):
             yield Line(id="devices-lines")
             yield Line(id="events-lines")
         with Container(id="upper", classes="panes"):
-            yield Pools()
-            yield Devices()
+            yield PoolsPane()
+            yield DevicesPane()
         with Container(id="lower", classes="panes"):
             yield Alarms()
             yield Ticker()
@@ -189,8 +189,8 @@ class Dashboard(Base):
     def _draw_panes(self) -> None:
         news = self._news
         most, last = _fitting(_LINES, self.size.height)
-        self.query_one(Pools).fill(news.pools)
-        self.query_one(Devices).fill(news.devices)
+        self.query_one(PoolsPane).fill(news.pools)
+        self.query_one(DevicesPane).fill(news.devices)
         self.query_one(Alarms).fill(news.alarms)
         self.query_one(Ticker).fill(news.events)
         lines = {
@@ -271,7 +271,7 @@ class Dashboard(Base):
             self.offer(f"lorad list --sweep {shlex.quote(sweep)}", *names)
             return
         match self.focused:
-            case Pools() | Devices() as pane:
+            case PoolsPane() | DevicesPane() as pane:
                 other = f"lorad {pane.id}"
             case Pane():
                 other = "lorad top"
@@ -300,9 +300,9 @@ class Dashboard(Base):
             marked = self.table.chosen if pane is self.table else [run]
             first = run if run in marked else marked[0]
             self.lorad.open_run(first, [name for name in marked if name != first])
-        elif isinstance(pane, Pools):
+        elif isinstance(pane, PoolsPane):
             self.lorad.open("pool", key)
-        elif isinstance(pane, Devices):
+        elif isinstance(pane, DevicesPane):
             self.lorad.open("device", key)
 
     def narrow(self, filter_text: str) -> None:

@@ -13,7 +13,7 @@ from lorad.text import one_line
 from lorad.tui.dashboard import one_liners
 from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
 from lorad.tui.event_words import event_text
-from lorad.tui.widgets.columns import Column, Columns, Values
+from lorad.tui.widgets.columns import Columns, TableColumn, Values
 from lorad.tui.widgets.table import Cells, Rows
 
 
@@ -45,18 +45,18 @@ class Pane(Rows):
             self.turn(0, 0)
 
 
-class Pools(Pane):
+class PoolsPane(Pane):
     TITLE = "pools"
     COLUMNS = (
-        Column("pool", 6, 24, 0, orders=True, shrinks=12),
-        Column("base", 6, 24, 4, orders=True),
-        Column("runs", 4, 5, 1, right=True, orders=True),
-        Column("slots", 5, 7, 3, right=True),
-        Column("sampled", 7, 9, 0, right=True, orders=True),
-        Column("trained", 7, 9, 2, right=True, orders=True),
-        Column("phase", 6, 28, 0),
-        Column("engine", 7, 12, 5),
-        Column("trainer", 7, 12, 6),
+        TableColumn("pool", 6, 24, 0, orders=True, shrinks=12),
+        TableColumn("base", 6, 24, 4, orders=True),
+        TableColumn("runs", 4, 5, 1, right=True, orders=True),
+        TableColumn("slots", 5, 7, 3, right=True),
+        TableColumn("sampled", 7, 9, 0, right=True, orders=True),
+        TableColumn("trained", 7, 9, 2, right=True, orders=True),
+        TableColumn("phase", 6, 28, 0),
+        TableColumn("engine", 7, 12, 5),
+        TableColumn("trainer", 7, 12, 6),
     )
 
     def fill(self, pools: Sequence[Pool]) -> None:
@@ -89,14 +89,14 @@ class Pools(Pane):
         self.show(rows, values)
 
 
-class Devices(Pane):
+class DevicesPane(Pane):
     TITLE = "devices"
     COLUMNS = (
-        Column("device", 6, 12, 0, orders=True),
-        Column("memory", 12, 28, 2, orders=True),
-        Column("busy", 4, 5, 1, right=True, orders=True),
-        Column("lease", 8, 40, 0, shrinks=21),
-        Column("others", 8, 60, 3, rest=True),
+        TableColumn("device", 6, 12, 0, orders=True),
+        TableColumn("memory", 12, 28, 2, orders=True),
+        TableColumn("busy", 4, 5, 1, right=True, orders=True),
+        TableColumn("lease", 8, 40, 0, shrinks=21),
+        TableColumn("others", 8, 60, 3, rest=True),
     )
 
     def fill(self, devices: Sequence[Device]) -> None:
@@ -122,9 +122,9 @@ class Devices(Pane):
 class Ticker(Pane):
     TITLE = "events"
     COLUMNS = (
-        Column("at", 9, 9, 1),
-        Column("run", 6, 28, 0, shrinks=12),
-        Column("what", 10, 200, 0, rest=True),
+        TableColumn("at", 9, 9, 1),
+        TableColumn("run", 6, 28, 0, shrinks=12),
+        TableColumn("what", 10, 200, 0, rest=True),
     )
 
     def fill(self, events: Sequence[Event]) -> None:
@@ -140,10 +140,10 @@ class Ticker(Pane):
 class Alarms(Pane):
     TITLE = "alarms"
     COLUMNS = (
-        Column("!", 3, 3, 0),
-        Column("about", 6, 28, 0, shrinks=12),
-        Column("alarm", 6, 14, 1),
-        Column("what", 10, 200, 0, rest=True),
+        TableColumn("!", 3, 3, 0),
+        TableColumn("about", 6, 28, 0, shrinks=12),
+        TableColumn("alarm", 6, 14, 1),
+        TableColumn("what", 10, 200, 0, rest=True),
     )
 
     def fill(self, alarms: Sequence[Alarm]) -> None:

@@ -13,23 +13,23 @@ from lorad.tui import keys
 _HELP = "?"
 
 
-class Choice(Static, can_focus=True):
+class ChoiceField(Static, can_focus=True):
     """A field whose `value` is one of a few words, or "" for the default."""
 
     BINDINGS = keys.CHOICE
     DEFAULT_CSS = """
-    Choice { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; background: $surface; }
-    Choice:focus { background: $primary; color: $text; text-style: bold; }
+    ChoiceField { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; background: $surface; }
+    ChoiceField:focus { background: $primary; color: $text; text-style: bold; }
     """
 
     @dataclass
     class Changed(Message):
         """Another word was chosen."""
 
-        choice: "Choice"
+        choice: "ChoiceField"
 
         @property
-        def control(self) -> "Choice":
+        def control(self) -> "ChoiceField":
             return self.choice
 
     def __init__(self, words: Sequence[str], default: str, value: str) -> None:

@@ -22,7 +22,7 @@ from lorad.spec.templates import TEMPLATES
 from lorad.text import coarse_age, one_line
 from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import state_text
-from lorad.tui.draft import Source
+from lorad.tui.draft import DraftSource
 from lorad.tui.new_run import sources
 
 _RUNS = 300  # of those that ended, the newest
@@ -39,10 +39,10 @@ class _Offer:
     name: str
     shown: Text
     has: Callable[[str], bool]
-    load: Callable[[], Source]
+    load: Callable[[], DraftSource]
 
 
-class Pick(ModalScreen[Source | None]):
+class Pick(ModalScreen[DraftSource | None]):
     """Returns what was picked, or None if the user left."""
 
     BINDINGS = keys.OVER + keys.PICK

@@ -19,13 +19,13 @@ from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import Field, needed
-from lorad.tui.draft import MORE, Draft, Source, blamed, command, draw_up, named, rebased
+from lorad.tui.draft import MORE, Draft, DraftSource, blamed, command, draw_up, named, rebased
 from lorad.tui.feed import Changes
 from lorad.tui.new_run import sources
-from lorad.tui.new_run.choice import Choice
+from lorad.tui.new_run.choice import ChoiceField
 from lorad.tui.new_run.pick import Pick
 from lorad.tui.screens.base import Base
-from lorad.tui.screens.dialogs import Ask, Confirm
+from lorad.tui.screens.dialogs import AskDialog, Confirm
 from lorad.tui.spec_fields import Entry, entry
 from lorad.tui.spec_lines import Flat, SpecLine, lines, text_of
 from lorad.tui.widgets.line import Line
@@ -39,31 +39,32 @@ class Fields(VerticalScroll, inherit_bindings=False, can_focus=False):
     """Arrows go from field to field, not by lines."""
 
 
-class Panes(Container):
+class FormPanes(Container):
     """Fields and YAML: side by side in a wide terminal, else one below the other, in a small one only one of
     them (see `flip`).
     """
 
     SCOPED_CSS = False  # the width of the screen decides
     DEFAULT_CSS = """
-    Panes { height: 1fr; width: 100%; layout: vertical; }
-    Panes Fields { height: 2fr; padding: 0 1; }
-    Panes #yaml { height: 1fr; padding: 0 1; background: $surface; border-top: solid $primary; }
-    Panes #yaml:focus { border-top: solid $accent; }
-    Panes #yaml Line { width: auto; }
-    Panes .heading { height: 1; color: $text-accent; text-style: bold; }
-    Panes .section { height: auto; }
-    Panes .labels { width: 23; padding: 0 1 0 0; height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
-    Panes .values { width: 1fr; height: auto; }
-    Panes.-flip #yaml { display: none; }
-    .-wide Panes { layout: horizontal; }
-    .-wide Panes .labels { width: 27; }
-    .-wide Panes Fields, .-wide Panes #yaml { width: 1fr; height: 100%; }
-    .-wide Panes #yaml { border-top: none; border-left: solid $primary; }
-    .-wide Panes #yaml:focus { border-left: solid $accent; }
-    .-narrow Panes #yaml, .-short Panes #yaml { display: none; }
-    .-narrow Panes.-flip #yaml, .-short Panes.-flip #yaml { display: block; }
-    .-narrow Panes.-flip Fields, .-short Panes.-flip Fields { display: none; }
+    FormPanes { height: 1fr; width: 100%; layout: vertical; }
+    FormPanes Fields { height: 2fr; padding: 0 1; }
+    FormPanes #yaml { height: 1fr; padding: 0 1; background: $surface; border-top: solid $primary; }
+    FormPanes #yaml:focus { border-top: solid $accent; }
+    FormPanes #yaml Line { width: auto; }
+    FormPanes .heading { height: 1; color: $text-accent; text-style: bold; }
+    FormPanes .section { height: auto; }
+    FormPanes .labels { width: 23; padding: 0 1 0 0; height: auto; text-wrap: nowrap;
+        text-overflow: ellipsis; }
+    FormPanes .values { width: 1fr; height: auto; }
+    FormPanes.-flip #yaml { display: none; }
+    .-wide FormPanes { layout: horizontal; }
+    .-wide FormPanes .labels { width: 27; }
+    .-wide FormPanes Fields, .-wide FormPanes #yaml { width: 1fr; height: 100%; }
+    .-wide FormPanes #yaml { border-top: none; border-left: solid $primary; }
+    .-wide FormPanes #yaml:focus { border-left: solid $accent; }
+    .-narrow FormPanes #yaml, .-short FormPanes #yaml { display: none; }
+    .-narrow FormPanes.-flip #yaml, .-short FormPanes.-flip #yaml { display: block; }
+    .-narrow FormPanes.-flip Fields, .-short FormPanes.-flip Fields { display: none; }
     """
 
     def __init__(self, *, id: str) -> None:
@@ -92,7 +93,7 @@ class Panes(Container):
         for row in entries:
             text = texts.get(row.key, "")
             if row.choices:
-                fields.append(Choice(row.choices, row.default, text))
+                fields.append(ChoiceField(row.choices, row.default, text))
             else:
                 fields.append(Input(text, placeholder=row.default, compact=True))
             self._keys[fields[-1]] = row.key
@@ -165,14 +166,14 @@ class NewRun(Base):
     def __init__(self, like: str | None = None) -> None:
         super().__init__()
         self._like = like
-        self._source = Source("", {}, sources.here())
+        self._source = DraftSource("", {}, sources.here())
         self._texts: dict[str, str] = {}
         self._draft = Draft({})
         self._refused: dict[str, str] = {}  # by the daemon, of what is there now, by key
         self._is_starting = False
 
     def body(self) -> Iterable[Widget]:
-        yield Panes(id="form")
+        yield FormPanes(id="form")
         yield Line(id="says")
 
     def read(self, client: Client, changes: Changes) -> Any | None:
@@ -185,7 +186,7 @@ class NewRun(Base):
 
     @work
     async def begin(self) -> None:
-        source: Source | None = None
+        source: DraftSource | None = None
         if self._like is not None:
             try:
                 source = sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
@@ -205,8 +206,8 @@ class NewRun(Base):
 
     # -- what is shown ---------------------------------------------------------------------------------------
     @property
-    def panes(self) -> Panes:
-        return self.query_one(Panes)
+    def panes(self) -> FormPanes:
+        return self.query_one(FormPanes)
 
     @property
     def changed(self) -> int:
@@ -247,7 +248,7 @@ class NewRun(Base):
     def on_input_changed(self, event: Input.Changed) -> None:
         self._take(event.input, event.value)
 
-    def on_choice_changed(self, event: Choice.Changed) -> None:
+    def on_choice_field_changed(self, event: ChoiceField.Changed) -> None:
         self._take(event.choice, event.choice.value)
 
     def _take(self, field: Widget, text: str) -> None:
@@ -320,7 +321,7 @@ class NewRun(Base):
     async def action_write(self) -> None:
         """Write the YAML to a file; from then on it is the form of that file."""
         line = "lorad run {}".format
-        ask = Ask("Write the YAML", _PATH, lambda values: line(values["path"]), {"path": sources.FILE})
+        ask = AskDialog("Write the YAML", _PATH, lambda values: line(values["path"]), {"path": sources.FILE})
         values = await self.app.push_screen_wait(ask)
         if values is None:
             return

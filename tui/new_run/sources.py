@@ -15,7 +15,7 @@ from lorad.records.runs import RunDetails
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import mapping
 from lorad.text import size
-from lorad.tui.draft import Source, relative
+from lorad.tui.draft import DraftSource, relative
 from lorad.tui.spec_fields import TOLD
 from lorad.tui.spec_lines import differing, flat, nested
 
@@ -31,14 +31,14 @@ def here() -> Path:
         return Path.home()
 
 
-def of_template(name: str) -> Source:
+def of_template(name: str) -> DraftSource:
     template = TEMPLATES[name]
     init = f"lorad init {FILE}" if name == next(iter(TEMPLATES)) else f"lorad init {FILE} --template {name}"
     values = flat(mapping(template.filled(), source=name))
-    return Source(f"template {name}", values, here(), command=f"{init} && lorad run {FILE}")
+    return DraftSource(f"template {name}", values, here(), command=f"{init} && lorad run {FILE}")
 
 
-def of_file(path: Path) -> Source:
+def of_file(path: Path) -> DraftSource:
     """Read a file. Raises SpecError with the line to blame, also for what cannot be read."""
     path = absolute(str(path))
     try:
@@ -48,10 +48,10 @@ def of_file(path: Path) -> Source:
         raise SpecError(f"{path}: {reason}", hint="`lorad init` writes a spec to start from.") from None
     values = flat(mapping(text, source=path.name))
     short = str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
-    return Source(path.name, values, path.parent, command=f"lorad run {shlex.quote(short)}")
+    return DraftSource(path.name, values, path.parent, command=f"lorad run {shlex.quote(short)}")
 
 
-def of_run(run: RunDetails) -> Source:
+def of_run(run: RunDetails) -> DraftSource:
     """Begin like a run, as `Client.show` has it: what differs from the defaults, and what a run is."""
     spec = flat(run.spec)
     values = {key: value for key, value in spec.items() if key in TOLD} | differing(spec)
@@ -63,7 +63,7 @@ def of_run(run: RunDetails) -> Source:
         notes.append(
             f"It continued from {run.origin}; this one starts from scratch. Fork a version to continue."
         )
-    return Source(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
+    return DraftSource(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
 
 
 def specs_here() -> list[str]:

@@ -9,7 +9,7 @@ from lorad.client.words import phase, steps_in_words
 from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.selection import STATES
-from lorad.tui.palette.verbs import SHORT, TABS, VERBS, Verb
+from lorad.tui.palette.verbs import SHORT, TABS, VERBS, PaletteVerb
 from lorad.tui.palette.words import without_lorad
 
 _SHOWN = 100  # candidates
@@ -63,7 +63,7 @@ class Source:
         kind = verb.takes[min(at, len(verb.takes) - 1)] if verb.takes else ""
         return [each for one in kind.split(" or ") for each in self._of(one, verb, words, last)]
 
-    def _of(self, kind: str, verb: Verb, words: list[str], last: str) -> Iterable[tuple[str, str]]:
+    def _of(self, kind: str, verb: PaletteVerb, words: list[str], last: str) -> Iterable[tuple[str, str]]:
         """Return words and what they mean."""
         match kind:
             case "run":

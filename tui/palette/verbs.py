@@ -19,7 +19,7 @@ _LIVE = frozenset(str(state) for state in RunState if not state.is_over)
 
 
 @dataclass(frozen=True)
-class Verb:
+class PaletteVerb:
     """A verb of the line.
 
     Attributes:
@@ -37,12 +37,12 @@ class Verb:
     left_out: frozenset[str] = frozenset()
 
 
-def _of_runs(verb: str, left_out: frozenset[str] | None = None) -> Verb:
+def _of_runs(verb: str, left_out: frozenset[str] | None = None) -> PaletteVerb:
     action = ACTIONS[verb]
     out = action.over_when if left_out is None else left_out
     more = " [key=value…]" if action.fields else ""
     takes = ("run", "run or key") if action.fields else ("run",)
-    return Verb(
+    return PaletteVerb(
         verb,
         f"{verb} RUN…|GLOB|--state …{more}",
         action.says,
@@ -59,8 +59,8 @@ def _flags(action: Action) -> dict[str, str]:
 
 def _of_one_run(
     action: Action, usage: str, takes: tuple[str, ...], of: Callable[[Given], dict[str, str]]
-) -> Verb:
-    return Verb(
+) -> PaletteVerb:
+    return PaletteVerb(
         action.verb,
         f"{action.verb} RUN {usage}",
         action.says,
@@ -211,7 +211,7 @@ _VERBS = (
     _of_one_run(_TAG, "TAG|-TAG…", ("tag",), _tags),
     _of_one_run(_NOTE, "TEXT", ("",), _note),
     _of_one_run(_RENAME, "NAME", ("",), lambda typed: {"words": plans.first(typed, "new name", 1)}),
-    Verb(
+    PaletteVerb(
         "fork",
         "fork RUN@N [key=value…]",
         ACTIONS["fork"].says,
@@ -220,7 +220,7 @@ _VERBS = (
         _flags(ACTIONS["fork"]),
     ),
     *(
-        Verb(
+        PaletteVerb(
             verb,
             f"{verb} RUN@N…",
             ACTIONS[verb].says,
@@ -229,16 +229,18 @@ _VERBS = (
         )
         for verb in ("pin", "unpin")
     ),
-    Verb("swap", "swap ALIAS RUN@N", "Serve a version under an alias", ("alias", "version"), _swap),
-    Verb(
+    PaletteVerb("swap", "swap ALIAS RUN@N", "Serve a version under an alias", ("alias", "version"), _swap),
+    PaletteVerb(
         "rollback",
         "rollback ALIAS",
         ACTIONS["rollback"].says,
         ("alias",),
         partial(_on_alias, ACTIONS["rollback"]),
     ),
-    Verb("unalias", "unalias ALIAS", "Remove an alias", ("alias",), partial(_on_alias, ACTIONS["unalias"])),
-    Verb(
+    PaletteVerb(
+        "unalias", "unalias ALIAS", "Remove an alias", ("alias",), partial(_on_alias, ACTIONS["unalias"])
+    ),
+    PaletteVerb(
         "export",
         "export RUN@N DIR",
         ACTIONS["export"].says,
@@ -247,52 +249,55 @@ _VERBS = (
             ACTIONS["export"], typed, directory=plans.first(typed, "directory", 1)
         ),
     ),
-    Verb(
+    PaletteVerb(
         "end",
         "end POOL",
         ACTIONS["end"].says,
         ("pool",),
         lambda client, typed: Do(ACTIONS["end"], [_pool(client, plans.first(typed, "pool"))]),
     ),
-    Verb(
+    PaletteVerb(
         "open",
         "open RUN [TAB] | open pool POOL | open device DEVICE",
         "Show a run, a pool or a device",
         ("run or pool or device", "tab or pool or device"),
         _open,
     ),
-    *(Verb(tab, f"{tab} RUN", f"Show the {tab} of a run", ("run",), partial(_show, tab)) for tab in TABS),
-    Verb(
+    *(
+        PaletteVerb(tab, f"{tab} RUN", f"Show the {tab} of a run", ("run",), partial(_show, tab))
+        for tab in TABS
+    ),
+    PaletteVerb(
         "runs",
         "runs [WORDS, state: owner: base: pool: alarm:]",
         "Show the runs that a filter wants",
         ("",),
         lambda client, typed: Go(lambda app: app.narrow(" ".join(typed.arguments))),
     ),
-    Verb(
+    PaletteVerb(
         "bill",
         "bill",
         "Show who used how much",
         (),
         lambda client, typed: Go(lambda app: app.open("bill")),
     ),
-    Verb(
+    PaletteVerb(
         "nodes",
         "nodes",
         "Show the nodes of a cluster",
         (),
         lambda client, typed: Go(lambda app: app.open("nodes")),
     ),
-    Verb(
+    PaletteVerb(
         "serving",
         "serving",
         "Show aliases, traffic, a chat",
         (),
         lambda client, typed: Go(lambda app: app.open("serving")),
     ),
-    Verb("new", "new [RUN]", "Start a new run from a form, or like another", ("run",), _new),
-    Verb("theme", "theme NAME", "Change the colours", ("theme",), _theme),
-    Verb("quit", "quit", "Leave; runs continue", (), lambda client, typed: Go(lambda app: app.exit())),
+    PaletteVerb("new", "new [RUN]", "Start a new run from a form, or like another", ("run",), _new),
+    PaletteVerb("theme", "theme NAME", "Change the colours", ("theme",), _theme),
+    PaletteVerb("quit", "quit", "Leave; runs continue", (), lambda client, typed: Go(lambda app: app.exit())),
 )
 VERBS = {verb.name: verb for verb in _VERBS}
 SHORT = {

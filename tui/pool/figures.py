@@ -11,18 +11,18 @@ from lorad.records.versions import ServedAlias
 from lorad.text import duration, one_line, size
 from lorad.tui.dashboard.one_liners import speed
 from lorad.tui.dashboard.run_rows import cell
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import TableColumn
 from lorad.tui.widgets.table import Cells
 
 COLUMNS = (
-    Column("run", 8, 40, 0, orders=True, shrinks=16),
-    Column("turn", 6, 20, 0, orders=True),
-    Column("waited", 6, 8, 1, right=True, orders=True),
-    Column("loaded", 6, 24, 2),
-    Column("alias", 5, 20, 3),
-    Column("slot", 8, 10, 4, right=True, orders=True),
-    Column("owner", 5, 14, 5, orders=True),
-    Column("why", 10, 80, 6, rest=True),
+    TableColumn("run", 8, 40, 0, orders=True, shrinks=16),
+    TableColumn("turn", 6, 20, 0, orders=True),
+    TableColumn("waited", 6, 8, 1, right=True, orders=True),
+    TableColumn("loaded", 6, 24, 2),
+    TableColumn("alias", 5, 20, 3),
+    TableColumn("slot", 8, 10, 4, right=True, orders=True),
+    TableColumn("owner", 5, 14, 5, orders=True),
+    TableColumn("why", 10, 80, 6, rest=True),
 )
 
 

@@ -14,19 +14,19 @@ from lorad.tui import keys
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.tab import RunTab
-from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
 _KINDS = ("checkpoint", "attempt", "rewind", "state", "end")
 _COLUMNS = (
-    Column("step", 6, 10, 0, right=True, orders=True),
-    Column("version", 8, 10, 0),
-    Column("state", 10, 20, 0),
-    Column("done again", 10, 14, 5, right=True),
-    Column("size", 7, 10, 2, right=True, orders=True),
-    Column("age", 4, 5, 3, right=True, orders=True),
-    Column("path", 8, 200, 6, rest=True),
+    TableColumn("step", 6, 10, 0, right=True, orders=True),
+    TableColumn("version", 8, 10, 0),
+    TableColumn("state", 10, 20, 0),
+    TableColumn("done again", 10, 14, 5, right=True),
+    TableColumn("size", 7, 10, 2, right=True, orders=True),
+    TableColumn("age", 4, 5, 3, right=True, orders=True),
+    TableColumn("path", 8, 200, 6, rest=True),
 )
 
 
@@ -37,17 +37,18 @@ class _Shown(NamedTuple):
     at: int
 
 
-class Checkpoints(RunTab):
+class CheckpointsTab(RunTab):
     TITLE = "checkpoints"
     BINDINGS = keys.CHECKPOINTS
     SCOPED_CSS = False  # it goes by the size of the screen
     DEFAULT_CSS = """
-    Checkpoints { height: 1fr; }
-    Checkpoints #checkpoints-head { height: auto; max-height: 2; padding: 0 1; }
-    Checkpoints Rows { height: 1fr; background: $background; }
-    Checkpoints #checkpoint-facts { height: auto; max-height: 3; padding: 0 1; border-top: solid $primary; }
-    .-short Checkpoints #checkpoints-head { max-height: 1; }
-    .-short Checkpoints #checkpoint-facts { display: none; }
+    CheckpointsTab { height: 1fr; }
+    CheckpointsTab #checkpoints-head { height: auto; max-height: 2; padding: 0 1; }
+    CheckpointsTab Rows { height: 1fr; background: $background; }
+    CheckpointsTab #checkpoint-facts { height: auto; max-height: 3; padding: 0 1;
+        border-top: solid $primary; }
+    .-short CheckpointsTab #checkpoints-head { max-height: 1; }
+    .-short CheckpointsTab #checkpoint-facts { display: none; }
     """
 
     def __init__(self, run: str) -> None:

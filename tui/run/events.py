@@ -17,13 +17,17 @@ from lorad.tui.event_words import event_text
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.run.log_lines import Words, words
 from lorad.tui.screens.tab import FilteredTab
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import TableColumn
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
 
 _HISTORY = 500  # events to begin with
 _MOST = 2000  # that are kept
-_COLUMNS = (Column("when", 8, 16, 4), Column("kind", 5, 12, 2), Column("what", 8, 400, 0, rest=True))
+_COLUMNS = (
+    TableColumn("when", 8, 16, 4),
+    TableColumn("kind", 5, 12, 2),
+    TableColumn("what", 8, 400, 0, rest=True),
+)
 # Figures of a step: what they are called here, their key, digits.
 _FIGURES = (("loss", "loss", 4), ("KL", "kl", 4), ("tok/s", "tokens_per_second", 0), ("s", "seconds", 2))
 _STYLES = {"warning": "yellow", "removed": "magenta", "rewind": "yellow"}
@@ -36,14 +40,14 @@ class News(NamedTuple):
     is_all: bool
 
 
-class Events(FilteredTab):
+class EventsTab(FilteredTab):
     TITLE = "events"
     BINDINGS = keys.EVENTS
     DEFAULT_CSS = """
-    Events #events-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
-    Events Rows { height: 1fr; background: $background; }
-    Events #event { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
-    Events Input { display: none; height: 1; }
+    EventsTab #events-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    EventsTab Rows { height: 1fr; background: $background; }
+    EventsTab #event { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
+    EventsTab Input { display: none; height: 1; }
     """
 
     def __init__(self, run: str) -> None:

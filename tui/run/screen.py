@@ -13,21 +13,30 @@ from lorad.client.words import evals_in_words, likelihood_in_words, share, steps
 from lorad.records.runs import RunDetails
 from lorad.text import duration, one_line
 from lorad.tui import keys
-from lorad.tui.curves.tab import Curves
+from lorad.tui.curves.tab import CurvesTab
 from lorad.tui.dashboard.run_rows import bar, state_text
 from lorad.tui.feed import Changes
-from lorad.tui.run.checkpoints import Checkpoints
-from lorad.tui.run.events import Events
+from lorad.tui.run.checkpoints import CheckpointsTab
+from lorad.tui.run.events import EventsTab
 from lorad.tui.run.logs import Logs
 from lorad.tui.run.spec import SpecTab
-from lorad.tui.run.versions import Versions
+from lorad.tui.run.versions import VersionsTab
 from lorad.tui.run.why import WhyTab
-from lorad.tui.samples.tab import Samples
+from lorad.tui.samples.tab import SamplesTab
 from lorad.tui.screens.base import Base
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 
-TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events, WhyTab)
+TABS: tuple[type[RunTab], ...] = (
+    CurvesTab,
+    SamplesTab,
+    VersionsTab,
+    CheckpointsTab,
+    Logs,
+    SpecTab,
+    EventsTab,
+    WhyTab,
+)
 
 
 class _News(NamedTuple):
@@ -78,7 +87,7 @@ class RunScreen(Base):
                     yield tab
 
     def on_mount(self) -> None:
-        self.query_one(Curves).compare(self._others)
+        self.query_one(CurvesTab).compare(self._others)
         self._front.focus_first()
         self.show_tab(self._first)
 

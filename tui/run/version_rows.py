@@ -10,7 +10,7 @@ from rich.text import Text
 from lorad.records.runs import Run
 from lorad.records.versions import Version
 from lorad.text import age, coarse_age, one_line, size
-from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.columns import TableColumn
 
 DEEPEST = 12  # levels; what forks further in is drawn as deep as this
 _RAIL = "│ "
@@ -18,15 +18,15 @@ _JOINT = "├─"
 Cells = dict[str, Text]
 LIMIT = 5000  # versions that are shown, the newest, and those that are held
 COLUMNS = (
-    Column("version", 8, 44, 0),
-    Column("step", 4, 9, 2, right=True),
-    Column("state", 9, 34, 0),
-    Column("served as", 9, 28, 4),
-    Column("attested", 8, 14, 3),
-    Column("rank/alpha", 10, 12, 8),
-    Column("size", 7, 10, 6, right=True),
-    Column("sha256", 12, 12, 7),
-    Column("age", 4, 5, 5, right=True),
+    TableColumn("version", 8, 44, 0),
+    TableColumn("step", 4, 9, 2, right=True),
+    TableColumn("state", 9, 34, 0),
+    TableColumn("served as", 9, 28, 4),
+    TableColumn("attested", 8, 14, 3),
+    TableColumn("rank/alpha", 10, 12, 8),
+    TableColumn("size", 7, 10, 6, right=True),
+    TableColumn("sha256", 12, 12, 7),
+    TableColumn("age", 4, 5, 5, right=True),
 )
 ORIGIN = "origin"  # keys of rows that are no versions; a version's is its number
 FORK = "fork "

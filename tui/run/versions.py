@@ -11,7 +11,7 @@ from lorad.records.runs import RunDetails
 from lorad.records.versions import Version
 from lorad.text import one_line, size
 from lorad.tui import keys
-from lorad.tui.feed import Changes, Pace
+from lorad.tui.feed import Changes, Pauses
 from lorad.tui.port import AppPort
 from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
 from lorad.tui.screens.tab import RunTab
@@ -38,22 +38,22 @@ class _VersionList(NamedTuple):
     rows: dict[str, Cells]
 
 
-class Versions(RunTab):
+class VersionsTab(RunTab):
     TITLE = "versions"
     BINDINGS = keys.VERSION + keys.VERSIONS_TAB
     SCOPED_CSS = False  # it goes by the size of the screen
     DEFAULT_CSS = """
-    Versions { height: 1fr; }
-    Versions #versions-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
-    Versions Rows { height: 1fr; background: $background; }
-    Versions #version-facts { height: auto; max-height: 4; padding: 0 1; border-top: solid $primary; }
-    .-short Versions #version-facts, .-middle Versions #version-facts { display: none; }
+    VersionsTab { height: 1fr; }
+    VersionsTab #versions-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    VersionsTab Rows { height: 1fr; background: $background; }
+    VersionsTab #version-facts { height: auto; max-height: 4; padding: 0 1; border-top: solid $primary; }
+    .-short VersionsTab #version-facts, .-middle VersionsTab #version-facts { display: none; }
     """
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
         self._table = Rows(COLUMNS, id="versions-rows")
-        self._pace = Pace()
+        self._pace = Pauses()
         self._is_stale = True
         self._forks: dict[str, int] = {}
         self._history = History([], 0, None, "", {})

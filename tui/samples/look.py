@@ -19,7 +19,7 @@ from lorad.records import samples
 from lorad.text import SPECIAL
 from lorad.tui.samples.groups import Sample
 from lorad.tui.samples.parts import inert
-from lorad.tui.widgets.text_view import Block, Span
+from lorad.tui.widgets.text_view import Span, TextBlock
 
 _SPECIAL_STYLE = "magenta reverse"
 _LONGEST = 64 * 1024  # characters of Markdown that are rendered: what is longer is shown as it is
@@ -41,7 +41,7 @@ _THEME = Theme(
         "markdown.link_url": "underline dim",
     }
 )
-Known = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group and index
+_SpansOfSamples = Mapping[tuple[str, int], Sequence[Span]]  # spans of samples, by group and index
 
 
 class Look(NamedTuple):
@@ -56,10 +56,10 @@ class Look(NamedTuple):
 
     special: bool = False
     markdown: bool = False
-    chances: Known | None = None
+    chances: _SpansOfSamples | None = None
     needle: str = ""
 
-    def block(self, block: Block, sample: tuple[str, int] | None = None) -> Block:
+    def block(self, block: TextBlock, sample: tuple[str, int] | None = None) -> TextBlock:
         """Return a block as it is to be shown. sample: the sample whose tokens it is made of."""
         if self.markdown and len(block.text) <= _LONGEST:
             return block._replace(made=_Rendered(block.text, self.needle))

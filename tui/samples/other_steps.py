@@ -12,8 +12,8 @@ from lorad.records.samples import Sample
 from lorad.tui.samples.groups import Group, grouped
 from lorad.tui.samples.look import Look
 from lorad.tui.samples.reading import LIMIT, steps_of
-from lorad.tui.samples.text import Scale, Side, one_by_one, scale, together
-from lorad.tui.widgets.text_view import Section
+from lorad.tui.samples.text import ComparedGroup, Scale, one_by_one, scale, together
+from lorad.tui.widgets.text_view import TextSection
 
 _LOOK = 32  # steps to each side that are looked through
 _PATIENCE = 5.0  # seconds for that
@@ -153,7 +153,7 @@ class SideBySide(NamedTuple):
     """
 
     says: str
-    sections: list[Section]
+    sections: list[TextSection]
     options: str = ""
 
 
@@ -164,8 +164,8 @@ def compared(lookup: PromptFinder, shown: ThisPrompt, ask: Wish, is_over: Callab
     else:
         other = lookup.at(ask.step, shown.group)
     sides = [
-        Side(f"{ask.run} step {other.step}".lstrip(), other.group, scale(other.groups)),
-        Side(f"step {shown.step}", shown.group, shown.scale, is_here=True),
+        ComparedGroup(f"{ask.run} step {other.step}".lstrip(), other.group, scale(other.groups)),
+        ComparedGroup(f"step {shown.step}", shown.group, shown.scale, is_here=True),
     ]
     if ask.run or other.step > shown.step:
         sides.reverse()
@@ -184,7 +184,7 @@ def history(client: Client, run: str, set: str, shown: ThisPrompt, look: Look) -
     by_step = {step: grouped(samples) for step, samples in steps.items()}
     measure = scale([group for groups in by_step.values() for group in groups])
     sides = [
-        Side(f"step {step}", groups[0], measure, is_here=step == shown.step)
+        ComparedGroup(f"step {step}", groups[0], measure, is_here=step == shown.step)
         for step, groups in by_step.items()
     ]
     return SideBySide("its other steps", one_by_one(sides, look))

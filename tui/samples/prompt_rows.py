@@ -10,34 +10,34 @@ from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group
 from lorad.tui.samples.reading import Step
 from lorad.tui.samples.text import Scale
-from lorad.tui.widgets.columns import Column, Columns
+from lorad.tui.widgets.columns import Columns, TableColumn
 
-_TURNS = Column("turns", 5, 6, 2, right=True, orders=True)
+_TURNS = TableColumn("turns", 5, 6, 2, right=True, orders=True)
 _FIRST = (
-    Column("prompt", 12, 80, 0, rest=True),
-    Column("mean", 6, 7, 0, right=True, orders=True),
-    Column("reward", 6, 6, 4),
-    Column("worst", 6, 7, 6, right=True, orders=True),
-    Column("best", 6, 7, 7, right=True, orders=True),
-    Column("spread", 7, 8, 3, right=True, orders=True),
+    TableColumn("prompt", 12, 80, 0, rest=True),
+    TableColumn("mean", 6, 7, 0, right=True, orders=True),
+    TableColumn("reward", 6, 6, 4),
+    TableColumn("worst", 6, 7, 6, right=True, orders=True),
+    TableColumn("best", 6, 7, 7, right=True, orders=True),
+    TableColumn("spread", 7, 8, 3, right=True, orders=True),
 )
 _LAST = (
-    Column("end", 6, 22, 1, orders=True, shrinks=6),
-    Column("tokens", 6, 7, 8, right=True, orders=True),
-    Column("failed", 6, 6, 9, right=True, orders=True),
-    Column("n", 2, 4, 10, right=True),
+    TableColumn("end", 6, 22, 1, orders=True, shrinks=6),
+    TableColumn("tokens", 6, 7, 8, right=True, orders=True),
+    TableColumn("failed", 6, 6, 9, right=True, orders=True),
+    TableColumn("n", 2, 4, 10, right=True),
 )
 _SAMPLES = (
-    Column("completion", 10, 200, 0, rest=True),
-    Column("reward", 6, 7, 0, right=True, orders=True),
-    Column("advantage", 9, 9, 6, right=True, orders=True),
+    TableColumn("completion", 10, 200, 0, rest=True),
+    TableColumn("reward", 6, 7, 0, right=True, orders=True),
+    TableColumn("advantage", 9, 9, 6, right=True, orders=True),
 )
 _SAMPLES_LAST = (
-    Column("end", 6, 8, 1, orders=True),
-    Column("length", 6, 7, 4, right=True, orders=True),
-    Column("logprob", 7, 8, 7, right=True, orders=True),
-    Column("prompt", 6, 6, 5, right=True, orders=True),
-    Column("n", 2, 4, 8, right=True),
+    TableColumn("end", 6, 8, 1, orders=True),
+    TableColumn("length", 6, 7, 4, right=True, orders=True),
+    TableColumn("logprob", 7, 8, 7, right=True, orders=True),
+    TableColumn("prompt", 6, 6, 5, right=True, orders=True),
+    TableColumn("n", 2, 4, 8, right=True),
 )
 _START = 400  # characters of a prompt that a row may need
 _COMMON = 12  # characters from which on what all prompts begin with is left out

@@ -8,7 +8,7 @@ from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.records.runs import RunDetails
 from lorad.spec.kept import MAIN
-from lorad.tui.feed import Changes, Pace
+from lorad.tui.feed import Changes, Pauses
 from lorad.tui.samples.groups import Group, grouped
 
 LIMIT = 10_000  # samples of a step that are asked for
@@ -48,12 +48,12 @@ def steps_of(client: Client, run: str, set: str = "", newest: int | None = None)
     return [each.step for each in evals if (each.problems if set == MAIN else set in each.sets)]
 
 
-class Reading:
+class StepReading:
     """Reads once for each attempt and step: samples never change."""
 
     def __init__(self) -> None:
         self._had: Step | None = None
-        self._pace = Pace()
+        self._pace = Pauses()
 
     def read(
         self, client: Client, changes: Changes, run: RunDetails, set: str, step: int | None

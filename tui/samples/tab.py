@@ -23,13 +23,13 @@ from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
 from lorad.tui.samples.look import CHANCES_SAY, Look, chances
 from lorad.tui.samples.other_steps import PromptFinder, SideBySide, ThisPrompt, Wish, compared, history
 from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key, sample_values, values
-from lorad.tui.samples.reading import LIMIT, Reading, Step
+from lorad.tui.samples.reading import LIMIT, Step, StepReading
 from lorad.tui.samples.text import View, alone, scale
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
 from lorad.tui.widgets.table import Rows
-from lorad.tui.widgets.text_view import Block, Reader, Section, Span
+from lorad.tui.widgets.text_view import Reader, Span, TextBlock, TextSection
 
 _HIT = "underline yellow"  # what a search found
 _CURRENT_HIT = "bold reverse yellow"  # where `n` led
@@ -55,24 +55,24 @@ class _Beside(NamedTuple):
     is_history: bool = False
 
 
-class Samples(RunTab):
+class SamplesTab(RunTab):
     TITLE = "samples"
     BINDINGS = keys.SAMPLES
     SCOPED_CSS = False  # it goes by the size of the screen
     DEFAULT_CSS = """
-    Samples { height: 1fr; }
-    Samples #samples-head { height: auto; max-height: 2; padding: 0 1; }
-    Samples #samples-panes { height: 1fr; }
-    Samples Rows { width: 2fr; min-width: 26; max-width: 76; height: 100%; background: $background; }
-    Samples Reader { width: 3fr; height: 100%; border-left: solid $primary; }
-    Samples Reader:focus { border-left: outer $accent; }
-    Samples #samples-input { display: none; height: 1; padding: 0 1; }
-    .-narrow Samples #samples-panes { layout: vertical; }
-    .-narrow Samples Rows { width: 100%; max-width: 100%; height: 1fr; }
-    .-narrow Samples Reader { width: 100%; height: 2fr; border-left: none; }
-    .-narrow Samples Reader:focus { border-left: outer $accent; }
-    .-short Samples #samples-head { max-height: 1; }
-    .-short Samples Rows { min-height: 2; }
+    SamplesTab { height: 1fr; }
+    SamplesTab #samples-head { height: auto; max-height: 2; padding: 0 1; }
+    SamplesTab #samples-panes { height: 1fr; }
+    SamplesTab Rows { width: 2fr; min-width: 26; max-width: 76; height: 100%; background: $background; }
+    SamplesTab Reader { width: 3fr; height: 100%; border-left: solid $primary; }
+    SamplesTab Reader:focus { border-left: outer $accent; }
+    SamplesTab #samples-input { display: none; height: 1; padding: 0 1; }
+    .-narrow SamplesTab #samples-panes { layout: vertical; }
+    .-narrow SamplesTab Rows { width: 100%; max-width: 100%; height: 1fr; }
+    .-narrow SamplesTab Reader { width: 100%; height: 2fr; border-left: none; }
+    .-narrow SamplesTab Reader:focus { border-left: outer $accent; }
+    .-short SamplesTab #samples-head { max-height: 1; }
+    .-short SamplesTab Rows { min-height: 2; }
     """
 
     def __init__(self, run: str) -> None:
@@ -83,7 +83,7 @@ class Samples(RunTab):
         self._all = Rows(columns([], of_samples=True), id="samples-all")
         self._text = Reader(id="samples-text")
         self._all.display = False
-        self._reading = Reading()
+        self._reading = StepReading()
         self._set = ""  # of an evaluation; "": training
         self._wanted: int | None = None  # a step; None: the latest
         self._step = Step(-1, 0, 0, [])
@@ -226,7 +226,7 @@ class Samples(RunTab):
             self._found = SideBySide("", [])
             if group is None:
                 none_left = f"No sample of this step is such: {self._where}" if step.groups else step.words
-                self._text.show([Section([Block(printable(none_left))])])
+                self._text.show([TextSection([TextBlock(printable(none_left))])])
             elif self._beside is not None:
                 self._compare(group, self._beside)
             else:
@@ -411,7 +411,7 @@ class Samples(RunTab):
     @work(exclusive=True, group="compare")
     async def _compare(self, group: Group, beside: _Beside) -> None:
         """Look for the prompt in another step or run, which may take a few seconds, and show both."""
-        self._text.show([Section([Block("Looking for this prompt …", "dim")])])
+        self._text.show([TextSection([TextBlock("Looking for this prompt …", "dim")])])
         drawing = self._drawn
         worker = get_current_worker()
         client = self.base.lorad.client
@@ -428,7 +428,7 @@ class Samples(RunTab):
             else:
                 sides = await asyncio.to_thread(compared, lookup, shown, wish, lambda: worker.is_cancelled)
         except LoradError as error:
-            sides = SideBySide("nothing", [Section([Block(printable(error.in_full))])])
+            sides = SideBySide("nothing", [TextSection([TextBlock(printable(error.in_full))])])
         if drawing == self._drawn:
             self._found = sides
             self._text.show(sides.sections)

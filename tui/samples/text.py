@@ -10,7 +10,7 @@ from lorad.tui import text_diff
 from lorad.tui.dashboard.run_rows import bar
 from lorad.tui.samples.groups import Group, Sample, ordered
 from lorad.tui.samples.look import Look
-from lorad.tui.widgets.text_view import Block, Section, Span
+from lorad.tui.widgets.text_view import Span, TextBlock, TextSection
 
 _PROMPT = -1  # key of the prompt's block; completions have their place in the group
 _HALF = 4  # cells of a bar, to each side where there is a 0
@@ -55,41 +55,41 @@ class View(NamedTuple):
     only: int | None = None
 
 
-def alone(group: Group, view: View) -> list[Section]:
+def alone(group: Group, view: View) -> list[TextSection]:
     """Return the prompt, then its completions in order."""
     blocks = [
-        Block(f"prompt {group.rank + 1} of {view.of}, {group.id}", "bold"),
+        TextBlock(f"prompt {group.rank + 1} of {view.of}, {group.id}", "bold"),
         view.look.block(_prompt(group, _PROMPT)),
     ]
-    blocks += [Block(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
+    blocks += [TextBlock(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
     for place in ordered(group.samples, view.by) if view.only is None else (view.only,):
         sample = group.samples[place]
-        blocks += [Block(""), _head(sample, view.scale), *_said(group.id, place, sample, view.look)]
+        blocks += [TextBlock(""), _head(sample, view.scale), *_said(group.id, place, sample, view.look)]
         blocks += _wrong(sample)
-    return [Section(blocks)]
+    return [TextSection(blocks)]
 
 
-def _prompt(group: Group, key: int | None = None) -> Block:
-    return Block(group.prompt, key=key, name="prompt", until=last_turn(group.prompt)[1])
+def _prompt(group: Group, key: int | None = None) -> TextBlock:
+    return TextBlock(group.prompt, key=key, name="prompt", until=last_turn(group.prompt)[1])
 
 
-def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[Block]:
+def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[TextBlock]:
     """Yield the parts of a sample: what the model said is bright, what it was told is dim."""
     for part in sample.parts:
         text = sample.completion[part.start : part.end]
-        block = Block(text, key=place, at=part.start)
+        block = TextBlock(text, key=place, at=part.start)
         if part.kind == "said":
             yield look.block(block, (group, sample.index))
         elif part.kind == "call":
             yield look.block(block._replace(short=f"{part.note}  z", style="bold"), (group, sample.index))
         elif part.kind == "told":
-            yield from [Block(part.note, "dim italic")] if part.note else []
+            yield from [TextBlock(part.note, "dim italic")] if part.note else []
             yield block._replace(style="dim", name="observation")
         else:
-            yield Block(part.note, "bold yellow" if part.kind == "fork" else "bold dim")
+            yield TextBlock(part.note, "bold yellow" if part.kind == "fork" else "bold dim")
 
 
-def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
+def _head(sample: Sample, measure: Scale, before: str = "") -> TextBlock:
     """Write the figures of a sample, with signs and bars beside colours."""
     parts: list[tuple[str, str]] = [(f"{before}#{sample.index} ", "bold")]
     if sample.reward is None:
@@ -115,15 +115,15 @@ def _head(sample: Sample, measure: Scale, before: str = "") -> Block:
     for text, style in parts:
         spans.append((at, at + len(text), style))
         at += len(text)
-    return Block("".join(text for text, _ in parts), spans=spans)
+    return TextBlock("".join(text for text, _ in parts), spans=spans)
 
 
-def _wrong(sample: Sample) -> list[Block]:
-    return [Block(f"✖ {sample.error}", "bold red")] if sample.error else []
+def _wrong(sample: Sample) -> list[TextBlock]:
+    return [TextBlock(f"✖ {sample.error}", "bold red")] if sample.error else []
 
 
 # -- two groups ----------------------------------------------------------------------------------------------
-class Side(NamedTuple):
+class ComparedGroup(NamedTuple):
     """One of the groups that are compared.
 
     name: what the side is called in front of its samples.
@@ -136,32 +136,34 @@ class Side(NamedTuple):
     is_here: bool = False
 
 
-def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[Section]:
+def together(
+    before: ComparedGroup, after: ComparedGroup, by: str, *, word_by_word: bool
+) -> list[TextSection]:
     """Return the completions of two sides in pairs, best with best when they are ordered by reward.
 
     Word by word, each pair is one text, with [-what is gone-] and {+what is new+}.
     """
     if before.group.prompt == after.group.prompt:
         either = before.group if before.is_here else after.group
-        sections = [Section([Block(f"prompt {either.id}", "bold"), _prompt(either)])]
+        sections = [TextSection([TextBlock(f"prompt {either.id}", "bold"), _prompt(either)])]
     else:
         prompts = (
-            [Block(f"{side.name}, prompt {side.group.id}", "bold"), _prompt(side.group)]
+            [TextBlock(f"{side.name}, prompt {side.group.id}", "bold"), _prompt(side.group)]
             for side in (before, after)
         )
-        sections = [Section(*prompts)]
+        sections = [TextSection(*prompts)]
     places = zip_longest(ordered(before.group.samples, by), ordered(after.group.samples, by))
     for left_place, other in places:
         left = None if left_place is None else before.group.samples[left_place]
         right = None if other is None else after.group.samples[other]
         heads = [
-            Block(f"{side.name} has no more", "dim")
+            TextBlock(f"{side.name} has no more", "dim")
             if sample is None
             else _head(sample, side.scale, f"{side.name} ")
             for sample, side in zip((left, right), (before, after), strict=True)
         ]
-        sections.append(Section([Block("")]))
-        sections.append(Section([heads[0]], [heads[1]]))
+        sections.append(TextSection([TextBlock("")]))
+        sections.append(TextSection([heads[0]], [heads[1]]))
         texts = ("" if left is None else left.completion, "" if right is None else right.completion)
         sections.append(
             _merged(*texts) if word_by_word else _apart(texts, (left_place, other), after.is_here)
@@ -169,29 +171,29 @@ def together(before: Side, after: Side, by: str, *, word_by_word: bool) -> list[
     return sections
 
 
-def one_by_one(sides: Sequence[Side], look: Look) -> list[Section]:
+def one_by_one(sides: Sequence[ComparedGroup], look: Look) -> list[TextSection]:
     """Return one prompt at several steps, in order. The sides that are not here have no keys."""
     first = sides[-1].group
     blocks = [
-        Block(f"prompt {first.id}", "bold"),
+        TextBlock(f"prompt {first.id}", "bold"),
         look.block(_prompt(first, _PROMPT)),
     ]
-    blocks += [Block(f"answer: {first.answer}", "dim", name="answer")] if first.answer else []
+    blocks += [TextBlock(f"answer: {first.answer}", "dim", name="answer")] if first.answer else []
     for side in sides:
         for place, sample in enumerate(side.group.samples):
-            blocks += [Block(""), _head(sample, side.scale, f"{side.name} ")]
+            blocks += [TextBlock(""), _head(sample, side.scale, f"{side.name} ")]
             said = _said(side.group.id, place, sample, look)
             blocks += said if side.is_here else (block._replace(key=None) for block in said)
             blocks += _wrong(sample)
-    return [Section(blocks)]
+    return [TextSection(blocks)]
 
 
-def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> Section:
+def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> TextSection:
     """Return two texts with what only one of them has underlined. is_second: which of them has a key, its
     place.
     """
     pieces = text_diff.words(*texts)
-    blocks = list[Block]()
+    blocks = list[TextBlock]()
     for side, (left_out, style) in enumerate(
         ((text_diff.NEW, "underline red"), (text_diff.GONE, "underline green"))
     ):
@@ -201,11 +203,13 @@ def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_sec
             if piece.op not in (text_diff.SAME, left_out):
                 spans.append((at, at + len(piece.text), style))
             at += len(piece.text) if piece.op != left_out else 0
-        blocks.append(Block(texts[side], spans=spans, key=places[side] if is_second == bool(side) else None))
-    return Section(blocks[:1], blocks[1:])
+        blocks.append(
+            TextBlock(texts[side], spans=spans, key=places[side] if is_second == bool(side) else None)
+        )
+    return TextSection(blocks[:1], blocks[1:])
 
 
-def _merged(before: str, after: str) -> Section:
+def _merged(before: str, after: str) -> TextSection:
     signs = {
         text_diff.GONE: ("[-", "-]", "red"),
         text_diff.NEW: ("{+", "+}", "green"),
@@ -219,4 +223,4 @@ def _merged(before: str, after: str) -> Section:
         text.append(begin + piece + end)
         spans += [(at, at + len(text[-1]), style)] if style else []
         at += len(text[-1])
-    return Section([Block("".join(text), spans=spans)])
+    return TextSection([TextBlock("".join(text), spans=spans)])

@@ -18,7 +18,7 @@ from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.feed import Changes, Failed, Fresh
 from lorad.tui.port import AppPort
-from lorad.tui.screens.dialogs import Ask, Confirm
+from lorad.tui.screens.dialogs import AskDialog, Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -169,7 +169,9 @@ class Base(Screen[None]):
                 whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
                 title = f"{action.verb.capitalize()} {whom}"
                 values = await self.app.push_screen_wait(
-                    Ask(title, action.fields, lambda typed: action.command(targets[0], typed), preset or {})
+                    AskDialog(
+                        title, action.fields, lambda typed: action.command(targets[0], typed), preset or {}
+                    )
                 )
             if values is not None and await self.is_meant(action, targets, values):
                 await self._do(action, targets, values)

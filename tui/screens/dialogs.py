@@ -72,7 +72,7 @@ class Confirm(ModalScreen[bool]):
 _Values = dict[str, str]
 
 
-class Ask(ModalScreen[_Values | None]):
+class AskDialog(ModalScreen[_Values | None]):
     """Returns what was typed, by field, or None if the user left. line: makes the command from the values."""
 
     BINDINGS = keys.OVER + keys.ASK
@@ -80,23 +80,24 @@ class Ask(ModalScreen[_Values | None]):
     VERTICAL_BREAKPOINTS = _HEIGHTS
     SCOPED_CSS = False
     DEFAULT_CSS = """
-    Ask { align: center middle; background: $background 60%; }
-    Ask #ask { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2; border: round $primary;
+    AskDialog { align: center middle; background: $background 60%; }
+    AskDialog #ask { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2;
+        border: round $primary;
         background: $surface; }
-    Ask #fields { height: auto; max-height: 40vh; margin-top: 1; }
-    Ask #line { margin: 1 0; }
-    Ask #answers { height: auto; align-horizontal: right; }
-    Ask #answers Button { margin-left: 2; }
-    Ask.-short #ask { padding: 0 1; }
-    Ask.-short #fields, Ask.-short #line, Ask.-short #wrong { margin: 0; }
-    Ask.-short #fields { max-height: 30vh; }
-    Ask.-short #line { max-height: 2; }
-    Ask.-short #head { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
-    Ask.-short #answers Button { height: 1; border: none; }
-    Ask .field { height: 1; width: 100%; overflow: hidden; }
-    Ask Label { width: 11; }
-    Ask Input { width: 1fr; }
-    Ask #wrong { margin-top: 1; }
+    AskDialog #fields { height: auto; max-height: 40vh; margin-top: 1; }
+    AskDialog #line { margin: 1 0; }
+    AskDialog #answers { height: auto; align-horizontal: right; }
+    AskDialog #answers Button { margin-left: 2; }
+    AskDialog.-short #ask { padding: 0 1; }
+    AskDialog.-short #fields, AskDialog.-short #line, AskDialog.-short #wrong { margin: 0; }
+    AskDialog.-short #fields { max-height: 30vh; }
+    AskDialog.-short #line { max-height: 2; }
+    AskDialog.-short #head { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    AskDialog.-short #answers Button { height: 1; border: none; }
+    AskDialog .field { height: 1; width: 100%; overflow: hidden; }
+    AskDialog Label { width: 11; }
+    AskDialog Input { width: 1fr; }
+    AskDialog #wrong { margin-top: 1; }
     """
 
     def __init__(

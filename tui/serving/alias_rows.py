@@ -11,31 +11,31 @@ from lorad.errors import LoradError
 from lorad.records.versions import AliasMove, ServedAlias
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes
-from lorad.tui.widgets.columns import Column, Values
+from lorad.tui.widgets.columns import TableColumn, Values
 
 _NAMED = 24  # cells of a version's name
 _AT_ONCE = 8  # rewards that are asked for in one reading
 _MOST_REWARDS = 4096
 COLUMNS = (
-    Column("alias", 12, 28, 0, rest=True, orders=True),
-    Column("serves", 6, _NAMED, 0, orders=True),
-    Column("step", 4, 8, 6, right=True, orders=True),
-    Column("reward", 6, 8, 5, right=True, orders=True),
-    Column("owner", 5, 12, 9, orders=True),
-    Column("attested", 8, 12, 7),
-    Column("loaded", 6, 6, 4),
-    Column("pool", 4, 16, 11, orders=True),
-    Column("req/s", 5, 7, 2, right=True, orders=True),
-    Column("open", 4, 5, 3, right=True, orders=True),
-    Column("tok/s", 5, 8, 2, right=True, orders=True),
-    Column("ttft", 5, 7, 10, right=True, orders=True),
-    Column("p50", 5, 7, 3, right=True, orders=True),
-    Column("p95", 5, 7, 1, right=True, orders=True),
-    Column("since", 5, 6, 8, right=True, orders=True),
+    TableColumn("alias", 12, 28, 0, rest=True, orders=True),
+    TableColumn("serves", 6, _NAMED, 0, orders=True),
+    TableColumn("step", 4, 8, 6, right=True, orders=True),
+    TableColumn("reward", 6, 8, 5, right=True, orders=True),
+    TableColumn("owner", 5, 12, 9, orders=True),
+    TableColumn("attested", 8, 12, 7),
+    TableColumn("loaded", 6, 6, 4),
+    TableColumn("pool", 4, 16, 11, orders=True),
+    TableColumn("req/s", 5, 7, 2, right=True, orders=True),
+    TableColumn("open", 4, 5, 3, right=True, orders=True),
+    TableColumn("tok/s", 5, 8, 2, right=True, orders=True),
+    TableColumn("ttft", 5, 7, 10, right=True, orders=True),
+    TableColumn("p50", 5, 7, 3, right=True, orders=True),
+    TableColumn("p95", 5, 7, 1, right=True, orders=True),
+    TableColumn("since", 5, 6, 8, right=True, orders=True),
 )
 
 
-class Data(NamedTuple):
+class AliasData(NamedTuple):
     """The aliases, and what is known of the versions that they serve.
 
     Attributes:
@@ -63,7 +63,7 @@ class Reader:
         self.alias: str | None = None
         self._rewards: dict[str, float | None] = {}
 
-    def read(self, client: Client, changes: Changes) -> Data | None:
+    def read(self, client: Client, changes: Changes) -> AliasData | None:
         happened = {kind for kinds in changes.kinds.values() for kind in kinds}
         if not (changes.everything or changes.tick or happened & {"alias", "serving"}):
             return None
@@ -77,7 +77,7 @@ class Reader:
         if row is not None:
             with contextlib.suppress(LoradError):  # the run was removed meanwhile
                 is_kept = client.show(row.run).serving
-        return Data(aliases, loaded, dict(self._rewards), alias, moves, is_kept)
+        return AliasData(aliases, loaded, dict(self._rewards), alias, moves, is_kept)
 
     def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
         """Ask for the rewards of the steps whose versions are served, a few at each reading."""
@@ -97,7 +97,7 @@ def version_of(row: ServedAlias | AliasMove) -> str:
     return f"{row.run}@{row.version}"
 
 
-def values(row: ServedAlias, data: Data) -> Values:
+def values(row: ServedAlias, data: AliasData) -> Values:
     """Return the values by column; None where unknown."""
     traffic = row.traffic
     version = version_of(row)
@@ -120,7 +120,7 @@ def values(row: ServedAlias, data: Data) -> Values:
     }
 
 
-def cells(row: ServedAlias, data: Data) -> dict[str, Text]:
+def cells(row: ServedAlias, data: AliasData) -> dict[str, Text]:
     figures = values(row, data)
     traffic = row.traffic
     busy = bool(figures["open"])
@@ -162,7 +162,7 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
 
 
-def title(data: Data) -> Text:
+def title(data: AliasData) -> Text:
     traffic = [row.traffic for row in data.aliases if row.traffic]
     count = f"Serving  {len(data.aliases)} alias{'es' * (len(data.aliases) != 1)}"
     if not traffic:
@@ -173,7 +173,7 @@ def title(data: Data) -> Text:
     return Text(f"{count} · {requests:.2f} req/s · {open_} open · {tokens:.0f} tok/s")
 
 
-def details(row: ServedAlias, data: Data) -> Text:
+def details(row: ServedAlias, data: AliasData) -> Text:
     """Return a line on what is served, since when and by whom, and a line on its traffic."""
     parts = [f"{row.alias} → {version_of(row)}", f"attested: {row.attested or 'not yet'}"]
     parts += [f"by {row.by} {age(row.updated_at)} ago", f"sha256 {row.sha256[:12]}"]

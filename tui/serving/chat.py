@@ -170,31 +170,31 @@ class Side(Vertical):
             self.head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
 
 
-class Chat(Vertical):
+class ChatPanel(Vertical):
     """A chat that asks like `lorad generate`: prompts get the chat template if the run's own prompts do."""
 
     BINDINGS = keys.CHAT
     SCOPED_CSS = False  # it goes by the classes of its screen
     DEFAULT_CSS = """
-    Chat { border: round $primary; border-title-style: bold; height: 1fr; }
-    Chat:focus-within { border: round $accent; }
-    Chat .fields { height: 1; }
-    Chat .row { height: 1; width: auto; }
-    Chat Label { padding: 0 1; color: $text-muted; }
-    Chat Input { width: 16; }
-    Chat .small { width: 6; }
-    Chat #prompt { width: 100%; }
-    Chat .sides { height: 1fr; }
-    Chat #said-right { display: none; border-left: solid $primary; }
-    Chat.-two #said-right { display: block; }
-    .-narrow Chat .fields { layout: vertical; height: 2; }
-    .-narrow Chat Input { width: 10; }
-    .-narrow Chat .small { width: 6; }
-    .-narrow Chat #prompt { width: 100%; }
-    .-wide Chat Input { width: 26; }
-    .-wide Chat .small { width: 10; }
-    .-wide Chat #prompt { width: 100%; }
-    .-short Chat { border: none; }
+    ChatPanel { border: round $primary; border-title-style: bold; height: 1fr; }
+    ChatPanel:focus-within { border: round $accent; }
+    ChatPanel .fields { height: 1; }
+    ChatPanel .row { height: 1; width: auto; }
+    ChatPanel Label { padding: 0 1; color: $text-muted; }
+    ChatPanel Input { width: 16; }
+    ChatPanel .small { width: 6; }
+    ChatPanel #prompt { width: 100%; }
+    ChatPanel .sides { height: 1fr; }
+    ChatPanel #said-right { display: none; border-left: solid $primary; }
+    ChatPanel.-two #said-right { display: block; }
+    .-narrow ChatPanel .fields { layout: vertical; height: 2; }
+    .-narrow ChatPanel Input { width: 10; }
+    .-narrow ChatPanel .small { width: 6; }
+    .-narrow ChatPanel #prompt { width: 100%; }
+    .-wide ChatPanel Input { width: 26; }
+    .-wide ChatPanel .small { width: 10; }
+    .-wide ChatPanel #prompt { width: 100%; }
+    .-short ChatPanel { border: none; }
     """
 
     @dataclass

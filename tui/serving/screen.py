@@ -16,7 +16,7 @@ from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
 from lorad.tui.serving import alias_rows
-from lorad.tui.serving.chat import Chat
+from lorad.tui.serving.chat import ChatPanel
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
@@ -44,8 +44,8 @@ class Serving(TableScreen):
     Serving #log-of-moves { height: auto; width: 100%; }
     Serving.-high #moves { height: 12; }
     Serving.-short #moves, Serving.-short #about, Serving.-middle #moves { display: none; }
-    Serving Chat { display: none; }
-    Serving.-chat Chat { display: block; height: 2fr; }
+    Serving ChatPanel { display: none; }
+    Serving.-chat ChatPanel { display: block; height: 2fr; }
     Serving.-chat #moves { display: none; }
     Serving.-chat.-tall #about { max-height: 1; }
     Serving.-chat.-short #aliases, Serving.-chat.-short #none { display: none; }
@@ -55,7 +55,7 @@ class Serving(TableScreen):
     def __init__(self) -> None:
         super().__init__()
         self._reader = alias_rows.Reader()
-        self._data: alias_rows.Data | None = None
+        self._data: alias_rows.AliasData | None = None
         self._settling: Timer | None = None
 
     def body(self) -> Iterable[Widget]:
@@ -64,20 +64,20 @@ class Serving(TableScreen):
         yield Line(id="about")
         with VerticalScroll(id="moves"):
             yield Line(id="log-of-moves")
-        yield Chat()
+        yield ChatPanel()
 
     def on_mount(self) -> None:
         self.query_one("#moves").border_title = "Moves"
 
     @property
-    def chat(self) -> Chat:
-        return self.query_one(Chat)
+    def chat(self) -> ChatPanel:
+        return self.query_one(ChatPanel)
 
     # -- what is shown ---------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes) -> alias_rows.Data | None:
+    def read(self, client: Client, changes: Changes) -> alias_rows.AliasData | None:
         return self._reader.read(client, changes)
 
-    def show(self, data: alias_rows.Data) -> None:
+    def show(self, data: alias_rows.AliasData) -> None:
         self._data = data
         self.table.show(
             {row.alias: alias_rows.cells(row, data) for row in data.aliases},
@@ -154,13 +154,13 @@ class Serving(TableScreen):
         before = next((version for version in served if version != alias_rows.version_of(row)), "")
         self.chat.open(alias, before)
 
-    def on_chat_asked(self, message: Chat.Asked) -> None:
+    def on_chat_panel_asked(self, message: ChatPanel.Asked) -> None:
         self.say_command(message.line)
 
-    def on_chat_refused(self, message: Chat.Refused) -> None:
+    def on_chat_panel_refused(self, message: ChatPanel.Refused) -> None:
         self.say_error(message.error)
 
-    def on_chat_left(self) -> None:
+    def on_chat_panel_left(self) -> None:
         self.set_class(False, "-chat")
         self.table.focus()
 

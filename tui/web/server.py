@@ -33,7 +33,7 @@ _FULL = f"{SESSIONS} sessions are open already: close one of their tabs, then lo
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Session(AppService):
+class _Session(AppService):
     """A process whose screens a browser shows; it has ended when `stop` returns.
 
     argv: the command, without a shell.
@@ -139,7 +139,7 @@ def serve(home: Path, *, port: int = 0, readonly: bool = False) -> None:
     Raises Conflict.
     """
     with listener(port) as listening:
-        asyncio.run(Site(home, listening, readonly=readonly).live())
+        asyncio.run(WebSite(home, listening, readonly=readonly).live())
 
 
 def listener(port: int) -> socket.socket:
@@ -154,14 +154,14 @@ def listener(port: int) -> socket.socket:
     return listening
 
 
-class Site(Server):
+class WebSite(Server):
     """Serves everything under `door.base`; there is no other way in."""
 
     def __init__(self, home: Path, listening: socket.socket, *, readonly: bool = False) -> None:
         self._listening = listening
         self._home = str(home)
         self._argv = [sys.executable, "-m", "lorad", "tui", *(["--readonly"] if readonly else [])]
-        self._sessions: set[Session] = set()
+        self._sessions: set[_Session] = set()
         host, port = listening.getsockname()
         self.door = Door(port)
         super().__init__("lorad tui", host=host, port=port, title="lorad")
@@ -204,7 +204,7 @@ class Site(Server):
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         self._make_room()
         websocket = web.WebSocketResponse(heartbeat=_HEARTBEAT)
-        session = Session(self._argv, self._home, websocket, self.download_manager, self.door.base)
+        session = _Session(self._argv, self._home, websocket, self.download_manager, self.door.base)
         self._sessions.add(session)
         try:
             await websocket.prepare(request)

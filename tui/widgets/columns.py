@@ -9,7 +9,7 @@ PADDING = 2  # cells beside each column
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -31,7 +31,7 @@ class Column:
     shrinks: int = 0
 
 
-Columns = Sequence[Column]
+Columns = Sequence[TableColumn]
 Widths = dict[str, int]
 Values = Mapping[str, str | float | None]  # what each column is ordered by; None goes last
 

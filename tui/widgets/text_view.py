@@ -71,7 +71,7 @@ def _fitting(text: str, width: int) -> int:
     return low
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """Text without control characters.
 
     Attributes:
@@ -95,21 +95,21 @@ class Block(NamedTuple):
     made: Callable[[int], tuple[str, Sequence[Span]]] | None = None
 
 
-class Section(NamedTuple):
+class TextSection(NamedTuple):
     """Blocks below each other; `right` stands beside `left` where there is room."""
 
-    left: Sequence[Block]
-    right: Sequence[Block] = ()
+    left: Sequence[TextBlock]
+    right: Sequence[TextBlock] = ()
 
 
 class _Fold(NamedTuple):
-    block: Block
+    block: TextBlock
     start: int
     end: int
 
 
 _Folds = list[_Fold]
-_EMPTY = _Fold(Block(""), 0, 0)
+_EMPTY = _Fold(TextBlock(""), 0, 0)
 
 
 class Reader(ScrollView, can_focus=True):
@@ -122,7 +122,7 @@ class Reader(ScrollView, can_focus=True):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self._sections: Sequence[Section] = ()
+        self._sections: Sequence[TextSection] = ()
         self._lines: list[tuple[_Fold, _Fold | None]] = []
         self._marks: Mapping[int, Sequence[Span]] = {}
         self._width = self._most = 0
@@ -130,7 +130,7 @@ class Reader(ScrollView, can_focus=True):
         self.shows_space = False  # blanks and line ends, of blocks that have a key
 
     # -- what is shown ---------------------------------------------------------------------------------------
-    def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
+    def show(self, sections: Sequence[TextSection], *, stay: bool = False) -> None:
         """Show sections from the beginning, or `stay` at the current position."""
         self._sections = sections
         self._marks = {}
@@ -264,7 +264,7 @@ class Reader(ScrollView, can_focus=True):
         return text + "⏎" * (block.text[end : end + 1] == "\n")
 
 
-def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
+def _folds(blocks: Sequence[TextBlock], width: int, most: int) -> _Folds:
     """Fold blocks for a width.
 
     A block with a name keeps its end, and its beginning where there is room for both: a question stands at
@@ -279,7 +279,7 @@ def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
             text, spans = block.made(width)
             block = block._replace(text=text, spans=spans, until=None)
         if block.short and most:
-            short = Block(block.short, block.style)
+            short = TextBlock(block.short, block.style)
             folds += [_Fold(short, start, end) for start, end in folded(block.short, width)][:1]
             continue
         lines = [_Fold(block, start, end) for start, end in folded(block.text, width)]
@@ -289,6 +289,6 @@ def _folds(blocks: Sequence[Block], width: int, most: int) -> _Folds:
             last = len(lines) if block.until is None else sum(line.start < block.until for line in lines)
             text = f"⋯ {hidden + 1} more lines of the {block.name}: {_UNFOLD}"[:width]
             ending = lines[max(last - (most - 1 - first), first) : last]
-            lines = [*lines[:first], _Fold(Block(text, "dim"), 0, len(text)), *ending]
+            lines = [*lines[:first], _Fold(TextBlock(text, "dim"), 0, len(text)), *ending]
         folds += lines
     return folds

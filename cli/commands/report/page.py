@@ -11,11 +11,11 @@ from pathlib import Path
 from lorad import __version__
 from lorad.cli.commands.report import sections
 from lorad.cli.commands.report.facts import RunFacts
-from lorad.cli.commands.report.parts import Room, section, table, tag
+from lorad.cli.commands.report.parts import PageText, section, table, tag
 from lorad.cli.compared import compared, differences
 from lorad.client.words import evals_in_words, figure_in_words, phase, steps_in_words
 from lorad.tui.curves.drawing import Curve, Plot
-from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, METRICS, Look, extent, names, plot
+from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, METRICS, CurveLook, extent, names, plot
 from lorad.tui.curves.svg_picture import picture
 
 _TEXTS = 400_000  # characters of what others wrote, of all runs together
@@ -37,13 +37,13 @@ _PARTS = (
 
 def page(facts: Sequence[RunFacts], at: float) -> str:
     """Make the page of runs. at: Unix time at which they were read."""
-    room = Room(_TEXTS)
+    room = PageText(_TEXTS)
     title = ", ".join(entry.run.name for entry in facts)
     heads = [_head(number, facts, room) for number in range(len(facts))]
     several = [tag("h1", room.text(title)), _side_by_side(facts, room)] if len(facts) > 1 else heads[:1]
     body = [*several, section("Curves", *_charts(facts))]
     for number, entry in enumerate(facts):
-        share = Room(_TEXTS // len(facts))
+        share = PageText(_TEXTS // len(facts))
         head = heads[number] if len(facts) > 1 else ""
         body.append(tag("section", head, *(part(entry, share) for part in _PARTS), id=f"run-{number}"))
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
@@ -65,7 +65,7 @@ def _name(number: int, facts: Sequence[RunFacts]) -> str:
     return f"{LETTERS[number]} {name}" if len(facts) > 1 else name
 
 
-def _head(number: int, facts: Sequence[RunFacts], room: Room) -> str:
+def _head(number: int, facts: Sequence[RunFacts], room: PageText) -> str:
     """Name a run, and say in a line how it stands."""
     run = facts[number].run
     held_out = evals_in_words(run, " → ")
@@ -81,7 +81,7 @@ def _head(number: int, facts: Sequence[RunFacts], room: Room) -> str:
     return tag(level, room.text(_name(number, facts))) + tag("p", line, class_="lead")
 
 
-def _side_by_side(facts: Sequence[RunFacts], room: Room) -> str:
+def _side_by_side(facts: Sequence[RunFacts], room: PageText) -> str:
     """Make a table of how the runs stand and of what they have otherwise, as `lorad diff` finds it."""
     runs = [entry.run for entry in facts]
     rows = differences(compared(runs, []), runs)
@@ -97,7 +97,7 @@ def _charts(facts: Sequence[RunFacts]) -> list[str]:
     tracks = [entry.track for entry in facts]
     runs = [entry.run.name for entry in facts]
     first, last = extent(tracks) or (0, 0)
-    look = Look(0.6 if max(len(track.steps) for track in tracks) >= _SMOOTHED else 0.0, spikes=True)
+    look = CurveLook(0.6 if max(len(track.steps) for track in tracks) >= _SMOOTHED else 0.0, spikes=True)
     sets = dict.fromkeys(name for track in tracks for name in track.sets if name != "eval")
     shown = list[str]()
     for metric in dict.fromkeys(["reward", "eval", *METRICS, *[*sets][:_SETS]]):

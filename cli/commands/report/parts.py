@@ -8,7 +8,7 @@ from lorad.text import printable
 LINE = 400  # characters of one value
 
 
-class Room:
+class PageText:
     """Makes text of values, cut in their middle, as long as there is room on the page.
 
     characters: how many of them, of all texts together.

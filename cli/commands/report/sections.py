@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 from lorad.cli.commands.report.facts import RunFacts, spread
-from lorad.cli.commands.report.parts import Room, fields, folded, section, table, tag
+from lorad.cli.commands.report.parts import PageText, fields, folded, section, table, tag
 from lorad.cli.commands.samples import whole
 from lorad.cli.commands.show import described
 from lorad.client.bill_words import bill_words
@@ -32,7 +32,7 @@ _SEVERITIES = {"cause": "bad", "look": "look"}  # of findings, as alarms have th
 _OUTCOMES = {"met": "met", "missed": "bad", "not reached": "look", "pending": "pending"}
 
 
-def findings(facts: RunFacts, room: Room) -> str:
+def findings(facts: RunFacts, room: PageText) -> str:
     """Say what `lorad why` finds, and which expectations of the spec are met."""
     expected = "".join(
         tag("li", room.text(expectation.in_words), class_=_OUTCOMES[expectation.outcome])
@@ -52,7 +52,7 @@ def findings(facts: RunFacts, room: Room) -> str:
     return met + section("Findings", tag("ul", *items) if items else "", note)
 
 
-def about(facts: RunFacts, room: Room) -> str:
+def about(facts: RunFacts, room: PageText) -> str:
     """Say how the run stands, and how its attempts ended."""
     run = facts.run
     pairs = described(run)
@@ -69,7 +69,7 @@ def about(facts: RunFacts, room: Room) -> str:
     )
 
 
-def evaluations(facts: RunFacts, room: Room) -> str:
+def evaluations(facts: RunFacts, room: PageText) -> str:
     """List what was measured on held-out problems, scores with their intervals."""
     names = list(dict.fromkeys(name for evaluation in facts.evals for name in evaluation.figures))[:_FIGURES]
     rows = [
@@ -117,14 +117,14 @@ def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, f
     return interval(score, problems - failed, *facts.rewards[name_of_set])
 
 
-def samples(facts: RunFacts, room: Room) -> str:
+def samples(facts: RunFacts, room: PageText) -> str:
     """Show what the model wrote: the best and the worst of the first and the last step."""
     notes = [tag("p", room.text(note), class_="note") for note in dict.fromkeys(facts.notes)]
     shown = [_sample(says, sample, room) for says, sample in facts.samples]
     return section("Samples", tag("div", *shown, class_="samples") if shown else "", *notes)
 
 
-def _sample(says: str, sample: Sample, room: Room) -> str:
+def _sample(says: str, sample: Sample, room: PageText) -> str:
     """Show a sample, of an episode each turn, as far as there is room for one."""
     lines = list[tuple[str, str]]()
     left = _SAMPLE
@@ -136,14 +136,14 @@ def _sample(says: str, sample: Sample, room: Room) -> str:
     return tag("article", tag("h4", room.text(head)), fields(lines))
 
 
-def spec(facts: RunFacts, room: Room) -> str:
+def spec(facts: RunFacts, room: PageText) -> str:
     """Show where the spec differs from the defaults, and all of it behind a line that opens it."""
     values = flat(hidden(facts.run.spec))
     own = tag("pre", room.text(text_of(differing(values)), _SPEC))
     return section("Spec", own, folded("with its defaults", tag("pre", room.text(text_of(values), _SPEC))))
 
 
-def versions(facts: RunFacts, room: Room) -> str:
+def versions(facts: RunFacts, room: PageText) -> str:
     """List the versions that are used, the best and the newest, with what attested each."""
     every = facts.versions
     run = facts.run
@@ -178,7 +178,7 @@ def versions(facts: RunFacts, room: Room) -> str:
     )
 
 
-def cost(facts: RunFacts, room: Room) -> str:
+def cost(facts: RunFacts, room: PageText) -> str:
     """Say what the run used, as its bill has it."""
     if facts.bill is None:
         return ""
@@ -186,7 +186,7 @@ def cost(facts: RunFacts, room: Room) -> str:
     return section("Cost", fields((name, room.text(words[name])) for name in words if name not in _OF_A_BILL))
 
 
-def machine(facts: RunFacts, room: Room) -> str:
+def machine(facts: RunFacts, room: PageText) -> str:
     """Say what the newest attempt ran on and read: devices, versions of packages, digests of files."""
     begun = facts.run.begun
     devices = [

@@ -51,7 +51,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Shape(Device):
+class NodesShape(Device):
     """Nodes of a cluster with devices each. It stands for a device where a run is placed.
 
     name: `2 x 8 GPUs`, or `2 nodes` without any.
@@ -75,7 +75,7 @@ class Shape(Device):
         return self.nodes * max(1, self.devices)
 
 
-def shape_of(setup: NodesSetup) -> Shape:
+def shape_of(setup: NodesSetup) -> NodesShape:
     """Describe what a pool asks its cluster for."""
     nodes = setup.bundles
     gpus = setup.devices
@@ -84,7 +84,7 @@ def shape_of(setup: NodesSetup) -> Shape:
         if gpus
         else f"{nodes} node{'' if nodes == 1 else 's'}"
     )
-    return Shape(name, "nodes of the cluster", 0, nodes=nodes, devices=gpus)
+    return NodesShape(name, "nodes of the cluster", 0, nodes=nodes, devices=gpus)
 
 
 def find_devices(cpu_slots: int = 1) -> list[Device]:

@@ -11,7 +11,7 @@ _KEPT = 360  # samples of a device: an hour
 
 
 @dataclass
-class History:
+class DeviceHistory:
     """Samples by the name of the device, oldest first."""
 
     samples: dict[str, deque[DeviceSample]] = field(default_factory=dict)

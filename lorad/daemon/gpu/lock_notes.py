@@ -59,7 +59,7 @@ class Holder(Struct, frozen=True):
     idle_since: _Seconds | None = None
 
 
-class Wanted(Struct, frozen=True):
+class WaitingNote(Struct, frozen=True):
     """A daemon waits for a device.
 
     why: what it waits for the device for.
@@ -183,7 +183,9 @@ def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
     awaited: set[str] = set()
     for uuid in uuids:
         for uid, name, path in _notes_of(uuid, "wanted"):
-            note = None if (uid, name) == (os.getuid(), _home_name(home)) else _read_note(path, uid, Wanted)
+            note = (
+                None if (uid, name) == (os.getuid(), _home_name(home)) else _read_note(path, uid, WaitingNote)
+            )
             if note is not None and -_SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
                 awaited.add(uuid)
     return frozenset(awaited)

@@ -30,7 +30,7 @@ _HIDDEN_SHARE = 50  # one in so many of the memory
 
 
 @dataclass(frozen=True)
-class Process:
+class GpuProcess:
     """A process that uses a GPU.
 
     user, name: "" when they cannot be read from here.
@@ -68,7 +68,7 @@ class Sight:
     at: float
     memory_used: int = 0
     utilization: float | None = None
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     held: bool = False
     lost: str = ""
     power: float | None = None
@@ -90,7 +90,7 @@ class Sight:
             )
         return ""
 
-    def foreign(self) -> list[Process]:
+    def foreign(self) -> list[GpuProcess]:
         """List the processes outside of lorad that compute there, or draw much."""
         others = [process for process in self.processes if not (process.ours or process.lorads)]
         return [process for process in others if process.computes or (process.memory or 0) > _DRAWN]
@@ -176,7 +176,7 @@ def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
 
 def _described(
     pid: int, memory: int | None, computes: bool, family: set[int], ours: Ours, is_held: bool
-) -> Process:
+) -> GpuProcess:
     """Describe a process on the GPU.
 
     In a container the driver may report pids of the host, which have no name here: on a device that a pool of
@@ -193,4 +193,4 @@ def _described(
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         attempt = next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")
     is_ours = pid in family or attempt.startswith(ours.mark) or (is_held and not name)
-    return Process(pid, user, name, memory, computes, is_ours, bool(attempt))
+    return GpuProcess(pid, user, name, memory, computes, is_ours, bool(attempt))

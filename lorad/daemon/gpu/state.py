@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lorad.box.machine import Machine, read_machine
 from lorad.daemon.gpu.devices import Device
-from lorad.daemon.gpu.history import History
+from lorad.daemon.gpu.history import DeviceHistory
 from lorad.daemon.gpu.lock_notes import Notes
 from lorad.daemon.gpu.occupancy import Sights
 
@@ -70,5 +70,5 @@ class GpuState:
     neighbours: dict[str, Neighbour] = field(default_factory=dict)
     in_the_way: frozenset[str] = frozenset()
     set_aside: dict[str, SetAside] = field(default_factory=dict)
-    history: History = field(default_factory=History)
+    history: DeviceHistory = field(default_factory=DeviceHistory)
     machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))

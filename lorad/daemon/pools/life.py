@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.bounds import STATUS_BYTES
-from lorad.box.runtime import Why
+from lorad.box.runtime import Decision
 from lorad.children import leftovers
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, lock_file
@@ -135,7 +135,7 @@ def _unusable(ctx: Context, pool: Pool) -> str:
     return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
 
 
-def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> bool:
+def start_pool(ctx: Context, pool: Pool, why: Decision = UNKNOWN) -> bool:
     """Start its process unless one is up; returns whether it was started.
 
     Its setup gets the idle timeout that config.yaml has now, and its nodes in the order in which they are

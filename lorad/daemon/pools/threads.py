@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
-from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime, choose_threads
+from lorad.box.runtime import Decision, Overrides, Runtime, choose_runtime, choose_threads
 from lorad.daemon.context import Context, unreadable
 from lorad.daemon.process.processes import read_object, write_json
 from lorad.protocol.pool_setup import PoolSetup
@@ -24,7 +24,7 @@ from lorad.store import events
 from lorad.store.rows import RunRow
 
 FILE = "runtime.json"
-UNKNOWN = Why("run", "as the run had that it was made for")
+UNKNOWN = Decision("run", "as the run had that it was made for")
 
 
 class _Kept(Struct, frozen=True):
@@ -34,12 +34,12 @@ class _Kept(Struct, frozen=True):
     """
 
     threads: int
-    reason: Why
+    reason: Decision
 
 
 def threads_of(
     ctx: Context, run: RunRow, spec: Spec, parameters: int, kinds: Iterable[str]
-) -> dict[str, tuple[int, Why]]:
+) -> dict[str, tuple[int, Decision]]:
     """Choose the threads of a run's next attempt on each kind of device, and why so many.
 
     parameters: how many the model has.
@@ -57,14 +57,14 @@ def threads_of(
     return {kind: choose_threads(parameters, machine, kind, overrides, slots) for kind in kinds}
 
 
-def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
+def pool_runtime(ctx: Context, setup: PoolSetup, why: Decision) -> Runtime:
     """Choose the runtime of a pool's process: the threads of its setup, the rest as the machine is now."""
     overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
     chosen = choose_runtime(0, ctx.gpus.machine(), setup.device, overrides)
     return replace(chosen, reasons={**chosen.reasons, "threads": why})
 
 
-def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
+def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Decision) -> None:
     """Write down the threads of an attempt; warn when the machine is too small by now for those of the first
     one.
     """
@@ -80,7 +80,7 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
         )
 
 
-def why_threads(run: RunRow) -> Why:
+def why_threads(run: RunRow) -> Decision:
     kept = _read_kept(run)
     return kept.reason if kept else UNKNOWN
 

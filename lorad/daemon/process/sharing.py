@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from lorad.box.config import Sharing
 from lorad.box.paths import Home
 from lorad.daemon.process.user_files import passable
-from lorad.daemon.process.user_threads import Hands, Turns
+from lorad.daemon.process.user_threads import Hands, UserTurns
 from lorad.daemon.process.users import Caller, User, user_of
 from lorad.errors import NotAllowed
 
@@ -36,8 +36,8 @@ class Users(ABC):
 
     def __init__(self) -> None:
         self.polls = Hands()
-        self.checks = Turns("checks of specs", at_once=4, most=32)
-        self.asks = Turns("requests for completions", at_once=8, most=64)
+        self.checks = UserTurns("checks of specs", at_once=4, most=32)
+        self.asks = UserTurns("requests for completions", at_once=8, most=64)
 
     @abstractmethod
     def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:

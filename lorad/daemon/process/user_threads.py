@@ -44,7 +44,7 @@ class Hands:
         self._busy += Counter()  # forget who has none
 
 
-class Turns:
+class UserTurns:
     """Lets each user do a few things at a time; a few more wait for their turn, in order."""
 
     def __init__(self, what: str, at_once: int, most: int) -> None:

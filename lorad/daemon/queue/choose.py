@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lorad.box.runtime import Why
+from lorad.box.runtime import Decision
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import Shape
+from lorad.daemon.gpu.devices import NodesShape
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.limits import over_limit
-from lorad.daemon.queue.obstacles import Claim, Hindrance, Obstacle, obstacle
+from lorad.daemon.queue.obstacles import Hindrance, Obstacle, WaitingRun, obstacle
 from lorad.daemon.queue.preempt import choose_victims
 from lorad.daemon.queue.setups import Devices, Placement
 from lorad.daemon.queue.snapshot import Snapshot
@@ -39,11 +39,11 @@ class Blocked:
     idle: Sequence[Pool] = ()
     taken: Sequence[Devices] = ()
     victims: Sequence[RunRow] = ()
-    claims: Sequence[Claim] = ()
+    claims: Sequence[WaitingRun] = ()
 
 
 def choose(
-    ctx: Context, now: Snapshot, run: RunRow, claims: Sequence[Claim] = (), at: float | None = None
+    ctx: Context, now: Snapshot, run: RunRow, claims: Sequence[WaitingRun] = (), at: float | None = None
 ) -> Placement | Blocked:
     """Choose the pool of a queued run.
 
@@ -82,14 +82,17 @@ def fitted(now: Snapshot, run: RunRow, place: Placement) -> Placement:
         free = msgspec.structs.replace(setup, threads=pool.setup.threads)
         if is_warm and place.why.source == "load" and pool.setup.takes(free):
             warm = msgspec.structs.replace(free, server=pool.setup.server).taught_by(pool.setup)
-            return place._replace(setup=warm, why=Why("load", f"pool {pool.id} is warm and has as many"))
+            return place._replace(setup=warm, why=Decision("load", f"pool {pool.id} is warm and has as many"))
     if setup.server is None:
         return place
     return place._replace(setup=setup.widened(now.widest.get((place.devices, setup.kind), setup)))
 
 
 def choose_devices(
-    now: Snapshot, candidates: Sequence[Placement], run: RunRow | None = None, claims: Sequence[Claim] = ()
+    now: Snapshot,
+    candidates: Sequence[Placement],
+    run: RunRow | None = None,
+    claims: Sequence[WaitingRun] = (),
 ) -> Placement | Blocked:
     """Choose devices that a pool may have now. Warm pools go before free devices.
 
@@ -104,14 +107,14 @@ def choose_devices(
             return place
         tried.append((place, in_the_way))
     victims: Sequence[RunRow] = ()
-    claims_here: list[Claim] = []
+    claims_here: list[WaitingRun] = []
     if run is not None:
         cleared, victims = choose_victims(now, run, tried)
         cleared_first = sorted(tried, key=lambda item: item[0] is not cleared)
-        claims_here = [Claim(run, place, o.claim) for place, o in cleared_first if o.claim is not None]
+        claims_here = [WaitingRun(run, place, o.claim) for place, o in cleared_first if o.claim is not None]
     obstacles = [in_the_way for _, in_the_way in tried]
     why = "; ".join(dict.fromkeys(part for o in obstacles for part in o.parts or (o.reason,)))
-    if len(now.devices) > 1 and not all(isinstance(place.devices[0], Shape) for place, _ in tried):
+    if len(now.devices) > 1 and not all(isinstance(place.devices[0], NodesShape) for place, _ in tried):
         why = f"{now.count_free()} of {len(now.devices)} devices free; {why}"
     return Blocked(
         why,

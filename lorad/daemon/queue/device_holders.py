@@ -16,7 +16,7 @@ from lorad.daemon.access import Reader, anybody
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import lock_notes
 from lorad.daemon.gpu.devices import Device
-from lorad.daemon.gpu.lock_notes import Holder, Wanted
+from lorad.daemon.gpu.lock_notes import Holder, WaitingNote
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import devices_of, timeout_of
@@ -34,7 +34,7 @@ def keep_leases(ctx: Context) -> None:
     over.
     """
     notes = ctx.gpus.notes
-    kept: dict[Path, Holder | Wanted] = {}
+    kept: dict[Path, Holder | WaitingNote] = {}
 
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
@@ -45,7 +45,7 @@ def keep_leases(ctx: Context) -> None:
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
     notes.since = {uuid: notes.since.get(uuid, time.time()) for uuid in notes.wanted}
     for uuid, why in notes.wanted.items():
-        kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = Wanted(
+        kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = WaitingNote(
             os.getuid(), why, notes.since[uuid]
         )
     notes.wanted = {}

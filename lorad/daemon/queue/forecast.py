@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from lorad.daemon.access import name_for, owner_of
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import Shape
+from lorad.daemon.gpu.devices import NodesShape
 from lorad.daemon.queue.choose import Blocked, choose
-from lorad.daemon.queue.obstacles import Claim, Hindrance
+from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
 from lorad.daemon.queue.place import FAR_BACK
 from lorad.daemon.queue.simulate import simulate
 from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
@@ -46,17 +46,17 @@ def forecast(ctx: Context, run: RunRow) -> Start:
         return start
     key = choice.setup.key
     warm = next((pool.id for pool in now.pools if now.is_used(pool) and pool.setup.key == key), "")
-    is_granted = warm or not isinstance(choice.devices[0], Shape)
+    is_granted = warm or not isinstance(choice.devices[0], NodesShape)
     why = "" if is_granted else "the cluster grants them"
     return Start("now", why, devices=[device.name for device in choice.devices], pool=warm, ahead=ahead)
 
 
-def _claims_before(ctx: Context, now: Snapshot, run: RunRow, at: float) -> Sequence[Claim]:
+def _claims_before(ctx: Context, now: Snapshot, run: RunRow, at: float) -> Sequence[WaitingRun]:
     """List what the queued runs before this one keep for themselves, as a pass of placing would find it.
 
     A run that waits for its own files claims nothing.
     """
-    claims: list[Claim] = []
+    claims: list[WaitingRun] = []
     for other in takewhile(lambda queued: queued.name != run.name, now.queued):
         if (other.restart_at or 0.0) > at:
             continue

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from lorad.daemon.access import Reader
 from lorad.daemon.context import spec_of
-from lorad.daemon.gpu.devices import Shape, shape_of
+from lorad.daemon.gpu.devices import NodesShape, shape_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.neighbours import waits_for, yields
 from lorad.daemon.queue.setups import Devices, Placement
@@ -32,7 +32,7 @@ class Hindrance(StrEnum):
 
 
 @dataclass(frozen=True)
-class Claim:
+class WaitingRun:
     """A run that waits for a place.
 
     alone: it needs all other runs to be gone; else it only needs more room.
@@ -61,7 +61,7 @@ class Obstacle:
     reason: what is in the way, in words.
     by: who is in the way.
     idle: pools that need only be stopped.
-    claim: what `Claim.alone` is for a run that waits here; None where it claims nothing.
+    claim: what `WaitingRun.alone` is for a run that waits here; None where it claims nothing.
     soon: it goes away without any further action.
     taken: devices that are held by others than this daemon's pools.
     parts: parts of the reason, which other obstacles may share.
@@ -76,7 +76,9 @@ class Obstacle:
     parts: Sequence[str] = ()
 
 
-def obstacle(now: Snapshot, place: Placement, run: RunRow | None, claims: Sequence[Claim]) -> Obstacle | None:
+def obstacle(
+    now: Snapshot, place: Placement, run: RunRow | None, claims: Sequence[WaitingRun]
+) -> Obstacle | None:
     """Find what keeps a pool from being at a place now, with `run` in it.
 
     claims: the runs before it that wait.
@@ -96,7 +98,7 @@ def obstacle(now: Snapshot, place: Placement, run: RunRow | None, claims: Sequen
     return _limited(now, place, run) or _used_by_pools(now, place, run)
 
 
-def _passed(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[Claim]) -> Obstacle | None:
+def _passed(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[WaitingRun]) -> Obstacle | None:
     """Find the run before this one that must not be passed."""
     first = next((claim for claim in claims if claim.holds_up(run, place)), None)
     if first is None:
@@ -109,7 +111,7 @@ def _passed(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[Claim
 
 def _let_others_pass(now: Snapshot, place: Placement, run: RunRow) -> Obstacle | None:
     """Find a run that has not waited for the cluster yet, where this one did so in vain."""
-    if run.name not in now.passed or not isinstance(place.devices[0], Shape):
+    if run.name not in now.passed or not isinstance(place.devices[0], NodesShape):
         return None
     others = (other for other in now.queued if other.name not in now.passed)
     first = next((other for other in others if asks_cluster(now.candidates[other.name])), None)
@@ -135,7 +137,7 @@ def _limited(now: Snapshot, place: Placement, run: RunRow | None) -> Obstacle | 
         return None
     names = {name for pool in own_pools for name in pool.names}
     count = len(names) + sum(shape_of(pool.setup.nodes).size for pool in own_pools if pool.setup.nodes)
-    shape = devices[0] if isinstance(devices[0], Shape) else None
+    shape = devices[0] if isinstance(devices[0], NodesShape) else None
     needs = shape.size if shape else len(devices)
     more = needs if shape else len({device.name for device in devices} - names)
     if count + more <= limit:

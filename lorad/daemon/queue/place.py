@@ -18,7 +18,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import find_or_make, look_at_process, start_pool, stop_pool
 from lorad.daemon.pools.threads import keep_runtime
 from lorad.daemon.queue.choose import Blocked, choose, choose_devices, fitted
-from lorad.daemon.queue.obstacles import Claim, Hindrance
+from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
 from lorad.daemon.queue.preempt import stop_for
 from lorad.daemon.queue.restart import wait_for_restart
 from lorad.daemon.queue.setups import Placement, candidates, setup_of
@@ -93,7 +93,7 @@ def place_runs(ctx: Context) -> None:
     ctx.queue.places = {}
     ctx.queue.on_cluster = frozenset()
     first = now = take_snapshot(ctx, queue) if queue else Snapshot()
-    claims = list[Claim]()
+    claims = list[WaitingRun]()
     until = time.monotonic() + PLACE_SECONDS
 
     def place_queued(ctx: Context, run: RunRow) -> None:
@@ -112,7 +112,7 @@ def place_runs(ctx: Context) -> None:
     ctx.queue.places = places_in(ctx, [run for run in order if run.name not in placed])
 
 
-def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[Claim]) -> Snapshot:
+def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[WaitingRun]) -> Snapshot:
     """Begin an attempt of a queued run, end it if no pool can ever take it, or write down what it waits for.
 
     `launch` starts the processes of an attempt. The run's claim is added to those of the runs before it.

@@ -8,9 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from lorad.backends.spread import check_spread, nodes_setup, places
-from lorad.box.runtime import Why
+from lorad.box.runtime import Decision
 from lorad.daemon.context import Context, Request, request_of, spec_of
-from lorad.daemon.gpu.devices import Device, Shape, shape_of
+from lorad.daemon.gpu.devices import Device, NodesShape, shape_of
 from lorad.daemon.pool import names_of, setup_for
 from lorad.daemon.pools.threads import threads_of
 from lorad.errors import LoradError, SpecError
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
 
     devices: Devices
     setup: PoolSetup
-    why: Why
+    why: Decision
 
 
 def candidates(ctx: Context, run: RunRow) -> list[Placement]:
@@ -48,7 +48,7 @@ def candidates(ctx: Context, run: RunRow) -> list[Placement]:
     for devices in groups:
         kind = devices[0].kind
         count, why = threads[kind]
-        if isinstance(devices[0], Shape) and len(groups) > 1:
+        if isinstance(devices[0], NodesShape) and len(groups) > 1:
             setup = _setup_on(ctx, devices, run.owner_uid, spec, request)
         fitting = replace(setup, threads=count, device=kind, devices=names_of(devices))
         placements.append(Placement(devices, fitting, why))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.choose import Blocked, choose
-from lorad.daemon.queue.obstacles import Claim, Hindrance
+from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
 from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import Snapshot
@@ -129,7 +129,7 @@ def _pace_of(world: _World, run: RunRow) -> Pace | None:
 
 def _place_all(world: _World) -> None:
     """Place what has room now, in the order of the queue."""
-    claims: list[Claim] = []
+    claims: list[WaitingRun] = []
     for run in list(world.waiting):
         if world.looks <= 0:
             return
@@ -141,7 +141,7 @@ def _place_all(world: _World) -> None:
             continue  # it waits for its own files, and claims nothing
 
 
-def _place(world: _World, run: RunRow, claims: Sequence[Claim]) -> Sequence[Claim]:
+def _place(world: _World, run: RunRow, claims: Sequence[WaitingRun]) -> Sequence[WaitingRun]:
     """Start a run that has room, after idle pools in its way have ended. Returns what it claims otherwise.
 
     Where its user has used up their device-hours, it is noted when they have some again.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lorad.box.config import Queue
 from lorad.daemon.access import EVERYTHING, Reader, reader
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.devices import Shape, is_taken
+from lorad.daemon.gpu.devices import NodesShape, is_taken
 from lorad.daemon.gpu.lock_notes import holder_of
 from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.pool import Pool
@@ -225,7 +225,7 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
 
 def asks_cluster(places: _Candidates) -> bool:
     """Check whether a run may go to the cluster."""
-    return isinstance(places, list) and any(isinstance(place.devices[0], Shape) for place in places)
+    return isinstance(places, list) and any(isinstance(place.devices[0], NodesShape) for place in places)
 
 
 def _in_order(

@@ -24,7 +24,7 @@ from lorad.records.daemon import VerificationCheck
 
 
 @dataclass(frozen=True)
-class Subject:
+class VerifiedRun:
     """A run as the database has it.
 
     quantize: the grid that the base was rounded to.
@@ -47,7 +47,7 @@ class Subject:
     spared: bool
 
 
-def check_files(run: Subject) -> list[VerificationCheck]:
+def check_files(run: VerifiedRun) -> list[VerificationCheck]:
     """Run all checks that ask no process. They read everything and change nothing."""
     lines, trouble = _read_lines(run.directory.journal)
     records = [record for line in lines if (record := decode(line)) is not None]
@@ -83,7 +83,7 @@ def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
         return [], [f"{journal}: {error.strerror}"]
 
 
-def _check_base(run: Subject, records: list[Record]) -> VerificationCheck:
+def _check_base(run: VerifiedRun, records: list[Record]) -> VerificationCheck:
     """Check that the weight files are those that every attempt trained on."""
     digests = {
         r.attempt: r.data["model_sha256"]
@@ -104,7 +104,7 @@ def _check_base(run: Subject, records: list[Record]) -> VerificationCheck:
     return VerificationCheck("base", f"{run.model_path}, {counted(len(digests), 'attempt')}", wrong)
 
 
-def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> VerificationCheck:
+def _check_journal(run: VerifiedRun, lines: list[bytes], trouble: list[str]) -> VerificationCheck:
     """Check that each line has its checksum and no number is left out. A torn last line does not count."""
     problems = [*trouble]
     seq = 0
@@ -122,7 +122,7 @@ def _check_journal(run: Subject, lines: list[bytes], trouble: list[str]) -> Veri
     return VerificationCheck("journal", counted(len(lines), "record"), problems)
 
 
-def _check_versions(run: Subject, records: list[Record]) -> VerificationCheck:
+def _check_versions(run: VerifiedRun, records: list[Record]) -> VerificationCheck:
     """Check that files are as written, and tensors have the digest that was attested."""
     facts = {record.data["version"]: record.data for record in records if record.kind == "version"}
     problems: list[str] = []
@@ -160,7 +160,7 @@ def _wrong_tensors(path: Path, sha256: str) -> list[str]:
     )
 
 
-def _check_checkpoints(run: Subject, records: list[Record]) -> VerificationCheck:
+def _check_checkpoints(run: VerifiedRun, records: list[Record]) -> VerificationCheck:
     facts = {record.data["path"] for record in records if record.kind == "checkpoint"}
     problems: list[str] = []
     gone = 0
@@ -175,7 +175,7 @@ def _check_checkpoints(run: Subject, records: list[Record]) -> VerificationCheck
     return VerificationCheck("checkpoints", _without(counted(len(facts), "checkpoint"), gone), problems)
 
 
-def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) -> VerificationCheck:
+def _check_samples(run: VerifiedRun, records: list[Record], kind: str, keep: int) -> VerificationCheck:
     """Check the samples of steps or evaluations. The oldest are pruned first: what is missing between others
     was taken away.
     """
@@ -203,7 +203,7 @@ def _check_samples(run: Subject, records: list[Record], kind: str, keep: int) ->
     return VerificationCheck(what, _without(counted(len(paths), "file"), gone), problems)
 
 
-def _check_audit(run: Subject) -> VerificationCheck:
+def _check_audit(run: VerifiedRun) -> VerificationCheck:
     """Check that every batch counts once and every token is of an attested version, by `audit.py`."""
     looked_at = "steps, batches and the version of each token"
     if not run.directory.journal.exists():

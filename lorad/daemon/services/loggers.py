@@ -20,7 +20,7 @@ from lorad.daemon.services.service import (
     while_needed,
 )
 from lorad.daemon.troubles import Item
-from lorad.loggers.table import Followed, Table, read_state
+from lorad.loggers.table import FollowedRun, LoggersTable, read_state
 from lorad.states import ACTIVE
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -48,18 +48,20 @@ def _look(ctx: Context) -> dict[int, Upkeep]:
     return while_needed(ctx, LOGGERS, {uid for uid, _ in followed.values()}, seconds=0.0)
 
 
-def _followed(run: RunRow, *, is_over: bool) -> Followed:
-    return Followed(run.name, run.directory, [*(spec_of(run).loggers or [])], is_over)
+def _followed(run: RunRow, *, is_over: bool) -> FollowedRun:
+    return FollowedRun(run.name, run.directory, [*(spec_of(run).loggers or [])], is_over)
 
 
-def _table(ctx: Context, process: ServiceProcess) -> Table:
+def _table(ctx: Context, process: ServiceProcess) -> LoggersTable:
     """Make what a process is to follow; the table that it has, where that says the same."""
     rows = (ctx.loggers.runs or {}).values()
     followed = [run for owner, run in rows if process.uid in (OWN, owner)]
     before = ctx.services.tables.get((LOGGERS.name, process.uid))
-    if isinstance(before, Table) and before.runs == followed:
+    if isinstance(before, LoggersTable) and before.runs == followed:
         return before
-    return Table(time.time_ns(), str(ctx.home.root) if process.user is None else _SHARED_FILES, followed)
+    return LoggersTable(
+        time.time_ns(), str(ctx.home.root) if process.user is None else _SHARED_FILES, followed
+    )
 
 
 def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:

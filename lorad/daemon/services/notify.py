@@ -29,7 +29,7 @@ from lorad.daemon.state import RunClock
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.notify.outbox import OLDEST, Outbox, load, message_of, posted, said_of_move, save, without
-from lorad.notify.table import AlarmSaid, Message, Table, read_state
+from lorad.notify.table import AlarmSaid, Message, NotifyTable, read_state
 from lorad.states import ACTIVE, RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
@@ -51,8 +51,8 @@ def _look(ctx: Context) -> dict[int, Upkeep]:
     return while_needed(ctx, NOTIFY, (), seconds=_STAYS)
 
 
-def _table(ctx: Context, process: ServiceProcess) -> Table:
-    return Table([owned.delivery for owned in _outbox(ctx).pending if process.uid in (OWN, owned.uid)])
+def _table(ctx: Context, process: ServiceProcess) -> NotifyTable:
+    return NotifyTable([owned.delivery for owned in _outbox(ctx).pending if process.uid in (OWN, owned.uid)])
 
 
 def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:

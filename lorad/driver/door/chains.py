@@ -46,7 +46,7 @@ class _ChainRow(Struct):
     parts: tokens, and whether they were sampled.
     last: the chat at its end.
     busy: it is being continued.
-    routes: see `Live`.
+    routes: see `LiveEpisode`.
     """
 
     prompt: list[int]

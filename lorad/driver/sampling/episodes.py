@@ -40,7 +40,7 @@ class _Setting(Protocol):
 
 
 @dataclass
-class Live:
+class LiveEpisode:
     """An episode, as it grows.
 
     context: what the model reads next.
@@ -122,7 +122,8 @@ def play(
     answers = [answer for _, answer in resets]
     seeds = [own for group in seeds_of(seed, planned, n) for own in group]
     episodes = [
-        Live(i // n, i % n, own, heard) for i, (own, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
+        LiveEpisode(i // n, i % n, own, heard)
+        for i, (own, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
     slices = [slice(place * n, place * n + n) for place in range(len(planned.examples))]
     examples = [
@@ -151,7 +152,7 @@ def begun(
     session: _Setting,
     format: Format,
     example: Example,
-    episodes: Sequence[Live],
+    episodes: Sequence[LiveEpisode],
     answers: Sequence[Answer],
     how: Sampling,
 ) -> Example:
@@ -181,14 +182,14 @@ def begun(
 def _speak(
     format: Format,
     speak: Callable[[list[Prompt], Sampling, Ended, Count], Generated],
-    live: Sequence[Live],
+    live: Sequence[LiveEpisode],
     turn: int,
     how: Sampling,
     count: Count,
     generated: Generated,
 ) -> Generated:
     """Have the model speak in each episode; returns what it made until now, these turns included."""
-    shared: dict[int, list[Live]] = {}
+    shared: dict[int, list[LiveEpisode]] = {}
     for number, episode in enumerate(live):  # those of one example begin with the same words
         shared.setdefault(episode.place if turn == 0 else number, []).append(episode)
     spoken = [*shared.values()]
@@ -209,7 +210,7 @@ def _speak(
     )
 
 
-def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: Sampling) -> None:
+def hear(session: _Setting, format: Format, episode: LiveEpisode, answer: Answer, how: Sampling) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec = session.spec
     messages = answer.messages
@@ -250,7 +251,7 @@ def hear(session: _Setting, format: Format, episode: Live, answer: Answer, how: 
     episode.heard.at_limit = episode.scores_at_limit and episode.end in LIMITS
 
 
-def earn(episode: Live, answer: Answer) -> None:
+def earn(episode: LiveEpisode, answer: Answer) -> None:
     """Add what an episode earns that a limit has ended."""
     turn = episode.turns[-1]
     if answer.error:
@@ -260,7 +261,7 @@ def earn(episode: Live, answer: Answer) -> None:
     episode.turns[-1] = changed(turn, reward=reward, seconds=seconds)
 
 
-def sample_of(example: Example, version: str, episode: Live) -> Sample:
+def sample_of(example: Example, version: str, episode: LiveEpisode) -> Sample:
     assert episode.end is not None
     empty = np.zeros(0, np.int32)
     kept = Episode(

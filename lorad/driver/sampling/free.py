@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lorad.driver.sampling.episodes import Live, begun, earn, hear, sample_of
+from lorad.driver.sampling.episodes import LiveEpisode, begun, earn, hear, sample_of
 from lorad.driver.sampling.generate import count_of, generate, seed_of, seeds_of
 from lorad.driver.session import Plan, Sample, Session
 from lorad.envs.child import Answer
-from lorad.envs.host import Host, Hosts
+from lorad.envs.host import EnvironmentHost, Hosts
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
@@ -68,13 +68,13 @@ class _Players:
         self._pool = pool
         self._how = how
         self._n = n
-        self._host: Host = hosts.evals if is_eval else hosts.training
+        self._host: EnvironmentHost = hosts.evals if is_eval else hosts.training
         self._count = count_of(planned, n, is_eval=is_eval)
         self._version = session.name_of(planned.version)
         self._examples = [*planned.examples]
         self._episodes = [
             [
-                Live(place, index, mine, self._host.new(Task(e.row, seed_of(seed, 0, e.id, 0))))
+                LiveEpisode(place, index, mine, self._host.new(Task(e.row, seed_of(seed, 0, e.id, 0))))
                 for index, mine in enumerate(some)
             ]
             for place, (e, some) in enumerate(zip(planned.examples, seeds_of(seed, planned, n), strict=True))
@@ -102,7 +102,7 @@ class _Players:
         self._pool.close_others()
         self._host.forget([episode.heard for group in self._episodes for episode in group])
 
-    def _reset(self, episode: Live) -> None:
+    def _reset(self, episode: LiveEpisode) -> None:
         """Have the environment begin; the last of an example has its episodes played."""
         answer = self._host.answer(episode.heard)
         with self._lock:
@@ -118,7 +118,7 @@ class _Players:
         self._count.add(ended=len(group) - len(live))
         self._futures += [self._threads.submit(self._play, one) for one in live]
 
-    def _play(self, episode: Live) -> None:
+    def _play(self, episode: LiveEpisode) -> None:
         turn = 0
         while episode.end is None:
             self._speak(episode, turn)
@@ -128,7 +128,7 @@ class _Players:
             earn(episode, self._host.answer(episode.heard))
         self._count.add(ended=1)
 
-    def _speak(self, episode: Live, turn: int) -> None:
+    def _speak(self, episode: LiveEpisode, turn: int) -> None:
         if not hasattr(self._of_thread, "pool"):
             self._of_thread.pool = self._pool.another()
         context = np.array(episode.context, np.int32)

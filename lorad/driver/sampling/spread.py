@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lorad.driver.session import Rollout, Sample, Scored
+from lorad.driver.session import Rollout, Sample, StepSelection
 from lorad.protocol.calls import Published
 
 _GRAM = 4  # tokens that are compared at a time
 _LEAST = 8  # tokens of the shortest sample that is looked at
 
 
-def spread_metrics(rollout: Rollout, scored: Scored, special_ids: Sequence[int]) -> dict[str, float]:
+def spread_metrics(rollout: Rollout, scored: StepSelection, special_ids: Sequence[int]) -> dict[str, float]:
     """Return reward_min, reward_max; reward_best, the mean over groups of their best reward;
     response_length_min, response_length_max; distinct, the mean over groups of the share of samples that no
     other one equals; empty, the share of samples without any visible text; repetition, the mean share of

@@ -127,7 +127,7 @@ class Sample(Struct, eq=False):
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SampleGroup:
     """Samples that continue from the same tokens, prefilled once: those of one prompt, or one that lost its
     place.
     """
@@ -147,17 +147,19 @@ class Group:
         """Equal where the keys and values of the prompt are."""
         return self.call.held, self.tokens[: self.prompt].tobytes()
 
-    def split(self, count: int) -> "tuple[Group, Group]":
+    def split(self, count: int) -> "tuple[SampleGroup, SampleGroup]":
         """Split off the first samples; returns them and the others."""
         first, rest = self.samples[:count], self.samples[count:]
-        return Group(self.tokens, first, self.call, self.prompt), Group(
+        return SampleGroup(self.tokens, first, self.call, self.prompt), SampleGroup(
             self.tokens, rest, self.call, self.prompt
         )
 
-    def resumed(self, sample: Sample) -> "Group":
+    def resumed(self, sample: Sample) -> "SampleGroup":
         """Make the group that recomputes the keys and values of a sample that gave up its row."""
         made = np.array(sample.tokens, self.tokens.dtype)
-        return Group(np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt)
+        return SampleGroup(
+            np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt
+        )
 
 
 class Call:
@@ -183,7 +185,7 @@ class Call:
         stop_ids = frozenset(sampling.stop_token_ids)
         stops = _StopStrings(sampling.stop, decoder) if sampling.stop and decoder is not None else None
         self.groups = [
-            Group(
+            SampleGroup(
                 prompt.tokens,
                 [
                     Sample(prompt.id, index, held.name, seed, sampling, stop_ids, stops)

@@ -13,11 +13,11 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lorad.engines.builtin.calls import SHARED, Call, Group, Sample
+from lorad.engines.builtin.calls import SHARED, Call, Sample, SampleGroup
 from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
-from lorad.engines.builtin.steps import Memory, Rows, Shape, Stepper, seeds_of, stepper
+from lorad.engines.builtin.steps import Memory, Rows, Stepper, StepShape, seeds_of, stepper
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token, even
 from lorad.models.merge import Merger
@@ -40,19 +40,19 @@ class _Waiting:
     """
 
     def __init__(self) -> None:
-        self.first: deque[Group] = deque()
-        self.others: deque[Group] = deque()
+        self.first: deque[SampleGroup] = deque()
+        self.others: deque[SampleGroup] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.first or self.others)
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[SampleGroup]:
         return chain(self.first, self.others)
 
     def add(self, call: Call) -> None:
         (self.first if call.goes_first else self.others).extend(call.groups)
 
-    def put_back(self, group: Group) -> None:
+    def put_back(self, group: SampleGroup) -> None:
         """Put a group back at the head of its line."""
         (self.first if group.call.goes_first else self.others).appendleft(group)
 
@@ -104,7 +104,7 @@ class DecodeBatch:
         self.calls: list[Call] = []
         self.pending = _Waiting()
         self.samples: list[Sample] = []  # one per row, oldest first but for those that fill holes
-        self.groups: list[Group] = []  # one per row
+        self.groups: list[SampleGroup] = []  # one per row
         self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache, a shared prompt not counted
         self.slots = np.zeros(0, np.int64)  # one per row: that of its shared prompt
         self.memory = Memory(Rows(0, base.device), KVCache(base, 0, 0), SharedPrompts(base))
@@ -179,7 +179,7 @@ class DecodeBatch:
         self.pending.drop_aborted()
         self._retain([one.finish is None for one in self.samples])
 
-    def _line(self, more: int = 0) -> deque[Group]:
+    def _line(self, more: int = 0) -> deque[SampleGroup]:
         """Return the line whose head is next. more: rows that the calls that go first are about to have."""
         first, others = self.pending.first, self.pending.others
         if not first or not others:
@@ -188,7 +188,7 @@ class DecodeBatch:
         most = self._fitting(int(self.lengths.max(initial=0)) + _ROOM)
         return first if held < max(1.0, FIRST_SHARE * most) else others
 
-    def _fitting(self, span: int, groups: Sequence[Group] = ()) -> int:
+    def _fitting(self, span: int, groups: Sequence[SampleGroup] = ()) -> int:
         """Return how many rows of `span` tokens fit beside the prompts that are shared, at least one. groups:
         that come in.
         """
@@ -198,16 +198,16 @@ class DecodeBatch:
             rows -= 1
         return rows
 
-    def _shared(self, groups: Sequence[Group]) -> tuple[int, int]:
+    def _shared(self, groups: Sequence[SampleGroup]) -> tuple[int, int]:
         """Return how many prompts come in that rows will share, and the tokens of the longest."""
         new = {group.key: group.prompt for group in groups if group.shares and group.key not in self.prompts}
         return len(new), max(new.values(), default=0)
 
-    def _own(self, group: Group) -> int:
+    def _own(self, group: SampleGroup) -> int:
         """Return how many tokens of a group each of its rows holds itself at first."""
         return len(group.tokens) - group.prompt * self._is_shared(group)
 
-    def _is_shared(self, group: Group) -> bool:
+    def _is_shared(self, group: SampleGroup) -> bool:
         """Return whether the rows of a group continue a prompt that is kept once."""
         return group.shares or (group.prompt >= SHARED and group.key in self.prompts)
 
@@ -254,7 +254,9 @@ class DecodeBatch:
         self.bound = False
         self._retain([True] * start + alive)
 
-    def _place(self, groups: Sequence[Group], cache: KVCache, owners: np.ndarray, start: int) -> np.ndarray:
+    def _place(
+        self, groups: Sequence[SampleGroup], cache: KVCache, owners: np.ndarray, start: int
+    ) -> np.ndarray:
         """Take over the keys and values of prompts; returns the slot of each new row's shared prompt.
 
         owners: which of the groups each row from `start` on is of.
@@ -283,12 +285,12 @@ class DecodeBatch:
         tokens, logprobs = sample(scores, keys, counts, parameters, Steps.of(samplings))
         return tokens, _push(samples, tokens, logprobs)
 
-    def _next_groups(self) -> list[Group]:
+    def _next_groups(self) -> list[SampleGroup]:
         """Groups of one version whose rows fit, and whose prompts fit into one forward.
 
         The last may be split.
         """
-        groups: list[Group] = []
+        groups: list[SampleGroup] = []
         line = self._line()
         held, rows, longest = line[0].call.held, len(self.samples), 0
         span = int(self.lengths.max(initial=0))
@@ -373,7 +375,7 @@ class DecodeBatch:
             self.bound = True
         if self.versions:
             self.seen.append(self.versions)
-        shape = Shape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
+        shape = StepShape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
         routed = [row for row, one in enumerate(self.samples) if one.sampling.routes]
         kind = route_shape(self.models.base) if routed else None
         recording = None if kind is None else Recording(kind)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lorad.engines.builtin.calls import Group, HeldLora
+from lorad.engines.builtin.calls import HeldLora, SampleGroup
 from lorad.models.decoder import hidden, logits
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import ExtendAttention, KVCache, PrefillAttention
@@ -106,7 +106,7 @@ class _Prefilled(NamedTuple):
 
 
 def prefill(
-    models: Merger, groups: Sequence[Group], held: HeldLora, prefixes: PrefixCache | None
+    models: Merger, groups: Sequence[SampleGroup], held: HeldLora, prefixes: PrefixCache | None
 ) -> _Prefilled:
     """Compute the prompts of groups, all under one version."""
     known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
@@ -135,7 +135,7 @@ def prefill(
 
 def _forward(
     models: Merger,
-    groups: Sequence[Group],
+    groups: Sequence[SampleGroup],
     starts: Sequence[int],
     cache: KVCache,
     held: HeldLora,

@@ -28,7 +28,7 @@ _GRAPHS, BANKS = 64, 8  # kept at most
 _MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a power of two
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """What a step's shapes depend on: rows, span of the cache (tokens), what the sampler must do, and the
     prompts that rows share, if any do.
     """
@@ -117,7 +117,7 @@ class Memory(NamedTuple):
 
 
 def _step(
-    base: Base, lora: LoraApply | None, memory: Memory, shape: Shape, recording: Recording | None = None
+    base: Base, lora: LoraApply | None, memory: Memory, shape: StepShape, recording: Recording | None = None
 ) -> Result:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     rows, cache, prompts = memory
@@ -156,7 +156,7 @@ class Stepper(Protocol):
         """Says which adapter each row has from now on."""
         ...
 
-    def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result: ...
+    def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result: ...
 
 
 def stepper(models: Merger) -> Stepper:
@@ -206,7 +206,7 @@ class EagerSteps:
             self.base, self.lora = self.models.base, MixedLora(self.models.base, some)
         self.lora.assign(owner)
 
-    def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result:
+    def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         span = min(memory.cache.length, self.span(shape.span))
         return _step(self.base, self.lora, memory, shape._replace(span=span), recording)
 
@@ -228,7 +228,7 @@ class GraphedSteps:
         self.capture = capturing()
         self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
         self.bank: _Bank | None = None
-        self.graphs: OrderedDict[tuple[Shape, _Bank | None], Callable[[], Result]] = OrderedDict()
+        self.graphs: OrderedDict[tuple[StepShape, _Bank | None], Callable[[], Result]] = OrderedDict()
         self.place: tuple[object, ...] = ()
 
     def padded(self, rows: int) -> int:
@@ -261,7 +261,7 @@ class GraphedSteps:
             for key in [key for key in self.graphs if key[1] == gone]:
                 del self.graphs[key]
 
-    def run(self, memory: Memory, shape: Shape, recording: Recording | None = None) -> Result:
+    def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
         assert recording is None  # of mixtures, which are never captured
         if memory.place != self.place:
@@ -278,7 +278,7 @@ class GraphedSteps:
         tokens, logprobs = self.graphs[key]()
         return tokens[: shape.rows], logprobs[: shape.rows]
 
-    def _captured(self, memory: Memory, shape: Shape) -> Callable[[], Result]:
+    def _captured(self, memory: Memory, shape: StepShape) -> Callable[[], Result]:
         base, before = self.models.base, memory.rows.copy()
         bank = None if self.bank is None else self.banks[self.bank]
         replay = self.capture(lambda: _step(base, bank, memory, shape))

@@ -26,7 +26,7 @@ from lorad.engines.remote.holdings import Holdings, Shapes
 from lorad.engines.remote.http import NotFinite, ServerGone
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.engines.remote.starts import Directories
-from lorad.engines.remote.transport import Transport
+from lorad.engines.remote.transport import ServerTransport
 from lorad.errors import Conflict, EngineGone, LoradError, SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
@@ -141,7 +141,7 @@ class RemoteEngine(base.Engine):
         SpecError, PoolLost with the end of a server's log.
         """
         fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work), hosts)
-        holdings = Holdings(fleet, settings, shapes, Transport(work, str(settings.model)))
+        holdings = Holdings(fleet, settings, shapes, ServerTransport(work, str(settings.model)))
         engine = cls(fleet, holdings, settings, read_facts(settings.model).vocab)
         try:
             await fleet.open(engine._restore)

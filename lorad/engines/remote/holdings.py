@@ -14,7 +14,7 @@ from lorad.engines.remote.copies import Copies
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.server import Server
-from lorad.engines.remote.transport import Transport
+from lorad.engines.remote.transport import ServerTransport
 from lorad.engines.versions import Held, Versions, receive
 from lorad.errors import AdapterRefused, EngineGone
 from lorad.limits.check import refuse_adapter
@@ -41,7 +41,9 @@ class Holdings:
     changing: held while servers load or unload.
     """
 
-    def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
+    def __init__(
+        self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: ServerTransport
+    ) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
         self._setup = BackendSetup(engine=fleet.dialect.kind.name, model=read_facts(settings.model))
         self._copies = Copies(lambda: fleet.hosts)

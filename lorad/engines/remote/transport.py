@@ -19,7 +19,7 @@ from lorad.errors import StorageError
 LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for adapters to travel through it
 
 
-class Transport:
+class ServerTransport:
     """base: what the PEFT configurations name as their base. All methods block."""
 
     def __init__(self, work: Path, base: str) -> None:

@@ -214,7 +214,7 @@ def _rid() -> str:
 
 async def _read(
     http: Http, version: str | None, text: Sequence[int], start: int, **more: int
-) -> replies.Reply:
+) -> replies.ServerReply:
     """Have a text read with the log-probabilities of its tokens from `start` on."""
     body = {
         "rid": _rid(),

@@ -33,7 +33,7 @@ class _Meta(msgspec.Struct, frozen=True):
     routed_experts: str | None = None
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ServerReply(msgspec.Struct, frozen=True):
     output_ids: list[int] = []
     meta_info: _Meta = _Meta()
 
@@ -43,19 +43,19 @@ class _SglangFailure(msgspec.Struct, frozen=True):
     code: int = 400
 
 
-def parsed(data: Any) -> Reply:
+def parsed(data: Any) -> ServerReply:
     """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
     if isinstance(data, Mapping) and "error" in data:
         failure = msgspec.convert(data["error"], _SglangFailure)
         text = _first_words(failure.message)
         raise ServerRefused(f"/generate answered {failure.code}: {text}", status=failure.code, text=text)
     try:
-        return msgspec.convert(data, Reply)
+        return msgspec.convert(data, ServerReply)
     except msgspec.ValidationError as error:
         raise LoradError(f"the server answered in a form that lorad does not know: {error}") from error
 
 
-def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
+def news(reply: ServerReply, seen: int) -> tuple[list[int], list[float]]:
     """Tokens after the first `seen` of a sample and their log-probabilities.
 
     A reply of a stream holds what is new since the last one, or all so far, as the server was started.
@@ -67,7 +67,7 @@ def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
     return tokens, _finite(reply.meta_info.output_token_logprobs[-count:], tokens)
 
 
-def scores(reply: Reply, wanted: Sequence[int]) -> np.ndarray:
+def scores(reply: ServerReply, wanted: Sequence[int]) -> np.ndarray:
     """float32 [len(wanted)]: of the last tokens that were read; NaN where there is none."""
     found = reply.meta_info.input_token_logprobs[-len(wanted) :] if wanted else []
     told = [token for _, token, _ in found]
@@ -77,7 +77,7 @@ def scores(reply: Reply, wanted: Sequence[int]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value, _, _ in found], np.float32)
 
 
-def ranked(reply: Reply, wanted: Sequence[int], most: int) -> Ranked:
+def ranked(reply: ServerReply, wanted: Sequence[int], most: int) -> Ranked:
     """Return what is said of the last tokens that were read."""
     tops = (reply.meta_info.input_top_logprobs or [])[-len(wanted) :] if wanted and most else []
     rows = [(top or [])[:most] for top in tops] if most else [[] for _ in wanted]
@@ -90,7 +90,7 @@ def ranked(reply: Reply, wanted: Sequence[int], most: int) -> Ranked:
     )
 
 
-def routes(reply: Reply) -> np.ndarray | None:
+def routes(reply: ServerReply) -> np.ndarray | None:
     """Flat: the experts of each token but the last, layer by layer. None where it says none."""
     said = reply.meta_info.routed_experts
     if said is None:

@@ -13,7 +13,7 @@ from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, Ser
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.vllm import command, replies
-from lorad.engines.vllm.memory import Memory
+from lorad.engines.vllm.memory import AdapterNumbers
 from lorad.engines.vllm.replies import Events
 from lorad.protocol.batch import Ranked, Sampling
 from lorad.servers.vllm import KIND
@@ -32,7 +32,7 @@ class VllmDialect(Dialect):
 
     def __init__(self) -> None:
         self._running: dict[str, Events] = {}
-        self._memory = Memory()
+        self._memory = AdapterNumbers()
         self._bases: dict[str, str] = {}  # what each server calls its base, by address
 
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:

@@ -10,7 +10,7 @@ _ROUTE = "/collective_rpc"
 _ANSWER_SECONDS = 60.0  # the engine answers between two steps
 
 
-class Memory:
+class AdapterNumbers:
     """Maps adapters to the numbers that the server gives their weights: after a load, the new number is the
     adapter's.
     """

@@ -16,17 +16,17 @@ from lorad.box.config import GatewaySettings
 from lorad.box.keys import gateway_key
 from lorad.box.paths import Home
 from lorad.errors import LoradError, PoolLost
-from lorad.gateway.access import Access
+from lorad.gateway.access import GatewayAccess
 from lorad.gateway.errors import from_lorad, refused
 from lorad.gateway.guard import EVENT_STREAM, HEALTH, VERSION, answer, arrived, event, guard, health
-from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
+from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, RequestLimits
 from lorad.gateway.models import add_models
 from lorad.gateway.own.bases import Base, Bases, Peers
 from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
 from lorad.gateway.own.port import open_port
 from lorad.gateway.own.prompts import of_chat, of_completion, of_tokenize
 from lorad.gateway.own.resolve import Resolver
-from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
+from lorad.gateway.own.shapes import AnswerForm, ChatShape, CompletionShape
 from lorad.gateway.own.watchdog import watched
 from lorad.gateway.params import (
     NEUTRAL_CHAT,
@@ -58,10 +58,10 @@ class Gateway:
     """
 
     resolver: Resolver
-    access: Access
+    access: GatewayAccess
     bases: Bases = field(default_factory=Bases)
     peers: Peers = field(default_factory=Peers)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     traffic: Traffic = field(default_factory=Traffic)
     has_front: bool = False
 
@@ -73,7 +73,7 @@ class Gateway:
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """Serve the gateway of a home that belongs to one user."""
     port = open_port(home) if settings.port == "auto" else settings.port
-    access = Access(settings.tokens, key=gateway_key(home) if port else None)
+    access = GatewayAccess(settings.tokens, key=gateway_key(home) if port else None)
     gateway = Gateway(Resolver(home, home.gateway / served.FILE), access)
     listeners = [SocketFile(home.gateway_socket), port]
     async with _serving(gateway, home.gateway / traffic.FILE, listeners, CONNECTIONS):
@@ -84,7 +84,9 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
 async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     """Serve the gateway of this process's user, behind the front of a shared home; it ends when it hangs."""
     resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
-    gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
+    gateway = Gateway(
+        resolver, GatewayAccess(None), limits=RequestLimits(MOST_REQUESTS, MOST_REQUESTS), has_front=True
+    )
     socket = home.gateway_socket_of(uid)
     report = socket.with_name(traffic.FILE)
     async with watched(), _serving(gateway, report, [SocketFile(socket)], BEHIND_FRONT):
@@ -120,7 +122,7 @@ class _RequestKind(NamedTuple):
     wish: type[Wish]
     neutral: Mapping[str, tuple[Any, ...]]
     tokenize: Callable[[Any, Base], list[list[int]]]
-    shape: Callable[[Any, Generation], Shape]
+    shape: Callable[[Any, Generation], AnswerForm]
 
 
 _COMPLETION = _RequestKind(CompletionWish, NEUTRAL_COMPLETION, of_completion, CompletionShape)
@@ -182,7 +184,7 @@ async def _detokenize(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def _stream(
-    response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted
+    response: web.StreamResponse, generation: Generation, shape: AnswerForm, counted: Counted
 ) -> None:
     """Send server-sent events. An error can now only be sent as an event; then `[DONE]` is missing."""
     try:

@@ -50,7 +50,7 @@ class Bases:
 
 
 @dataclass(frozen=True)
-class Peer:
+class AnsweringPool:
     """A pool that answers, and what it said of itself."""
 
     connection: AsyncConnection
@@ -61,9 +61,9 @@ class Peers:
     """Keeps one connection to each pool, which is opened when first needed and again after it was lost."""
 
     def __init__(self) -> None:
-        self._opening: dict[str, asyncio.Task[Peer]] = {}
+        self._opening: dict[str, asyncio.Task[AnsweringPool]] = {}
 
-    async def get(self, socket: str) -> Peer:
+    async def get(self, socket: str) -> AnsweringPool:
         """Return the pool behind a socket. Raises PoolLost."""
         opening = self._opening.get(socket)
         if opening is None or (
@@ -79,11 +79,11 @@ class Peers:
             if not opening.cancelled() and not opening.exception():
                 await opening.result().connection.close()
 
-    async def _open(self, socket: str) -> Peer:
+    async def _open(self, socket: str) -> AnsweringPool:
         connection = await AsyncConnection.open(Path(socket))
         try:
             info: PoolInfo = await connection.call("hello", Nothing())
         except BaseException:
             await connection.close()
             raise
-        return Peer(connection, info)
+        return AnsweringPool(connection, info)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from lorad.errors import NotFound, PoolLost
 from lorad.gateway.errors import refused
-from lorad.gateway.own.bases import Base, Peer
+from lorad.gateway.own.bases import AnsweringPool, Base
 from lorad.gateway.own.text import Detokenizer
 from lorad.gateway.params import UNSUPPORTED, ChatWish, CompletionWish, Wish
 from lorad.protocol.batch import Prompt, Ranked
@@ -47,7 +47,9 @@ class Piece(Struct, frozen=True):
 class Ranking:
     """Adds to the pieces of one request what it asks for beside sampled tokens."""
 
-    def __init__(self, wish: Wish, peer: Peer, version: str, base: Base, prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self, wish: Wish, peer: AnsweringPool, version: str, base: Base, prompts: Sequence[Prompt]
+    ) -> None:
         """Check what the request asks for. Raises ApiError for what the engine cannot do."""
         self._wish = wish
         self._peer = peer

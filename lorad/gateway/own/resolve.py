@@ -9,7 +9,7 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
-from lorad.gateway.table import Table
+from lorad.gateway.table import GatewayTable
 from lorad.protocol.served import Served
 
 _DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
@@ -21,7 +21,7 @@ class Resolver:
     """Answers each request once: one version serves a request from its first token to its last."""
 
     def __init__(self, home: Home, table: Path) -> None:
-        self.table = Table(table)
+        self.table = GatewayTable(table)
         self._client = Client(home, timeout=_DAEMON_SECONDS)
         self._threads = ThreadPoolExecutor(_DAEMON_CALLS, thread_name_prefix="daemon")
         self._asking: dict[tuple[str, str | None], asyncio.Task[Served]] = {}

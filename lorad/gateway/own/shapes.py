@@ -15,7 +15,7 @@ from lorad.gateway.params import ChatWish, Wish
 _Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
 
 
-class Shape(ABC):
+class AnswerForm(ABC):
     """Writes one answer.
 
     Its `model` is the requested name, its `system_fingerprint` the version that answers.
@@ -80,7 +80,7 @@ class Shape(ABC):
         return [self.whole_choice(piece)] if says_something or asks_for_tokens else []
 
 
-class CompletionShape(Shape):
+class CompletionShape(AnswerForm):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
@@ -110,7 +110,7 @@ class CompletionShape(Shape):
         return about | self._ids(piece)
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerForm):
     prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

@@ -15,13 +15,13 @@ from aiohttp import web
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
 from lorad.errors import PoolLost
-from lorad.gateway.access import Access
+from lorad.gateway.access import GatewayAccess
 from lorad.gateway.errors import ApiError, from_lorad
 from lorad.gateway.guard import EVENT_STREAM, HEALTH, VERSION, arrived, event, guard, health
-from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
+from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, RequestLimits
 from lorad.gateway.models import add_models
 from lorad.gateway.params import ModelName, unfit
-from lorad.gateway.shared.routes import Routes
+from lorad.gateway.shared.routes import GatewayRoutes
 from lorad.http.front import AGAIN, Owners, pass_on, requests_at_once
 from lorad.http.serve import SocketFile, serve
 from lorad.protocol.listener import FOR_ALL
@@ -40,11 +40,11 @@ class _Named(msgspec.Struct):
 async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[None]:
     """Serve the front within the block. Raises Conflict when another one answers there."""
     for_all = os.environ.get(FOR_ALL) == "1"
-    limits = Limits(requests_at_once(_MOST_REQUESTS), MOST_OF_ONE)
-    access = Access(settings.tokens, for_all=for_all, private=not for_all)
+    limits = RequestLimits(requests_at_once(_MOST_REQUESTS), MOST_OF_ONE)
+    access = GatewayAccess(settings.tokens, for_all=for_all, private=not for_all)
     listeners = [SocketFile(home.gateway_socket, 0o666 if for_all else 0o600), settings.fixed_port]
     async with (
-        contextlib.aclosing(Routes(home)) as routes,
+        contextlib.aclosing(GatewayRoutes(home)) as routes,
         contextlib.aclosing(Owners("gateway", home.gateway_socket_of)) as owners,
     ):
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(access, limits)])
@@ -57,7 +57,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[None]
 
 
 async def _forward(
-    routes: Routes, owners: Owners, access: Access, request: web.Request
+    routes: GatewayRoutes, owners: Owners, access: GatewayAccess, request: web.Request
 ) -> web.StreamResponse:
     """Have the gateway of the version's owner answer; a stream that breaks off says so at its end."""
     body = await arrived(request)

@@ -9,18 +9,18 @@ from functools import partial
 from lorad.box.paths import Home
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
-from lorad.gateway.table import Table
+from lorad.gateway.table import GatewayTable
 from lorad.http.client import DaemonClient, Remembered
 from lorad.protocol.served import FILE
 from lorad.records.requests import OwnerRequest
 from lorad.records.versions import ServingOwner
 
 
-class Routes:
+class GatewayRoutes:
     """Finds owners of versions within one event loop; nothing here waits for what belongs to a user."""
 
     def __init__(self, home: Home) -> None:
-        self.table = Table(home.gateway / FILE)
+        self.table = GatewayTable(home.gateway / FILE)
         self._daemon = DaemonClient(home.socket)
         self._others: Remembered[ServingOwner] = Remembered()  # versions that are in no table
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from lorad.engines.base import Scored
 from lorad.pool.attest.canaries import Canaries
-from lorad.pool.attest.direct import SEVERITY, Limits, measure, resembles
+from lorad.pool.attest.direct import SEVERITY, Tolerances, measure, resembles
 from lorad.protocol.calls import Attestation
 
 _LEAST_SIGMAS = 60.0
@@ -25,7 +25,7 @@ _ROOM = 2.2  # the change may be so many times as large as it has to be
 _MOST_TRIES, _MOST_DOUBLINGS = 6, 24
 _NOISE_RATIO, _LEAST_LIMIT = 2.75, 0.4
 """Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most
-the `Limits.amplified` of the dtype, and at least such a share of that."""
+the `Tolerances.amplified` of the dtype, and at least such a share of that."""
 
 _REROUTED, _REROUTED_SLOPE = 0.5, 0.2
 """Where engine and trainer send some tokens to different experts, a right adapter had a rel of up to 0.29,
@@ -100,7 +100,7 @@ async def amplification(
     return best, scores[best]
 
 
-def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) -> Amplified:
+def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Tolerances) -> Amplified:
     """Return the verdict on the copy, whose log-probabilities in the engine are given."""
     if not (np.isfinite(engine).all() and np.isfinite(prediction.now).all()):
         return Amplified(Attestation("failed", "amplified log-probabilities are not finite"))
@@ -140,7 +140,7 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) 
 
 
 def judge_replayed(
-    predictions: Sequence[Prediction], by_server: Sequence[Scored], limits: Limits
+    predictions: Sequence[Prediction], by_server: Sequence[Scored], limits: Tolerances
 ) -> Amplified:
     """Return the verdict on the worst server's copy, where each server's routes were replayed."""
     result = worst_of(

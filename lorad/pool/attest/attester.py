@@ -26,7 +26,7 @@ from lorad.errors import AttestationFailed, NotFound
 from lorad.pool.attest.amplified import Amplified, Prediction, Rerouted, judge_amplified, worst_of
 from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_between, same_bits
 from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, scored, some_of
-from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Reference, judge, judge_again, worst
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, AttestedScores, judge, judge_again, worst
 from lorad.pool.attest.prediction import Predictor
 from lorad.pool.attest.verdict import Claim, Outcome, unmet_of
 from lorad.pool.phases import Phases
@@ -89,7 +89,7 @@ class Attester:
         self._temporaries = _Temporaries(engine)
         self._canaries: dict[tuple[int, int], _Sets] = {}
         self._sampling = asyncio.Lock()
-        self._references: dict[str, Reference] = {}  # by the engine's name
+        self._references: dict[str, AttestedScores] = {}  # by the engine's name
         engine.on_return(self.check)
 
     @property
@@ -169,7 +169,7 @@ class Attester:
                 amplified = await self.amplified(name, source, claim.prediction)
             outcome = replace(outcome, named=named, amplified=amplified)
         if "failed" not in (direct.verdict, outcome.named and outcome.named.verdict):
-            self._references[name] = Reference(canaries, by_server[0], before)
+            self._references[name] = AttestedScores(canaries, by_server[0], before)
         return outcome
 
     async def amplified(self, name: str, source: AdapterSource, prediction: Prediction) -> Amplified:
@@ -220,7 +220,7 @@ class Attester:
         for canaries in [sets.few for sets in self._canaries.values()]:
             base = (await score(BASE, canaries.batch)).astype(np.float64)
             is_same &= np.array_equal(base, canaries.engine)
-            then = Reference(canaries, canaries.engine, np.zeros_like(base))
+            then = AttestedScores(canaries, canaries.engine, np.zeros_like(base))
             _must_pass(BASE, judge_again(then, base, canaries.engine, self.limits))
             for name, reference in list(self._references.items()):
                 if reference.canaries is not canaries:

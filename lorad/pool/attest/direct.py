@@ -26,7 +26,7 @@ _NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
 _DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)^2; so many times that
 
 
-class Limits(Struct, frozen=True):
+class Tolerances(Struct, frozen=True):
     """What engine and trainer may differ by.
 
     Attributes:
@@ -48,17 +48,17 @@ class Limits(Struct, frozen=True):
     z: float = 0.5
 
 
-FLOAT32 = Limits(
+FLOAT32 = Tolerances(
     least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6, amplified=1e-4
 )
-BFLOAT16 = Limits(
+BFLOAT16 = Tolerances(
     least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2
 )
 _LARGEST_SIGMAS, _MEAN_SIGMAS, _LARGEST_TO_MEAN = 15.0, 2.0, 8.0
 SEVERITY = ("passed", "inconclusive", "failed")
 
 
-class Reference(Struct, frozen=True):
+class AttestedScores(Struct, frozen=True):
     """What the engine said of a version when that was attested, float64 [T], and dt of the version before
     it.
     """
@@ -69,7 +69,7 @@ class Reference(Struct, frozen=True):
 
 
 def judge(
-    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
+    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Tolerances
 ) -> Attestation:
     """Return the verdict of the direct comparison, from the log-probabilities of the version in engine and
     trainer, and dt(v-1) as `previous`.
@@ -108,7 +108,9 @@ def judge(
     return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
 
 
-def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits: Limits) -> Attestation:
+def judge_again(
+    reference: AttestedScores, now: np.ndarray, base: np.ndarray, limits: Tolerances
+) -> Attestation:
     """Return the verdict on an engine that is compared with itself, which takes the place of the trainer.
 
     Today it says `now` of the version, and `base` of the base.
@@ -127,7 +129,7 @@ def worst(verdicts: Sequence[Attestation]) -> Attestation:
 
 
 def measure(
-    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
+    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Tolerances
 ) -> dict[str, float]:
     """Return the numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
     de = engine - canaries.engine

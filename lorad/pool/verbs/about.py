@@ -6,7 +6,7 @@ import psutil
 
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Call, Nothing
-from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus
 
 
 async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
@@ -22,7 +22,7 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
     return PoolStatus(
         info=pool.info,
         tenants=[
-            Tenant(
+            TenantStatus(
                 tenant.run,
                 tenant.attempt,
                 pool.fence(tenant.run).busy,

@@ -17,13 +17,13 @@ from lorad.pool.verbs.versions import attest_reference
 from lorad.protocol.calls import (
     Attestation,
     Call,
-    Closed,
     Evict,
     LoadVersion,
     Nothing,
     Open,
     OpenCritic,
     Opened,
+    SlotClosed,
 )
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.base import SlotInfo, SlotSpec
@@ -68,7 +68,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
         )
 
 
-async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
+async def close_slot(pool: Pool, call: Call, _: Nothing) -> SlotClosed:
     """Close a slot, which is gone even when this raises what went wrong with the files of a version."""
     await pool.evict(pool.tenant(call))
     async with pool.phases.with_base(call.run):
@@ -78,7 +78,7 @@ async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
         await pool.files.flush(call.run)
     finally:
         await pool.files.forget(call.run)
-    return Closed(checksum)
+    return SlotClosed(checksum)
 
 
 async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:

@@ -23,7 +23,7 @@ _KEYS: dict[DataFormat, tuple[str, ...]] = {
 }
 
 
-class Turns(Struct, frozen=True):
+class ChatTurns(Struct, frozen=True):
     """A chat.
 
     Attributes:
@@ -92,7 +92,7 @@ def _has(row: Row, data: Data, key: str) -> bool:
     return is_made or _is_named(row, data, key) or find_value(row, data, key) is not None
 
 
-def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
+def turns_of(row: Row, data: Data, form: DataFormat) -> list[ChatTurns]:
     """Return the chats of a row, of preferences the chosen one first. Raises SpecError."""
     match form:
         case "messages":
@@ -118,14 +118,14 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[Turns]:
     return [_turns(prompt, messages, value) for messages, value in said]
 
 
-def _turns(prompt: list[dict[str, Any]], messages: list[dict[str, Any]], value: Any) -> Turns:
+def _turns(prompt: list[dict[str, Any]], messages: list[dict[str, Any]], value: Any) -> ChatTurns:
     """Return a chat whose turns of the assistant's behind the prompt are trained, unless they say no in
     `value`, which is what the row has for `messages`.
     """
     says = [is_trained(message, "") for message in value] if isinstance(value, list) else [True]
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     trained = [len(prompt) + place for place in answers if says[place]]
-    return Turns([*prompt, *messages], trained, len(answers) - len(trained))
+    return ChatTurns([*prompt, *messages], trained, len(answers) - len(trained))
 
 
 def label_of(row: Row, data: Data) -> bool:

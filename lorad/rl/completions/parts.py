@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.completions.formats import Turns
+from lorad.rl.completions.formats import ChatTurns
 from lorad.rl.sources import Row
 
 _FEW = 8  # turns, each of which is rendered behind all that is before it
@@ -59,7 +59,7 @@ _Pair = tuple[str, str]  # a chat up to a trained turn, and with that turn
 
 
 def cut_chats(
-    chats: Sequence[tuple[Row, Turns]], texts: Texts, too_long: Callable[[Sequence[str]], bool]
+    chats: Sequence[tuple[Row, ChatTurns]], texts: Texts, too_long: Callable[[Sequence[str]], bool]
 ) -> Iterator[Samples]:
     """Yield the samples of each chat. Where `too_long` says that all of some prompts are too long, the rest
     of the chat is left out. Raises SpecError.

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
-from lorad.rl.completions.formats import Turns, format_of, label_of, plain_of, turns_of
+from lorad.rl.completions.formats import ChatTurns, format_of, label_of, plain_of, turns_of
 from lorad.rl.completions.parts import REWRITES, Part, cut_chats
 from lorad.rl.completions.prefixes import Prefixes, shared
 from lorad.rl.data import (
@@ -35,9 +35,9 @@ from lorad.rl.data import (
     prompt_value_of,
     refuse_for_chats,
 )
-from lorad.rl.kept.cache import Key, kept_rows, key_of
+from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
-from lorad.rl.kept.rows import Facts, Kept, RowsOf, Target
+from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
 from lorad.rl.rows.columns import find_value, text_of, value_of
 from lorad.rl.rows.messages import TRAINED_KEYS, with_system
 from lorad.rl.rows.pairs import Judgement
@@ -91,7 +91,7 @@ class TargetDataset(Dataset):
         tokenizer: Tokenizer,
         seed: int,
         algorithm: Algorithm,
-        key: Key | None = None,
+        key: CacheKey | None = None,
     ) -> None:
         """Check every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
         row is left.
@@ -106,8 +106,8 @@ class TargetDataset(Dataset):
             self.form = format_of(first, data, algorithm)
             return summary.of(self._read(chain([first], stream)))
 
-        def facts() -> Facts:
-            return Facts(
+        def facts() -> RowFacts:
+            return RowFacts(
                 has_answers=summary.has_answers,
                 digest=summary.digest,
                 unshown=self._unshown,
@@ -344,12 +344,12 @@ class TargetDataset(Dataset):
         lengths = map(len, self._tokenizer.encode_batch(prompts))
         return min(lengths) > self._data.max_sample_tokens
 
-    def _chats(self, row: Row) -> list[Turns]:
+    def _chats(self, row: Row) -> list[ChatTurns]:
         chats = []
         for turns in turns_of(row, self._data, self.form):
             messages = with_system(self._data, turns.messages)
             added = len(messages) - len(turns.messages)
-            chats.append(Turns(messages, [place + added for place in turns.trained], turns.left_out))
+            chats.append(ChatTurns(messages, [place + added for place in turns.trained], turns.left_out))
             if turns.left_out and not turns.trained:
                 raise SpecError(
                     f"{row.where}: each turn of the assistant's says that it is not trained",

@@ -21,7 +21,7 @@ from msgspec import Struct
 from lorad.bounds import KEPT_BYTES
 from lorad.box.paths import default_home
 from lorad.files import expanded, open_file
-from lorad.rl.kept.rows import Facts, Kept, KeptRows
+from lorad.rl.kept.rows import Kept, KeptRows, RowFacts
 from lorad.rl.sources import SUFFIXES, tell
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data, Sources, names_of
@@ -34,7 +34,7 @@ _ABANDONED = 3600.0  # seconds after which nobody writes to a file any more
 _NOT_READ = ("shuffle", "buffer", "prompts_per_step", "streaming", "eval")
 
 
-class Key(Struct, frozen=True):
+class CacheKey(Struct, frozen=True):
     """A key finds rows that were made ready.
 
     Attributes:
@@ -50,7 +50,7 @@ class Key(Struct, frozen=True):
         return all(_looks(path) == looks for path, looks in self.files.items())
 
 
-def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about: str) -> Key | None:
+def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about: str) -> CacheKey | None:
     """Return the key of rows, which also follow from the settings `about`; None where they are few, or not of
     files alone.
     """
@@ -69,12 +69,12 @@ def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about
             while part := file.read(_AT_ONCE):
                 digest.update(part)
                 tell(path.name, file.tell() >> 20, looks[path][0] >> 20, " MB")
-    return Key(digest.hexdigest(), looks)
+    return CacheKey(digest.hexdigest(), looks)
 
 
 def kept_rows(
-    key: Key | None, make: Callable[[], Iterator[Kept]], facts: Callable[[], Facts]
-) -> tuple[KeptRows, Facts]:
+    key: CacheKey | None, make: Callable[[], Iterator[Kept]], facts: Callable[[], RowFacts]
+) -> tuple[KeptRows, RowFacts]:
     """Open the rows of a key, or make them and keep them for the next attempt.
 
     Args:

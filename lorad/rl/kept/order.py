@@ -30,7 +30,7 @@ class Order:
         return self._places[offset], epoch
 
 
-class Mixture:
+class _RowMixture:
     """Rows of several sources in given shares, each source in its own order, epoch after epoch.
 
     At each position comes the source that is furthest behind its share, the first of such: after n positions
@@ -74,8 +74,8 @@ class Mixture:
             return self._rows[source][place], epoch
 
 
-def order_of(kept: KeptRows, sources: Sources, seed: int, *, shuffled: bool) -> Order | Mixture:
+def order_of(kept: KeptRows, sources: Sources, seed: int, *, shuffled: bool) -> Order | _RowMixture:
     """Return the order of rows of these sources. Raises SpecError."""
     if shares := shares_of(sources):
-        return Mixture(kept.labels, shares, seed, shuffled=shuffled)
+        return _RowMixture(kept.labels, shares, seed, shuffled=shuffled)
     return Order(len(kept), seed, shuffled=shuffled)

@@ -46,7 +46,7 @@ class Kept(Struct, frozen=True, eq=False):
     targets: tuple[Target, ...] = ()
 
 
-class Facts(Struct, frozen=True):
+class RowFacts(Struct, frozen=True):
     """The facts that follow from rows once they are made ready, the lengths of all prompts (uint32) among
     them; see `Dataset` and `TargetDataset`.
     """
@@ -78,7 +78,7 @@ class _Sample(Struct, frozen=True, array_like=True):
 
 class _Footer(Struct, frozen=True):
     key: str
-    facts: Facts
+    facts: RowFacts
     labels: list[str]
     sizes: list[int]  # of the parts of the index, in items
     crc: int
@@ -170,7 +170,7 @@ class KeptRows(Sequence[Kept]):
             self._path.unlink(missing_ok=True)
             self._path = None
 
-    def publish(self, path: Path, key: str, facts: Facts) -> None:
+    def publish(self, path: Path, key: str, facts: RowFacts) -> None:
         """Put the file in place whole. Raises OSError."""
         assert self._file is not None and self._path is not None
         self._flush()
@@ -246,7 +246,7 @@ class KeptRows(Sequence[Kept]):
         return os.pread(self._file, size, at)
 
     @classmethod
-    def opened(cls, path: Path, key: str) -> tuple["KeptRows", Facts] | None:
+    def opened(cls, path: Path, key: str) -> tuple["KeptRows", RowFacts] | None:
         """Return the rows of a file that this user published; None where it is not one of this key."""
         rows = cls(_nowhere)
         with open_file(path, links=False) as opened:

@@ -22,7 +22,7 @@ from lorad.tinker.door.cleaning import Cleaning
 from lorad.tinker.door.errors import HttpError, unknown
 from lorad.tinker.door.models import Models
 from lorad.tinker.door.runs import Runs
-from lorad.tinker.door.sampling import Pools, Samples
+from lorad.tinker.door.sampling import SampleRequests, SamplingPools
 from lorad.tinker.door.state import Sampler, Session, State
 from lorad.tinker.door.wire import Limits
 from lorad.tinker.records import Published
@@ -65,8 +65,8 @@ class Door:
     settings: TinkerSettings
     state: State
     models: Models
-    samples: Samples
-    pools: Pools
+    samples: SampleRequests
+    pools: SamplingPools
     checkpoints: Checkpoints
     cleaning: Cleaning
     hold: float = _HOLD
@@ -148,10 +148,10 @@ async def opened(
     state = State.open(root / "notes")
     runs = Runs(home, settings, client)
     models = Models(state, runs, await asyncio.to_thread(_bases_of, settings, home))
-    pools = Pools(Resolver(home, table or home.gateway / served.FILE), runs)
+    pools = SamplingPools(Resolver(home, table or home.gateway / served.FILE), runs)
     checkpoints = Checkpoints(models)
     cleaning = Cleaning(models, checkpoints)
-    door = Door(home, settings, state, models, Samples(pools), pools, checkpoints, cleaning, hold)
+    door = Door(home, settings, state, models, SampleRequests(pools), pools, checkpoints, cleaning, hold)
     models.begin_again()
     looking = asyncio.create_task(door.look_around())
     try:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from lorad.errors import Conflict, DaemonUnreachable, EngineGone, LoradError, NotFound, PoolLost
 from lorad.gateway.errors import ApiError
-from lorad.gateway.own.bases import Bases, Peer, Peers
+from lorad.gateway.own.bases import AnsweringPool, Bases, Peers
 from lorad.gateway.own.resolve import Resolver
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
 from lorad.protocol.calls import Generate, Rank
@@ -93,7 +93,7 @@ def seeds_of(text: str, count: int) -> np.ndarray:
     return np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
 
 
-class Pools:
+class SamplingPools:
     """Finds the pool of a version, has the daemon load the version there, and asks it."""
 
     def __init__(self, resolver: Resolver, runs: Runs) -> None:
@@ -173,7 +173,7 @@ class Pools:
         return write_samples(samples, *ranked)
 
 
-async def _generated(peer: Peer, version: str, wish: Wish) -> list[Sample]:
+async def _generated(peer: AnsweringPool, version: str, wish: Wish) -> list[Sample]:
     """Sample. Raises PoolLost, also when the pool says nothing for too long."""
     prompts = [Prompt("0", wish.tokens, wish.seeds)]
     parts: list[list[Chunk]] = [[] for _ in wish.seeds]
@@ -203,7 +203,7 @@ async def _generated(peer: Peer, version: str, wish: Wish) -> list[Sample]:
     ]
 
 
-async def _ranked(peer: Peer, version: str, wish: Wish) -> tuple[np.ndarray | None, Top | None]:
+async def _ranked(peer: AnsweringPool, version: str, wish: Wish) -> tuple[np.ndarray | None, Top | None]:
     """Return the prompt's log-probabilities, float32 [P], and the most likely tokens in each place.
 
     Log-probabilities that nobody asked for, and that of the first token, are NaN.
@@ -240,10 +240,10 @@ class _Ended:
         return self.requests
 
 
-class Samples:
+class SampleRequests:
     """Has all requests for samples, by their ids."""
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: SamplingPools) -> None:
         self._pools = pools
         self._requests: dict[str, _Sampled] = {}
         self._ended: dict[tuple[str, int], _Ended] = {}  # by sampler, and copy of it

@@ -41,7 +41,7 @@ class Session(Struct, frozen=True, tag="session"):
     cleaned: bool = False
 
 
-class Lora(Struct, frozen=True):
+class RequestedLora(Struct, frozen=True):
     """The adapter that a client asks for."""
 
     rank: Integer = 32
@@ -68,7 +68,7 @@ class Model(Struct, frozen=True, tag="model"):
     owner: str
     run: str
     base: str
-    lora: Lora
+    lora: RequestedLora
     created: float
     metadata: dict[str, str] = {}
     source: str = ""

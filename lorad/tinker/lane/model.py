@@ -16,7 +16,7 @@ from lorad.driver.attempt.versions import version_fact
 from lorad.errors import Conflict, LoradError, StorageError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import LABELS
-from lorad.protocol.calls import Closed, Nothing, Opened, Publish, Save
+from lorad.protocol.calls import Nothing, Opened, Publish, Save, SlotClosed
 from lorad.protocol.calls import Published as PublishDone
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
@@ -173,7 +173,7 @@ class Model:
         if not self._is_open:
             return
         self._is_open = False
-        closed: Closed = self._pool.call("close", Nothing())
+        closed: SlotClosed = self._pool.call("close", Nothing())
         if closed.base_checksum != self._info.base_checksum:
             raise LoradError("the base's weights changed; nothing of this attempt can be trusted")
 

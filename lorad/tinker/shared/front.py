@@ -14,7 +14,7 @@ from lorad.box.config import TinkerSettings
 from lorad.box.keys import keys_file
 from lorad.box.paths import Home
 from lorad.errors import NotFound
-from lorad.gateway.limits import Limits
+from lorad.gateway.limits import RequestLimits
 from lorad.http.client import DaemonClient, Remembered
 from lorad.http.front import Owners, pass_on, requests_at_once
 from lorad.http.serve import SocketFile, serve
@@ -33,7 +33,7 @@ _RETURNED = ("Content-Type", "ETag", "X-Repo-Commit", "X-Error-Code")
 @contextlib.asynccontextmanager
 async def fronting(home: Home, settings: TinkerSettings) -> AsyncIterator[None]:
     """Serve the front within the block. Raises Conflict when another one answers there."""
-    limits = Limits(requests_at_once(_MOST), _MOST_OF_ONE)
+    limits = RequestLimits(requests_at_once(_MOST), _MOST_OF_ONE)
     keys = Keys(keys_file(home, settings))
     listeners = [SocketFile(home.tinker_socket), settings.port]
     async with (
@@ -72,7 +72,7 @@ class _Users:
 
 
 async def _forward(
-    keys: Keys, limits: Limits, users: _Users, doors: Owners, request: web.Request
+    keys: Keys, limits: RequestLimits, users: _Users, doors: Owners, request: web.Request
 ) -> web.StreamResponse:
     """Have the door of the key's owner answer."""
     owner = keys.owner_of(request)

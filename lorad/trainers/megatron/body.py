@@ -20,10 +20,10 @@ from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
 from lorad.trainers.megatron.provider import DTYPES, Base, build
-from lorad.trainers.megatron.routes import Router
-from lorad.trainers.megatron.targets import Target, chosen, paths_here, those_here, trainable_shapes
+from lorad.trainers.megatron.routes import RouteReplay
+from lorad.trainers.megatron.targets import MegatronModule, chosen, paths_here, those_here, trainable_shapes
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
-from lorad.trainers.sharded.head import Differentiating, RowLoss, Scoring, Visit, likely_of
+from lorad.trainers.sharded.head import Differentiating, RowLoss, ScoringVisit, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
@@ -73,7 +73,7 @@ class MegatronBody(Body):
         self._pipeline = Pipeline(self.device, self.dtype)
         self._paths = paths_here(self._model)
         self._mixtures = [module for module in self._model.modules() if isinstance(module, MoELayer)]
-        self._router = Router(base, self._mixtures, self._pipeline, settings.tp)
+        self._router = RouteReplay(base, self._mixtures, self._pipeline, settings.tp)
         self._expert_linears = expert_linears(Path(settings.model), base.config)
         self._shapes = trainable_shapes(
             reference, self._expert_linears, self._exist, tied=bool(base.config.tie_word_embeddings)
@@ -162,7 +162,7 @@ class MegatronBody(Body):
             raise
         return mounted
 
-    def _wrap(self, targets: Sequence[Target], key: MountKey) -> None:
+    def _wrap(self, targets: Sequence[MegatronModule], key: MountKey) -> None:
         """Wrap the targets on every stage, or on none."""
         failure: AdapterRefused | None = None
         try:
@@ -202,7 +202,7 @@ class MegatronBody(Body):
         if self._pipeline.size == 1:
             return super().likely(rows, temperature, adapter=adapter)
         self._prepare(rows, adapter, train=False)
-        scoring = Scoring(rows.targets, temperature)
+        scoring = ScoringVisit(rows.targets, temperature)
         run = self._layers(rows, recompute=False, visit=scoring)
         self._pipeline.forward(run, hidden_shape(self._model, rows, self._tp), scoring.figures)
         return likely_of(scoring.figures)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused
 from lorad.trainers.megatron.experts import from_all_ranks, not_held_once
-from lorad.trainers.megatron.targets import HEAD, Target, members
+from lorad.trainers.megatron.targets import HEAD, MegatronModule, members
 from lorad.trainers.sharded.body import Mounted, MountKey
 
 _Index = slice | np.ndarray
@@ -80,7 +80,7 @@ def _grid(rows: _Index, columns: _Index) -> tuple[_Index, _Index]:
 class Wrapped:
     """One module, before and after, and the flags that Bridge sets on it (Transformer Engine's only)."""
 
-    target: Target
+    target: MegatronModule
     original: nn.Module
     wrapper: nn.Module
     flags: Mapping[str, object]
@@ -99,7 +99,7 @@ class Wrapped:
         setattr(model.get_submodule(parent), name, module)
 
 
-def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wrapped]:
+def wrap(model: nn.Module, targets: Sequence[MegatronModule], key: MountKey) -> list[Wrapped]:
     """Put fresh adapters, all zeros, around the modules.
 
     Raises AdapterRefused, and leaves the model as it was, where Bridge wraps nothing.
@@ -119,7 +119,7 @@ def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wra
     return wrapped
 
 
-def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
+def _wrap(model: nn.Module, target: MegatronModule, peft: Any) -> Wrapped:
     """Wrap one target in its adapter.
 
     Members of a fused module that were not asked for get zeros, which stay: Bridge's forward needs every
@@ -174,7 +174,7 @@ class MegatronMounted(Mounted):
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        targets: Sequence[MegatronModule],
         wrapped: Sequence[Wrapped],
         key: MountKey,
         export: _Export,

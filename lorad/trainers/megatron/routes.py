@@ -16,7 +16,7 @@ from lorad.trainers.megatron.provider import Base
 from lorad.trainers.sharded.rows import Rows
 
 
-class Router:
+class RouteReplay:
     """Sends tokens where `Rows.routes` says, in the layers of this rank.
 
     Megatron asks an object of its class `RouterReplay` for the experts, where a router has one, and weighs

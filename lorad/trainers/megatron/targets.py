@@ -33,7 +33,7 @@ _LOCAL_EXPERT = re.compile(r"(.*\.mlp)\." + re.escape(_EXPERTS) + r"(\d+)(?=\.|$
 
 
 @dataclass(frozen=True)
-class Target:
+class MegatronModule:
     """One module of Megatron's that gets an adapter.
 
     Attributes:
@@ -88,7 +88,7 @@ def paths_here(model: nn.Module) -> dict[str, str]:
     return paths
 
 
-def those_here(targets: Iterable[Target], paths: Mapping[str, str]) -> list[Target]:
+def those_here(targets: Iterable[MegatronModule], paths: Mapping[str, str]) -> list[MegatronModule]:
     """Return the targets that are on this stage, by their paths there."""
     return [replace(target, path=paths[target.path]) for target in targets if target.path in paths]
 
@@ -116,7 +116,7 @@ def trainable_shapes(
     return {name: shape for (name, shape), is_there in zip(shapes.items(), exists, strict=True) if is_there}
 
 
-def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[Target]:
+def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[MegatronModule]:
     """Return the modules to wrap, in the order of the names.
 
     Raises AdapterRefused for what is not there.
@@ -126,10 +126,10 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[Target]
     for name in key.adapter.modules:
         path, member = _place(name) or ("", "")
         by_path.setdefault(path, {})[member] = name
-    return [Target(path, members) for path, members in by_path.items()]
+    return [MegatronModule(path, members) for path, members in by_path.items()]
 
 
-def members(target: Target) -> list[str]:
+def members(target: MegatronModule) -> list[str]:
     """Return every member of a fused module, asked for or not; of another module, one without a name."""
     suffix = re.sub(re.escape(_EXPERTS) + r"\d+\.", "", target.path.split(".", 3)[-1])
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]

@@ -63,7 +63,7 @@ def beat_file(config: Path, rank: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Places:
+class TrainerDirectories:
     """The directories of a trainer on one machine. For `work` and `logs` see `RemoteTrainer.start`. `private`
     is 0700, has a short name, and holds what belongs to the present life.
     """

@@ -25,7 +25,7 @@ from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks import hang
 from lorad.trainers.ranks.calls import Answer, Meeting, Ready, Request, answer_to
-from lorad.trainers.ranks.config import Places, RanksConfig, refusal_file
+from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories, refusal_file
 from lorad.trainers.ranks.spread import Spread
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _ENDED = re.compile(r"(?:(?P<node>\S+): )?lorad: (?P<what>rank .*)")  # a line o
 T = TypeVar("T")
 
 
-class Processes:
+class RankProcesses:
     """The processes of one life of a trainer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Processes:
     def __init__(
         self,
         config: RanksConfig,
-        places: Places,
+        places: TrainerDirectories,
         environment: dict[str, str],
         hang_seconds: float,
         spread: Spread | None = None,

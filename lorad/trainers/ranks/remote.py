@@ -31,8 +31,8 @@ from lorad.trainers.base import (
     check_verb,
 )
 from lorad.trainers.ranks.calls import Ready
-from lorad.trainers.ranks.config import Places, RanksConfig
-from lorad.trainers.ranks.processes import Processes
+from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories
+from lorad.trainers.ranks.processes import RankProcesses
 from lorad.trainers.ranks.spread import Spread
 from lorad.trainers.sharded.body import BodySettings
 
@@ -93,13 +93,13 @@ class RemoteTrainer(Trainer):
             logs: Where `trainer.log` goes.
             hosts: Other machines, which have all ranks.
         """
-        places = Places(work, logs)
+        places = TrainerDirectories(work, logs)
         config = _config(setup, settings, places)
         spread = Spread(hosts, setup) if hosts else None
         # lorad's own interpreter may have what the ranks import by the pool's PYTHONPATH alone
         own = {} if setup.python else {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
         environment = places.environment({**own, **setup.env}, settings.devices, settings.threads)
-        processes = Processes(config, places, environment, settings.hang, spread)
+        processes = RankProcesses(config, places, environment, settings.hang, spread)
         try:
             ready = await processes.start()
         except BaseException:
@@ -107,7 +107,7 @@ class RemoteTrainer(Trainer):
             raise
         return cls(processes, ready, spread)
 
-    def __init__(self, processes: Processes, ready: Ready, spread: Spread | None) -> None:
+    def __init__(self, processes: RankProcesses, ready: Ready, spread: Spread | None) -> None:
         self._processes, self._ready, self._spread = processes, ready, spread
         self._slots: dict[str, None] = {}
         self._with_files: set[asyncio.Task[Any]] = set()
@@ -188,7 +188,7 @@ class RemoteTrainer(Trainer):
         await self._processes.end()
 
 
-def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> RanksConfig:
+def _config(setup: RanksSetup, settings: RanksSettings, places: TrainerDirectories) -> RanksConfig:
     """Return what the ranks read. Raises SpecError when ranks and devices do not fit, or nobody knows the
     backend.
     """

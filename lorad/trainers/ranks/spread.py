@@ -16,7 +16,7 @@ from lorad.children.host import Host, Process, Team, check_weights, put_on_all
 from lorad.errors import SpecError
 from lorad.models.facts import weights_sha256
 from lorad.protocol.pool_setup import RanksSetup
-from lorad.trainers.ranks.config import Places, RanksConfig, environment_of, meeting_file
+from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories, environment_of, meeting_file
 
 _NAME = "trainer"  # of the directory that ranks work in, on each machine
 _SOCKET = "trainer.sock"
@@ -54,13 +54,13 @@ class Spread:
                     key="resources.devices",
                 )
 
-    def team(self, config: RanksConfig, places: Places) -> Team:
+    def team(self, config: RanksConfig, places: TrainerDirectories) -> Team:
         """Make the launchers of all machines; what ranks write beside their configuration appears in
         `places.private`.
         """
         return Team([self._launcher(place, host, config, places) for place, host in enumerate(self._hosts)])
 
-    def _launcher(self, place: int, host: Host, config: RanksConfig, places: Places) -> Process:
+    def _launcher(self, place: int, host: Host, config: RanksConfig, places: TrainerDirectories) -> Process:
         work = host.directory / _NAME
         python = host.directory / "python"
         own = msgspec.structs.replace(
@@ -93,7 +93,7 @@ class Spread:
             shadows=places.private,
         )
 
-    async def open(self, model: Path, places: Places) -> None:
+    async def open(self, model: Path, places: TrainerDirectories) -> None:
         """Have rank 0 find the pool's socket; see `check_weights`."""
         await check_weights(self._hosts, model, await asyncio.to_thread(weights_sha256, model))
         await self._stack.enter_async_context(self._hosts[0].inward(_SOCKET, places.socket))

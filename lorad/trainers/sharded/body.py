@@ -22,7 +22,7 @@ from lorad.protocol.pool_setup import Quantize
 from lorad.rl.loss import TokenLogprobs
 from lorad.routes import RouteShape
 from lorad.trainers.base import LoraType
-from lorad.trainers.sharded.head import Differentiating, RowLoss, Scoring, Visit, likely_of
+from lorad.trainers.sharded.head import Differentiating, RowLoss, ScoringVisit, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
@@ -224,7 +224,7 @@ class Body(ABC):
         """Return what the model says of each target of the micro-batch, [M], without a gradient; the same on
         every rank that works on these rows. Dropout is off.
         """
-        scoring = Scoring(rows.targets, temperature)
+        scoring = ScoringVisit(rows.targets, temperature)
         with torch.no_grad():
             self.states(rows, adapter=adapter, train=False, recompute=False, visit=scoring)
         return likely_of(scoring.figures)

@@ -57,7 +57,7 @@ class RowLoss(ABC):
         """Take in what was found of all targets, for statistics."""
 
 
-class Scoring:
+class ScoringVisit:
     """A visit that notes what the policy says of each target, without a gradient.
 
     Attributes:
@@ -82,7 +82,7 @@ class Differentiating:
     of the states.
 
     Attributes:
-        figures: See `Scoring`.
+        figures: See `ScoringVisit`.
         gradient: The gradient of the states, once the visit was made.
     """
 
@@ -94,7 +94,7 @@ class Differentiating:
 
     def __call__(self, states: Tensor, head: Head) -> None:
         if self._loss.looks_ahead:
-            before = Scoring(self._targets, self._loss.temperature)
+            before = ScoringVisit(self._targets, self._loss.temperature)
             with torch.random.fork_rng([states.device] if states.is_cuda else []):
                 before(states, head)  # with the dropout of the pass that follows
             self._loss.settle(before.figures[0])

@@ -25,7 +25,7 @@ _VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
 HOST = torch.device("cpu")
 
 
-class Section(NamedTuple):
+class ParameterSection(NamedTuple):
     """Parameters of a slot that the same ranks hold.
 
     Attributes:
@@ -59,7 +59,7 @@ class Section(NamedTuple):
         )
 
 
-class Slot:
+class ShardedSlot:
     """One adapter, whose vectors are where `device` says, one section after another. All but the weights of a
     frozen one are on the meta device, where they take no memory.
 
@@ -74,13 +74,13 @@ class Slot:
         self,
         spec: SlotSpec,
         dp: DataParallel,
-        sections: Sequence[Section],
+        sections: Sequence[ParameterSection],
         head: Sequence[torch.Size] = (),
         *,
         leads: bool = True,
     ) -> None:
         self.spec, self.dp = spec, dp
-        self._sections = [each for each in (*sections, Section(head, dp, leads)) if each.shapes]
+        self._sections = [each for each in (*sections, ParameterSection(head, dp, leads)) if each.shapes]
         self.head = [nn.Parameter(torch.zeros(shape)) for shape in head]
         padded = sum(each.padded for each in self._sections)
         share = sum(each.padded // each.dp.size for each in self._sections)
@@ -181,7 +181,7 @@ class Slot:
             section.dp.join_parts(mine, theirs)
         return self.views(flat)
 
-    def _by_section(self, flat: Tensor, part: Tensor) -> list[tuple[Section, Tensor, Tensor]]:
+    def _by_section(self, flat: Tensor, part: Tensor) -> list[tuple[ParameterSection, Tensor, Tensor]]:
         """Return each section with its piece of a vector and of this rank's share of one."""
         return list(zip(self._sections, self._cut(flat), self._shares(part), strict=True))
 

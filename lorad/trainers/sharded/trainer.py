@@ -58,7 +58,7 @@ from lorad.trainers.device_memory import give_back
 from lorad.trainers.sharded.body import Body, Mounted, MountKey
 from lorad.trainers.sharded.losses import Losses, over_ranks
 from lorad.trainers.sharded.rows import Rows, Sample, cut, pack, plan, sequences, share
-from lorad.trainers.sharded.slot import HOST, Section, Slot
+from lorad.trainers.sharded.slot import HOST, ParameterSection, ShardedSlot
 from lorad.trainers.sharded.workers import Calls
 from lorad.trainers.slot_math import initial_a
 from lorad.trainers.slots import Slots
@@ -77,10 +77,10 @@ class RankTrainer:
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
         self._body, self._calls, self._model = body, calls, model
-        self._slots = Slots[Slot]()
+        self._slots = Slots[ShardedSlot]()
         self._key: MountKey | None = None
         self._mounted: Mounted | None = None
-        self._present: Slot | None = None
+        self._present: ShardedSlot | None = None
 
     def capabilities(self) -> TrainerCapabilities:
         return TrainerCapabilities(
@@ -141,7 +141,7 @@ class RankTrainer:
             start |= {f"{module}.{MAGNITUDE}": array for module, array in norms.items()}
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         head = [torch.Size(shape) for shape in self._head(spec).values()]
-        slot = Slot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
+        slot = ShardedSlot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
         slot.fill(slot.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self._slots[verb.slot] = slot
         size = sum(map(math.prod, shapes.values())) + sum(p.numel() for p in slot.head)
@@ -162,7 +162,7 @@ class RankTrainer:
             return Gradients.of(stats, halved_to=halved_to)
         return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy(), halved_to)
 
-    def _losses_or_none(self, slot: Slot, mounted: Mounted, work: ForwardBackward) -> Losses | None:
+    def _losses_or_none(self, slot: ShardedSlot, mounted: Mounted, work: ForwardBackward) -> Losses | None:
         """Return what `_losses` does; None where any rank found no memory, which leaves the gradients as they
         were and half the tokens in a micro-batch. Collective.
         """
@@ -183,7 +183,7 @@ class RankTrainer:
         give_back(self._body.device)
         return None
 
-    def _losses(self, slot: Slot, mounted: Mounted, work: ForwardBackward) -> Losses:
+    def _losses(self, slot: ShardedSlot, mounted: Mounted, work: ForwardBackward) -> Losses:
         """Add the gradients of this rank's micro-batches to the slot's."""
         losses = Losses(work, self._body.device)
         for number, row in enumerate(self._rows(work.batch, slot.tokens_per_microbatch)):
@@ -242,7 +242,7 @@ class RankTrainer:
         with self._amplified(slot, mounted, policy.amplify):
             return self._predictions(slot, verb.batch, verb.temperature)
 
-    def _predictions(self, slot: Slot | None, batch: Batch, temperature: float) -> Predictions:
+    def _predictions(self, slot: ShardedSlot | None, batch: Batch, temperature: float) -> Predictions:
         def of_row(row: Rows) -> Tensor:
             likely = self._body.likely(row, temperature, adapter=slot is not None)
             return torch.stack([likely.logprobs, likely.correct.float()])
@@ -271,7 +271,7 @@ class RankTrainer:
         return [name for name, count in zip(names, seen, strict=True) if not count]
 
     @contextmanager
-    def _amplified(self, slot: Slot, mounted: Mounted, times: float) -> Iterator[None]:
+    def _amplified(self, slot: ShardedSlot, mounted: Mounted, times: float) -> Iterator[None]:
         """Scale the B of the mounted slot inside the block; afterwards they are exactly what they were."""
         if times == 1:
             yield
@@ -340,13 +340,15 @@ class RankTrainer:
         """Return the shapes of a critic's head by logical name; of a policy, none."""
         return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
 
-    def _sections(self, mounted: Mounted) -> list[Section]:
+    def _sections(self, mounted: Mounted) -> list[ParameterSection]:
         body = self._body
         shapes = [p.shape for p in mounted.parameters]
         are_b = mounted.are_b
         first = len(shapes) - mounted.of_experts
-        experts = Section(shapes[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:])
-        return [Section(shapes[:first], body.dp, are_b=are_b[:first]), experts]
+        experts = ParameterSection(
+            shapes[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:]
+        )
+        return [ParameterSection(shapes[:first], body.dp, are_b=are_b[:first]), experts]
 
     def _mount(self, key: MountKey) -> Mounted:
         """Return modules for adapters of this kind, which hold no slot's weights."""
@@ -357,7 +359,7 @@ class RankTrainer:
             self._key = key
         return self._mounted
 
-    def _put_in(self, slot: Slot) -> Mounted:
+    def _put_in(self, slot: ShardedSlot) -> Mounted:
         """Put the slot into the model, on the device."""
         if self._present is slot and self._mounted is not None:
             return self._mounted
@@ -388,12 +390,12 @@ class RankTrainer:
             yield packed if parts == 1 else cut(packed, body.cp)
             HEART.progress()
 
-    def _adapter(self, slot: Slot, mounted: Mounted) -> Adapter:
+    def _adapter(self, slot: ShardedSlot, mounted: Mounted) -> Adapter:
         tensors = self._gathered(slot, mounted, [view.detach() for view in slot.views(slot.weights)])
         head = self._head(slot.spec)
         return Adapter(slot.spec.adapter, {name: tensors[name] for name in tensors if name not in head})
 
-    def _gathered(self, slot: Slot, mounted: Mounted, parts: list[Tensor]) -> dict[str, np.ndarray]:
+    def _gathered(self, slot: ShardedSlot, mounted: Mounted, parts: list[Tensor]) -> dict[str, np.ndarray]:
         """Return the arrays by logical name, a critic's head last, of parts as the slot's parameters.
         Collective.
         """

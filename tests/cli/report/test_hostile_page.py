@@ -11,7 +11,7 @@ from lorad.bounds import TEXT
 from lorad.cli.commands.report import sections
 from lorad.cli.commands.report.facts import RunFacts
 from lorad.cli.commands.report.page import page
-from lorad.cli.commands.report.parts import Room
+from lorad.cli.commands.report.parts import PageText
 from lorad.protocol.evals import Expected, SetScore
 from lorad.records.episodes import EpisodeTurn
 from lorad.records.measured import Evaluation, Result
@@ -74,7 +74,7 @@ def test_whatever_was_written_stays_text(text: str) -> None:
 @settings(max_examples=40)
 @given(st.text("<>&'\"/!-=sx \x00\u202e"))
 def test_no_text_changes_the_elements_of_a_page(text: str) -> None:
-    room, plain = Room(100_000), Room(100_000)
+    room, plain = PageText(100_000), PageText(100_000)
     shown = sections.samples(facts_of(samples=[("x", a_sample(f"{text}x"))], notes=[text]), room)
     assert (
         Taken(shown).elements
@@ -84,7 +84,7 @@ def test_no_text_changes_the_elements_of_a_page(text: str) -> None:
 
 def test_long_text_is_cut_in_its_middle() -> None:
     shown = sections.samples(
-        facts_of(samples=[("x", a_sample("begin" + "<" * 10_000_000 + "end"))]), Room(10_000)
+        facts_of(samples=[("x", a_sample("begin" + "<" * 10_000_000 + "end"))]), PageText(10_000)
     )
     assert len(shown) < 60_000
     assert "begin&lt;" in shown and "… 9,997,008 characters left out …" in shown and "&lt;end" in shown

@@ -11,7 +11,7 @@ from lorad.cli.app import app
 from lorad.cli.commands.report import sections
 from lorad.cli.commands.report.facts import read
 from lorad.cli.commands.report.page import page
-from lorad.cli.commands.report.parts import Room
+from lorad.cli.commands.report.parts import PageText
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotFound, SpecError
 from lorad.protocol.evals import Expected, SetScore
@@ -80,7 +80,7 @@ def test_scores_have_the_intervals_of_their_rewards() -> None:
     sets = {"hard": SetScore(-0.5, 100, 0), "seen": SetScore(0.1, 9, 0)}
     row = replace(scored, sets=sets)
     facts = facts_of(evals=[row], rewards={"main": (0.0, 1.0), "hard": (-1.0, 1.0)})
-    said = texts(sections.evaluations(facts, Room(10_000)))
+    said = texts(sections.evaluations(facts, PageText(10_000)))
     assert {"0.500 (0.404–0.596)", "-0.500 (-0.649–-0.314)", "0.100"} < said
 
 
@@ -93,14 +93,16 @@ def test_a_long_run_makes_no_long_page(frozen: Client) -> None:
 def test_secrets_of_an_old_spec_are_hidden() -> None:
     args = {"env": ["A=hf_" + "a" * 30], "api_key": "swordfish", "eos_token": "</s>"}
     spec = {"rollout": {"engine_args": args}}
-    shown = sections.spec(facts_of(run=RunDetails("a", "ended", spec=spec)), Room(10_000))
+    shown = sections.spec(facts_of(run=RunDetails("a", "ended", spec=spec)), PageText(10_000))
     assert "hf_" not in shown and "swordfish" not in shown and "(hidden)" in shown and "&lt;/s&gt;" in shown
 
 
 def test_findings_and_expectations_are_told() -> None:
     expected = [Expected("eval", 116, 0.52, 0.57, "verl", "missed", 0.41)]
     why = Why("a", [Finding("floor", "cause", "No reward is above 0.", {}, "lorad samples a")], "It has.", "")
-    shown = sections.findings(facts_of(RunDetails("a", "ended", expected=expected), why=why), Room(10_000))
+    shown = sections.findings(
+        facts_of(RunDetails("a", "ended", expected=expected), why=why), PageText(10_000)
+    )
     assert '<li class="bad">eval missed 0.410 at 116, expected 0.52 to 0.57 (verl)</li>' in shown
     assert '<b class="bad">floor</b> No reward is above 0.' in shown and "lorad samples a" in texts(shown)
 
@@ -108,7 +110,7 @@ def test_findings_and_expectations_are_told() -> None:
 def test_versions_say_what_attested_them() -> None:
     rows = [Version("a", n, sha256=f"{n:064x}", attested="passed", attestation=f"z {n}") for n in range(50)]
     rows[7] = replace(rows[7], aliases=["bot"], attested="inconclusive")
-    said = texts(sections.versions(facts_of(versions=rows), Room(100_000)))
+    said = texts(sections.versions(facts_of(versions=rows), PageText(100_000)))
     assert {"@0", "@7", "bot", f"{7:064x}", "inconclusive", "z 7", "@49"} < said and "@8" not in said
     assert any(text.startswith("50 versions: 49 passed, 1 inconclusive.") for text in said)
 

@@ -108,7 +108,7 @@ def test_json_is_the_same_data_without_raw_controls() -> None:
 
 
 def test_the_live_line_shows_hostile_text_as_text() -> None:
-    live, terminal = follow.Live(), Console(force_terminal=True, width=200)
+    live, terminal = follow.LiveLine(), Console(force_terminal=True, width=200)
     live.update(RunDetails("a", "queued", steps=3, waiting=POISON), [], [])
     with terminal.capture() as shown:
         terminal.print(live._live.get_renderable())
@@ -117,7 +117,7 @@ def test_the_live_line_shows_hostile_text_as_text() -> None:
 
 def test_a_completion_is_text_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     sample = Sample(3, completion=f"{POISON}\n\t漢字 [bold]{'x' * 5000}", answer=POISON * 99, reward=0.5)
-    live = follow.Live(lambda step: sample)
+    live = follow.LiveLine(lambda step: sample)
     live._live.console.width = 90
     step = Step(3, metrics={"response_length": 2.0, "tokens_per_second": 1.0})
     live.update(RunDetails("a", "running", step=3, steps=9), [step], [])

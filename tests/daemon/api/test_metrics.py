@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.box.config import Metrics
+from lorad.box.config import MetricsConfig
 from lorad.daemon.api.metrics import exposition, lags, sample
 from lorad.errors import LoradError
 from lorad.states import Move
@@ -123,7 +123,7 @@ def test_labels_are_escaped() -> None:
 async def test_the_port_answers_to_its_own_names_alone(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    async with serving(home, metrics=Metrics(port)):
+    async with serving(home, metrics=MetricsConfig(port)):
 
         async def get(host: str, path: str = "/metrics", more: str = "") -> str:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -147,7 +147,7 @@ async def test_the_port_answers_to_its_own_names_alone(home: Path) -> None:
 
 async def test_taken_port_disables_only_metrics(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        async with serving(home, metrics=Metrics(taken.getsockname()[1])) as api:
+        async with serving(home, metrics=MetricsConfig(taken.getsockname()[1])) as api:
             assert (await api("status")).pid
 
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 import lorad.box.gpus
-from lorad.box.config import Config, Devices
+from lorad.box.config import Config, DevicesConfig
 from lorad.box.machine import Machine
 from lorad.box.runtime import Overrides, choose_runtime
 from lorad.cli.commands import doctor
@@ -23,7 +23,7 @@ from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu import devices, lock_notes
 from lorad.daemon.gpu.devices import Device, environment, find_devices, is_taken, lock_file
 from lorad.daemon.gpu.lock_notes import holder_of, note_path, wanted_by_others
-from lorad.daemon.gpu.occupancy import Ours, Process, Sight, read_all
+from lorad.daemon.gpu.occupancy import GpuProcess, Ours, Sight, read_all
 from lorad.daemon.pool import setup_for
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.queue.device_holders import held_in_words
@@ -67,7 +67,9 @@ def test_config_sets_number_of_cpu_slots(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_slots_split_cores_and_memory_between_pools() -> None:
     slots = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
     made = [
-        setup_for(convert({}), Config(devices=Devices(2)), slot, model_path="/m", dtype="float32", threads=1)
+        setup_for(
+            convert({}), Config(devices=DevicesConfig(2)), slot, model_path="/m", dtype="float32", threads=1
+        )
         for slot in slots
     ]
     assert [(setup.device, setup.names) for setup in made] == [("cpu", ("cpu:0",)), ("cpu", ("cpu:1",))]
@@ -376,7 +378,8 @@ def test_lock_files_stay_shared_under_any_umask(locks: Path, home: Path) -> None
 
 def test_a_process_says_who_it_is() -> None:
     assert (
-        Process(7, "alice", "python", 12 << 30, True, False).in_words() == "python (pid 7, alice, 12.0 GiB)"
+        GpuProcess(7, "alice", "python", 12 << 30, True, False).in_words()
+        == "python (pid 7, alice, 12.0 GiB)"
     )
     assert Sight(0.0).strangers(GPU) == ""
 

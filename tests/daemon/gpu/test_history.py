@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lorad.daemon.gpu.devices import find_devices
-from lorad.daemon.gpu.history import PERIOD, History
+from lorad.daemon.gpu.history import PERIOD, DeviceHistory
 from lorad.daemon.gpu.occupancy import Ours, read_all
 from lorad.records.devices import DeviceSample
 from tests.kit.fakes.gpu_kit import Gpu, Nvml
@@ -14,7 +14,7 @@ MINE = Ours((), b"LORAD_ATTEMPT=/none/", frozenset())
 
 
 def test_an_hour_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, history = 0.0, History()
+    now, history = 0.0, DeviceHistory()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for number in range(400):
         assert history.is_due()

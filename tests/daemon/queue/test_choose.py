@@ -15,7 +15,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue.choose import Blocked, choose, choose_devices, fitted
-from lorad.daemon.queue.obstacles import Claim
+from lorad.daemon.queue.obstacles import WaitingRun
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.setups import Placement
 from lorad.daemon.queue.snapshot import Snapshot, _Taken, take_snapshot
@@ -263,7 +263,7 @@ def played(case: Case, ctx: Context) -> Snapshot:
 
 def decided(case: Case, ctx: Context, now: Snapshot) -> Placement | Blocked:
     """Choose for what a case asks, after the runs that were queued before it."""
-    claims: list[Claim] = []
+    claims: list[WaitingRun] = []
     for run in now.queued:
         if case.serves and run.name == "r":
             return choose_devices(now, [fitted(now, run, place) for place in now.candidates_of(run)])

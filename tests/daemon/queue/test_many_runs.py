@@ -37,7 +37,7 @@ from lorad.daemon.queue.tenants import (
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup
-from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -328,7 +328,7 @@ LOADED = ["a@1", "a@2", "served@1", "x@1"]
 
 def test_room_already_counted_is_not_promised_twice() -> None:
     info = PoolInfo("p", 1, "m", "/m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 64, {})
-    status = PoolStatus(info, [Tenant("a", 1, "idle", 10)], LOADED, 0.0, 0.0, 0, 0.0, kept=["x@1"])
+    status = PoolStatus(info, [TenantStatus("a", 1, "idle", 10)], LOADED, 0.0, 0.0, 0, 0.0, kept=["x@1"])
     needs = {("a", 1): Need(3, 8, 100), ("b", 1): Need(3, 8, 100)}
     assert promised(Capacity(64, 4, 512, 1000, 100), needs, status) == Capacity(64, 7, 512, 1000, 200)
     assert promised(Capacity(64, 9, 512, 1000, 900), needs, status) == Capacity(64, 11, 512, 1000, 1000)

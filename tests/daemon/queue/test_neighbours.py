@@ -12,7 +12,7 @@ import pytest
 from lorad.box.config import Queue
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
-from lorad.daemon.gpu.occupancy import Process, Sight
+from lorad.daemon.gpu.occupancy import GpuProcess, Sight
 from lorad.daemon.process.processes import Processes
 from lorad.daemon.queue.neighbours import watch_neighbours
 from lorad.daemon.queue.place import place_runs
@@ -116,7 +116,7 @@ def test_unreadable_gpu_moves_nobody(clock: Clock) -> None:
 
 
 def test_processes_of_lorad_are_not_foreign() -> None:
-    someone = Process(7, "bob", "python", 1 << 30, True, False)
+    someone = GpuProcess(7, "bob", "python", 1 << 30, True, False)
     mine = (replace(someone, ours=True), replace(someone, lorads=True))
     assert Sight(0.0, processes=(*mine, someone)).foreign() == [someone]
 

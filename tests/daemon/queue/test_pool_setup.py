@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.backends.setup import CANARY_PROMPT, RANKS
-from lorad.box.config import Backend, Config, Devices
+from lorad.box.config import Backend, Config, DevicesConfig
 from lorad.box.config import load as load_config
 from lorad.daemon.api.verbs.logs import log_of
 from lorad.daemon.api.views import run_view
@@ -162,7 +162,7 @@ def test_trainer_and_servers_have_devices_apart() -> None:
 
 
 def test_slots_of_a_cpu_add_their_memory() -> None:
-    config = replace(CONFIG, devices=Devices(cpu_slots=4))
+    config = replace(CONFIG, devices=DevicesConfig(cpu_slots=4))
     pool = setup({"servers": 2}, config=config, device="cpu:0 cpu:1 cpu:2", pool={"mode": "split"})
     assert (pool.device, pool.server_names) == ("cpu", ("cpu:1", "cpu:2"))
     assert pool.memory_fraction == pytest.approx(0.85 * 3 / 4)

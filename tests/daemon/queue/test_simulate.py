@@ -16,7 +16,7 @@ from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.simulate import Foreseen, simulate
 from lorad.daemon.queue.snapshot import Snapshot, take_snapshot
-from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -103,7 +103,7 @@ def test_what_a_pool_reports_goes_with_its_runs(home: Path) -> None:
     works(ctx, "a", 20, 10.0)
     info = PoolInfo("p", 1, "m", "/m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 64, {})
     taken = Capacity(max_versions=5, versions=3, max_rank=64, memory=100_000, memory_used=90_000)
-    tenants = [Tenant("a", 1, "idle", 90_000)]
+    tenants = [TenantStatus("a", 1, "idle", 90_000)]
     loaded = ["a@1", "a@2", "a@3"]
     submit(ctx, "b", **long(30))
     now = take_snapshot(ctx, runs.queue(ctx.store))

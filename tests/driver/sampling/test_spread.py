@@ -7,7 +7,7 @@ import pytest
 
 from lorad.driver.rewards import Scoring
 from lorad.driver.sampling.spread import repetition, spread_metrics
-from lorad.driver.session import Plan, Rollout, Sample, Scored
+from lorad.driver.session import Plan, Rollout, Sample, StepSelection
 from lorad.rl.data import Example
 
 EXAMPLE = Example("a/1/0", "S:21=", "12", [1, 2], {})
@@ -22,7 +22,7 @@ def measured(groups: list[list[Sample]], rewards: list[float], sizes: list[int])
     plan = Plan(0, [EXAMPLE] * len(groups), 0, 1, 0)
     counts = (list(range(len(groups))), len(groups), len(groups), 9, 1.0, 0.0)
     nothing: Any = np.zeros(0)
-    scored = Scored(
+    scored = StepSelection(
         [], nothing, np.array(rewards, np.float32), nothing, np.array(sizes), nothing, nothing, nothing
     )
     return spread_metrics(Rollout(plan, groups, *counts, Scoring.of([])), scored, [7])

@@ -19,7 +19,7 @@ from lorad.engines.remote import server as servers
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import NotFinite, ServerRefused
 from lorad.engines.remote.server import Server
-from lorad.engines.remote.transport import Transport
+from lorad.engines.remote.transport import ServerTransport
 from lorad.errors import AdapterRefused, LoradError, NotFound
 from lorad.protocol.batch import Sampling
 from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt
@@ -84,14 +84,14 @@ async def test_what_the_server_itself_refuses_changes_nothing(
 ) -> None:
     await load(engine, "run@1", shapes, 1)
     before = await engine.score("run@1", CANARY)
-    put = Transport.put
+    put = ServerTransport.put
 
-    def torn(self: Transport, name: str, adapter: object) -> Path:
+    def torn(self: ServerTransport, name: str, adapter: object) -> Path:
         directory = put(self, name, adapter)  # type: ignore[arg-type]
         (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:50])
         return directory
 
-    monkeypatch.setattr(Transport, "put", torn)
+    monkeypatch.setattr(ServerTransport, "put", torn)
     with pytest.raises(AdapterRefused, match="does not load"):
         await load(engine, "run@2", shapes, 2)
     monkeypatch.undo()
@@ -104,18 +104,18 @@ async def test_form_changed_in_transit_has_another_digest(
     engine: Engine, shapes: Shapes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = partial(random_adapter(shapes, 1), match_modules(shapes, "q_proj"), rslora=True)
-    source, put = AdapterSource(adapter.digest(), adapter=adapter), Transport.put
+    source, put = AdapterSource(adapter.digest(), adapter=adapter), ServerTransport.put
     whole = await engine.load("run@1", source)
     assert whole.digest == adapter.digest() and whole.delivered
 
-    def changed(self: Transport, name: str, form: Adapter) -> Path:
+    def changed(self: ServerTransport, name: str, form: Adapter) -> Path:
         path = put(self, name, form) / WEIGHTS
         data = bytearray(path.read_bytes())
         data[-4] ^= 1  # the last bit of the last number
         path.write_bytes(data)
         return path.parent
 
-    monkeypatch.setattr(Transport, "put", changed)
+    monkeypatch.setattr(ServerTransport, "put", changed)
     loaded = await engine.load("run@2", source)
     assert loaded.digest == loaded.delivered not in (whole.digest, whole.delivered)
 

@@ -9,11 +9,11 @@ import msgspec
 
 from lorad.box.paths import AttemptDir, Home
 from lorad.daemon.gpu.devices import Device
-from lorad.daemon.gpu.occupancy import Process, Sight
+from lorad.daemon.gpu.occupancy import GpuProcess, Sight
 from lorad.daemon.pool import Pool
 from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup
-from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus
+from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, TenantStatus, TrainerStatus
 from lorad.protocol.traffic import FILE, Figures, Report
 from lorad.store.pools import GrantRow, NodeRow
 from tests.kit.frozen.runs import NOW, QWEN, TINY
@@ -56,8 +56,8 @@ SIGHTS = {
         int(71.4 * GIB),
         0.93,
         (
-            Process(4711, "ann", "python", int(38.2 * GIB), True, True),
-            Process(4712, "ann", "sglang::scheduler", int(33.2 * GIB), True, True),
+            GpuProcess(4711, "ann", "python", int(38.2 * GIB), True, True),
+            GpuProcess(4712, "ann", "sglang::scheduler", int(33.2 * GIB), True, True),
         ),
         held=True,
     ),
@@ -66,8 +66,8 @@ SIGHTS = {
         int(41.1 * GIB),
         0.38,
         (
-            Process(4720, "ann", "python", int(2.9 * GIB), True, True),
-            Process(40122, "carol", "python", int(38.2 * GIB), True, False),
+            GpuProcess(4720, "ann", "python", int(2.9 * GIB), True, True),
+            GpuProcess(40122, "carol", "python", int(38.2 * GIB), True, False),
         ),
         held=True,
     ),
@@ -162,7 +162,9 @@ def qwen() -> tuple[PoolSetup, PoolStatus, float]:
         owner=ANN,
     )
     runs = ("support-bot", "sample"), ("bold-lr", "train"), ("one-answer", "idle"), ("judge-fails", "sample")
-    tenants = [Tenant(run, 1, phase, 43_646_976, 698_351_616, 3.5 * n) for n, (run, phase) in enumerate(runs)]
+    tenants = [
+        TenantStatus(run, 1, phase, 43_646_976, 698_351_616, 3.5 * n) for n, (run, phase) in enumerate(runs)
+    ]
     engine = EngineStatus(
         True, False, 96, 12, slots_used=6, slots=8, prefix_hits=0.71, cache_used=0.64, adapters_per_step=3.0
     )
@@ -201,7 +203,7 @@ def tiny() -> tuple[PoolSetup, PoolStatus, float]:
         owner=ANN,
     )
     runs = ("sorter", "train", 2), ("million", "sample", 1), ("hanging", "sample", 1)
-    tenants = [Tenant(run, attempt, phase, 92_160, 1_474_560, 0.4) for run, phase, attempt in runs]
+    tenants = [TenantStatus(run, attempt, phase, 92_160, 1_474_560, 0.4) for run, phase, attempt in runs]
     status = PoolStatus(
         info(setup, 4720, lorad="0.1.0", torch="2.13.0"),
         tenants,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lorad.records.devices import Device
-from lorad.tui.dashboard.tables import Devices
+from lorad.tui.dashboard.tables import DevicesPane
 from lorad.tui.device import DeviceScreen, hour
 from lorad.tui.pool.screen import PoolScreen
 from lorad.tui.widgets.table import Rows
@@ -22,8 +22,8 @@ def a_device(**more: Any) -> dict[str, Any]:
 
 
 async def opened(user: User) -> None:
-    await until(user, lambda: user.app.screen.query_one(Devices).key)
-    user.app.screen.query_one(Devices).focus()
+    await until(user, lambda: user.app.screen.query_one(DevicesPane).key)
+    user.app.screen.query_one(DevicesPane).focus()
     await user.press("enter")
     await until(user, lambda: isinstance(user.app.screen, DeviceScreen) and "carol" in screen_text(user))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lorad.records.pools import Pool
-from lorad.tui.dashboard.tables import Pools
+from lorad.tui.dashboard.tables import PoolsPane
 from lorad.tui.pool.figures import lines
 from lorad.tui.pool.screen import PoolScreen
 from lorad.tui.run.screen import RunScreen
@@ -59,8 +59,8 @@ def a_world() -> World:
 
 
 async def opened(user: User) -> None:
-    await until(user, lambda: user.app.screen.query_one(Pools).key)
-    user.app.screen.query_one(Pools).focus()
+    await until(user, lambda: user.app.screen.query_one(PoolsPane).key)
+    user.app.screen.query_one(PoolsPane).focus()
     await user.press("enter")
     await until(user, lambda: isinstance(user.app.screen, PoolScreen) and "line two" in screen_text(user))
 

@@ -4,7 +4,7 @@ import pytest
 
 from lorad.records.measured import Step
 from lorad.tui.curves.axes import x_text, x_ticks
-from lorad.tui.curves.plot import Look, extent, plot
+from lorad.tui.curves.plot import CurveLook, extent, plot
 from lorad.tui.curves.series import Detail, Series, Track
 from tests.kit.tui_world import shaped
 from tests.tui.test_curves import step
@@ -52,7 +52,7 @@ def test_evaluations_lie_between_the_steps_around_them() -> None:
     track.sets["eval"] = Series()
     for number in (0, 3):
         track.sets["eval"].add(number, 0.5)
-    drawn, _ = plot("eval", [track], Look(x="tokens"), *(extent([track], "tokens") or (0, 0)))
+    drawn, _ = plot("eval", [track], CurveLook(x="tokens"), *(extent([track], "tokens") or (0, 0)))
     assert list(drawn.curves[0].xs) == [0, 300] and [x for x, _ in drawn.marks] == [0, 300]
 
 
@@ -61,7 +61,7 @@ def test_window_at_a_finer_grain_keeps_its_evaluations() -> None:
     fine.parent, track.detail = track, Detail(4, 8, fine)
     track.sets["eval"] = Series()
     track.sets["eval"].add(12, 0.25)
-    drawn, _ = plot("eval", [track], Look(x="tokens"), 400, 800)
+    drawn, _ = plot("eval", [track], CurveLook(x="tokens"), 400, 800)
     assert list(drawn.curves[0].xs) == [1200]
 
 
@@ -72,7 +72,7 @@ def test_window_at_a_finer_grain_keeps_its_evaluations() -> None:
 def test_best_is_only_marked_where_better_means_something(metric: str, best: object) -> None:
     track = Track()
     track.add(shaped(Step, step(number, nll=1 / number)) for number in (1, 2, 3))
-    drawn, _ = plot(metric, [track], Look(smooth=0.0), 1, 3)
+    drawn, _ = plot(metric, [track], CurveLook(smooth=0.0), 1, 3)
     assert next(iter(drawn.best), None) == best
 
 

@@ -11,9 +11,9 @@ import pytest
 from lorad.errors import SpecError
 from lorad.records.measured import Step
 from lorad.tui.curves.export import refuse, write
-from lorad.tui.curves.plot import Look
+from lorad.tui.curves.plot import CurveLook
 from lorad.tui.curves.series import Track
-from lorad.tui.screens.dialogs import Ask
+from lorad.tui.screens.dialogs import AskDialog
 from tests.kit.tui_world import screen_text, shaped, until
 from tests.tui.test_curves import a_world, looking, step
 
@@ -31,7 +31,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_csv_has_each_point_and_its_smoothed_value(tmp_path: Path) -> None:
-    found = rows(write(str(tmp_path / "a.csv"), ["reward", "kl"], runs("a", "b"), Look(smooth=0.9)))
+    found = rows(write(str(tmp_path / "a.csv"), ["reward", "kl"], runs("a", "b"), CurveLook(smooth=0.9)))
     assert len(found) == 12 and found[0] == {
         "run": "a", "metric": "reward", "step": "1", "value": "0.001", "smoothed": "0.001",
     }  # fmt: skip
@@ -41,24 +41,24 @@ def test_csv_has_each_point_and_its_smoothed_value(tmp_path: Path) -> None:
 
 
 def test_csv_has_the_window_and_seconds(tmp_path: Path) -> None:
-    look = Look(smooth=0.0, x="time")
+    look = CurveLook(smooth=0.0, x="time")
     found = rows(write(str(tmp_path / "a.csv"), ["reward"], runs("a"), look, (2500, 9000)))
     assert [(row["step"], row["seconds"]) for row in found] == [("2", "3.0"), ("3", "4.0")]
 
 
 def test_svg_names_metrics_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # it cannot be imported
-    path = write(str(tmp_path / "a.svg"), ["reward", "kl"], runs("_a", "<b>$x$"), Look(log=True))
+    path = write(str(tmp_path / "a.svg"), ["reward", "kl"], runs("_a", "<b>$x$"), CurveLook(log=True))
     text = " ".join(ElementTree.parse(path).getroot().itertext())
     assert all(word in text for word in ("reward", "KL to the reference", "A _a", "B <b>$x$"))
-    again = write(str(tmp_path / "b.svg"), ["reward", "kl"], runs("_a", "<b>$x$"), Look(log=True))
+    again = write(str(tmp_path / "b.svg"), ["reward", "kl"], runs("_a", "<b>$x$"), CurveLook(log=True))
     assert path.read_bytes() == again.read_bytes()
 
 
 def test_svg_curve_lies_where_its_values_are(tmp_path: Path) -> None:
     track = Track()
     track.add(shaped(Step, step(number, reward=value)) for number, value in ((1, 0.0), (2, 1.0), (3, 0.5)))
-    path = write(str(tmp_path / "a.svg"), ["reward"], {"a": track}, Look(smooth=0.0))
+    path = write(str(tmp_path / "a.svg"), ["reward"], {"a": track}, CurveLook(smooth=0.0))
     area = ElementTree.parse(path).getroot().find(".//{*}g/{*}svg")
     assert area is not None
     (line,) = area.iter("{http://www.w3.org/2000/svg}polyline")
@@ -68,13 +68,13 @@ def test_svg_curve_lies_where_its_values_are(tmp_path: Path) -> None:
 
 
 def test_png_is_written_of_a_run_without_steps(tmp_path: Path) -> None:
-    path = write(str(tmp_path / "A.PNG"), ["reward"], {"a": Track()}, Look())
+    path = write(str(tmp_path / "A.PNG"), ["reward"], {"a": Track()}, CurveLook())
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_impossible_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match=r"ends with none of \.png, \.svg, \.csv"):
-        write("a.jpg", ["reward"], runs("a"), Look())
+        write("a.jpg", ["reward"], runs("a"), CurveLook())
     with pytest.raises(SpecError, match="there is no directory /nowhere"):
         refuse("/nowhere/a.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -91,7 +91,7 @@ async def test_key_writes_what_is_seen(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "first-reward.png").touch()
     async with looking(a_world()) as user:
         await user.press("t", "t", "t", "E")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await until(user, lambda: "it exists already" in screen_text(user))
         await user.press("end", *("backspace",) * 3, *"csv", "enter")
         await until(user, lambda: user.app._notifications)

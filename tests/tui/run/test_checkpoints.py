@@ -10,8 +10,8 @@ from lorad.client.transport import Json
 from lorad.records.runs import RunDetails
 from lorad.records.versions import Checkpoint
 from lorad.tui.feed import Changes
-from lorad.tui.run.checkpoints import Checkpoints
-from lorad.tui.screens.dialogs import Ask
+from lorad.tui.run.checkpoints import CheckpointsTab
+from lorad.tui.screens.dialogs import AskDialog
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 from tests.kit.tui_samples import counted, opened
@@ -55,7 +55,7 @@ async def test_resume_starts_from_the_selected_checkpoint() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")
         await user.press("j", "r")
-        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await until(user, lambda: "lorad resume a --detach --from 10" in screen_text(user))
 
 
@@ -64,7 +64,9 @@ async def test_fork_takes_the_version_of_the_checkpoint() -> None:
     async with using(a_world(10, 20)) as user:
         await opened(user, 4, "● newest, whole")
         await user.press("j", "f")
-        await until(user, lambda: isinstance(user.app.screen, Ask) and "lorad fork a@11" in screen_text(user))
+        await until(
+            user, lambda: isinstance(user.app.screen, AskDialog) and "lorad fork a@11" in screen_text(user)
+        )
 
 
 def test_checkpoints_are_fetched_only_after_new_ones() -> None:
@@ -72,7 +74,7 @@ def test_checkpoints_are_fetched_only_after_new_ones() -> None:
     found = [shaped(Checkpoint, a_checkpoint(10))]
     world.answers["runs/a/checkpoints"] = counted(asked, lambda query: [a_checkpoint(10)])
     tab, client, run = (
-        Checkpoints("a"),
+        CheckpointsTab("a"),
         Client(transport=Prepared(world)),
         shaped(RunDetails, a_run("a", step=12)),
     )

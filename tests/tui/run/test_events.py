@@ -10,7 +10,7 @@ import pytest
 from lorad.client.client import Client
 from lorad.records.runs import Event, RunDetails
 from lorad.tui.feed import EVENTS, Changes
-from lorad.tui.run.events import Events, News, what
+from lorad.tui.run.events import EventsTab, News, what
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.table import Rows
 from tests.kit.tui_world import (
@@ -77,7 +77,7 @@ async def looking_at(
 
 
 def shown(user: User) -> list[str]:
-    table = user.app.screen.query_one(Events).query_one(Rows)
+    table = user.app.screen.query_one(EventsTab).query_one(Rows)
     return [table.cells(key)["what"].plain for key in table.on_page]
 
 
@@ -99,7 +99,7 @@ async def test_new_events_are_added_to_their_run() -> None:
 
 
 def test_events_that_came_in_are_not_asked_for() -> None:
-    world, tab = History(PAST), Events("sorter")
+    world, tab = History(PAST), EventsTab("sorter")
     client, changes = Client(transport=Prepared(world)), Changes()
     assert tab.read(client, Changes(everything=True), RUN) == News(EVENTS_BEFORE, is_all=True)
     world.answers.clear()
@@ -115,7 +115,7 @@ def test_events_that_came_in_are_not_asked_for() -> None:
 
 
 def test_too_many_new_events_are_fetched_anew() -> None:
-    world, tab, changes = History(PAST), Events("sorter"), Changes()
+    world, tab, changes = History(PAST), EventsTab("sorter"), Changes()
     for number in range(EVENTS + 1):
         changes.take(shaped(Event, an_event(number, "step") | {"run": "other"}))
     assert tab.read(Client(transport=Prepared(world)), changes, RUN) == News(EVENTS_BEFORE, is_all=True)
@@ -145,7 +145,7 @@ async def test_selected_event_is_shown_whole_below() -> None:
 @pytest.mark.system
 async def test_cursor_stays_on_event_or_newest() -> None:
     async with looking_at(PAST) as (user, world):
-        table = user.app.screen.query_one(Events).query_one(Rows)
+        table = user.app.screen.query_one(EventsTab).query_one(Rows)
         await until(user, lambda: table.key == "9")
         world.happen("eval", score=0.75, version=6)
         await until(user, lambda: table.key == "10")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from lorad.client.transport import Json
-from lorad.tui.feed import PAUSE, Pace
+from lorad.tui.feed import PAUSE, Pauses
 from lorad.tui.run.screen import RunScreen
-from lorad.tui.screens.dialogs import Ask
+from lorad.tui.screens.dialogs import AskDialog
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import PAGE, Rows
 from tests.kit.tui_samples import a_version, opened
@@ -94,7 +94,7 @@ async def test_swap_suggests_the_alias_of_this_run() -> None:
         await opened(user, 3, "◉ @1")
         await user.press("w")
         await until(
-            user, lambda: isinstance(user.app.screen, Ask) and "lorad swap bot a@1" in screen_text(user)
+            user, lambda: isinstance(user.app.screen, AskDialog) and "lorad swap bot a@1" in screen_text(user)
         )
 
 
@@ -123,7 +123,7 @@ async def test_thousands_of_versions_page() -> None:
 
 
 def test_slow_answers_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, pace = [100.0], Pace()
+    now, pace = [100.0], Pauses()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with pace.asking():
         now[0] += 0.5

@@ -6,7 +6,7 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
-from lorad.daemon.record.verify import Subject, check_files, counted
+from lorad.daemon.record.verify import VerifiedRun, check_files, counted
 from lorad.daemon.runs.versions import heard, in_hand
 from lorad.daemon.serving.borrow_pool import call_attest_again
 from lorad.daemon.storage.budget import was_spared
@@ -27,13 +27,13 @@ async def verify(ctx: Context, call: Call) -> Verification:
     return Verification(call.run, checks, sum(len(check.problems) for check in checks))
 
 
-def _subject(ctx: Context, run: RunRow) -> Subject:
+def _subject(ctx: Context, run: RunRow) -> VerifiedRun:
     rows = versions(ctx.store, run.name)
     kept = checkpoints(ctx.store, run.name)
     works = not RunState(run.state).is_over
     spared = was_spared(ctx, run.name)
     named = {row.version for row in rows if row.pinned or row.aliases}
-    return Subject(
+    return VerifiedRun(
         directory=run.dir,
         model_path=Path(request_of(run).model_path),
         quantize=spec_of(run).model.quantize,

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.state import Integer, Lora
+from lorad.tinker.door.state import Integer, RequestedLora
 
 _MOST_CHUNKS = 1 << 12
 _MOST_STOPS = 64
@@ -41,7 +41,7 @@ class CreateModel(Struct, frozen=True):
     session_id: str
     model_seq_id: Integer
     base_model: str
-    lora_config: Lora | None = None
+    lora_config: RequestedLora | None = None
     optimizer_config: OptimizerConfig | None = None
     user_metadata: dict[str, Any] | None = None
 
@@ -57,12 +57,12 @@ class Numbered(Struct, frozen=True):
     seq_id: Integer
 
 
-class OptimStep(Struct, frozen=True):
+class OptimStepBody(Struct, frozen=True):
     adam_params: dict[str, Any] | None = None
     optimizer_params: dict[str, Any] | None = None
 
 
-class SaveWeights(Struct, frozen=True):
+class SaveWeightsBody(Struct, frozen=True):
     path: str | None = None
     ttl_seconds: float | None = None
     overwrite: bool = False

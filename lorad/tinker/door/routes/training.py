@@ -21,7 +21,7 @@ from lorad.tinker.door.errors import BadRequest, HttpError, cut
 from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.routes.answers import PROTOBUF
-from lorad.tinker.door.state import Lora, Model
+from lorad.tinker.door.state import Model, RequestedLora
 from lorad.tinker.door.wire import read_head, read_pass
 from lorad.tinker.records import (
     Arguments,
@@ -43,7 +43,7 @@ async def create_model(door: Door, request: Asked) -> web.Response:
     body = bodies.read(request.data, bodies.CreateModel)
     session = door.session(request.owner, body.session_id)
     await door.limits(body.base_model)
-    lora = body.lora_config or Lora()
+    lora = body.lora_config or RequestedLora()
     _refuse_lora(lora, body.optimizer_config)
     if (ranks := door.settings.ranks) and lora.rank not in ranks:
         raise HttpError(400, f"lora rank {lora.rank} is not served here: there are {ranks}")
@@ -154,7 +154,7 @@ def _begun(door: Door, model: Model) -> web.Response:
 
 
 def _model(
-    door: Door, session: str, number: int, base: str, lora: Lora, metadata: dict[str, Any] | None
+    door: Door, session: str, number: int, base: str, lora: RequestedLora, metadata: dict[str, Any] | None
 ) -> Model:
     """Make a model with the id that the client computes by itself."""
     if not 0 <= number < _INTEGERS:
@@ -168,7 +168,7 @@ def _model(
     return Model(f"{session}:train:{number}", session, owner, run, base, lora, time.time(), metadata)
 
 
-def _refuse_lora(lora: Lora, optimizer: bodies.OptimizerConfig | None) -> None:
+def _refuse_lora(lora: RequestedLora, optimizer: bodies.OptimizerConfig | None) -> None:
     if optimizer is not None and optimizer.type != "adamw":
         raise HttpError(400, f"the optimizer {optimizer.type} is not supported; there is adamw")
     if lora.rank < 1:
@@ -178,7 +178,7 @@ def _refuse_lora(lora: Lora, optimizer: bodies.OptimizerConfig | None) -> None:
 
 
 def _step_of(data: bytes, _: Model) -> Step:
-    body = bodies.read(data, bodies.OptimStep)
+    body = bodies.read(data, bodies.OptimStepBody)
     if body.adam_params is None:
         raise ValueError("optim_step takes adam_params; there is no other optimizer")
     settings = {name: value for name, value in body.adam_params.items() if name in Step.__struct_fields__}
@@ -195,7 +195,7 @@ def _step_of(data: bytes, _: Model) -> Step:
 
 
 def _save_of(data: bytes, _: Model) -> SaveWeights:
-    body = bodies.read(data, bodies.SaveWeights)
+    body = bodies.read(data, bodies.SaveWeightsBody)
     _refuse_ttl(body.ttl_seconds)
     return SaveWeights(name_of(body.path), body.overwrite, body.ttl_seconds, body.user_metadata or {})
 
