@@ -1,7 +1,7 @@
 """All data of the screens: one thread follows the event stream, another reads what changed.
 
-The reader asks the screen in front what it needs (`_FedScreen.read`), never on the UI thread, and hands it the
-result as a `Fresh` message; at most twice a second, and only when something happened. What has no events
+The reader asks the screen in front what it needs (`_FedScreen.read`), never on the UI thread, and hands it
+the result as a `Fresh` message; at most twice a second, and only when something happened. What has no events
 (pools, devices) is asked for with every tick. When the daemon is lost, the app gets a `Line`, and the daemon
 is asked again with a growing delay. Both threads are daemonic: leaving never waits for a socket.
 """

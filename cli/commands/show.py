@@ -64,7 +64,6 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         share = data.trainable.share
         trainable = f"{data.trainable.parameters:,}"
         trainable += "" if share is None else f" ({share:.2%} of all parameters)"
-    base = data.reference
     lines = {
         "run": data.name,
         "state": phase(data) + (f" ({data.reason})" if data.reason else ""),
@@ -92,7 +91,8 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "data": data.data_format and f"read as {data.data_format}",
         "rate": rate_in_words(data),
         "origin": data.origin,
-        "reference": base and f"KL is to {base.name}, sha256 {base.sha256[:12]}",
+        "reference": data.reference
+        and f"KL is to {data.reference.name}, sha256 {data.reference.sha256[:12]}",
         "sweep": data.sweep,
         "group": data.group,
         "tags": " ".join(data.tags),
