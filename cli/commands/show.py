@@ -56,7 +56,9 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
     margin = signals.reward_margin
     pairs += "" if margin is None else f", reward margin {output.number(margin)}"
-    best_words = trainable = ""
+    best_words = trainable = speed = ""
+    if rates.tokens_per_second is not None:
+        speed = f"{output.number(rates.tokens_per_second, 0)} tok/s, {output.number(rates.step_seconds, 2)} s a step"
     if best is not None and best.version != data.version:
         best_words = f"{data.name}@{best.version}, {best.metric} {output.number(best.value)}"
         best_words += f" at step {best.step}"
@@ -64,6 +66,7 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         share = data.trainable.share
         trainable = f"{data.trainable.parameters:,}"
         trainable += "" if share is None else f" ({share:.2%} of all parameters)"
+    kl_is_to = data.reference and f"{data.reference.name}, sha256 {data.reference.sha256[:12]}"
     lines = {
         "run": data.name,
         "state": phase(data) + (f" ({data.reason})" if data.reason else ""),
@@ -78,10 +81,7 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "held out": likelihood_in_words(data),
         "best": best_words,
         "version": None if data.version is None else f"{data.name}@{data.version}",
-        "speed": f"{output.number(rates.tokens_per_second, 0)} tok/s, "
-        f"{output.number(rates.step_seconds, 2)} s a step"
-        if rates.tokens_per_second is not None
-        else None,
+        "speed": speed,
         "failures": failures(data),
         "trainable": trainable,
         "adapter": lora and adapter_in_words(lora),
@@ -91,8 +91,7 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "data": data.data_format and f"read as {data.data_format}",
         "rate": rate_in_words(data),
         "origin": data.origin,
-        "reference": data.reference
-        and f"KL is to {data.reference.name}, sha256 {data.reference.sha256[:12]}",
+        "reference": kl_is_to and f"KL is to {kl_is_to}",
         "sweep": data.sweep,
         "group": data.group,
         "tags": " ".join(data.tags),
