@@ -58,7 +58,8 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     pairs += "" if margin is None else f", reward margin {output.number(margin)}"
     best_words = trainable = speed = ""
     if rates.tokens_per_second is not None:
-        speed = f"{output.number(rates.tokens_per_second, 0)} tok/s, {output.number(rates.step_seconds, 2)} s a step"
+        speed = f"{output.number(rates.tokens_per_second, 0)} tok/s, "
+        speed += f"{output.number(rates.step_seconds, 2)} s a step"
     if best is not None and best.version != data.version:
         best_words = f"{data.name}@{best.version}, {best.metric} {output.number(best.value)}"
         best_words += f" at step {best.step}"
