@@ -52,17 +52,16 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     rates = data.rates
     signals = data.signals
     best = data.best
-    lora = data.spec.get("lora")
     pairs = "" if signals.pair_accuracy is None else f", {signals.pair_accuracy:.0%} of pairs right"
     margin = signals.reward_margin
     pairs += "" if margin is None else f", reward margin {output.number(margin)}"
     best_words = trainable = speed = ""
     if rates.tokens_per_second is not None:
-        speed = f"{output.number(rates.tokens_per_second, 0)} tok/s, "
-        speed += f"{output.number(rates.step_seconds, 2)} s a step"
+        per_step = output.number(rates.step_seconds, 2)
+        speed = f"{output.number(rates.tokens_per_second, 0)} tok/s, {per_step} s a step"
     if best is not None and best.version != data.version:
-        best_words = f"{data.name}@{best.version}, {best.metric} {output.number(best.value)}"
-        best_words += f" at step {best.step}"
+        value = output.number(best.value)
+        best_words = f"{data.name}@{best.version}, {best.metric} {value} at step {best.step}"
     if data.trainable:
         share = data.trainable.share
         trainable = f"{data.trainable.parameters:,}"
@@ -85,8 +84,8 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "speed": speed,
         "failures": failures(data),
         "trainable": trainable,
-        "adapter": lora and adapter_in_words(lora),
-        "targets": lora and targets_in_words(lora),
+        "adapter": adapter_in_words(data.spec["lora"]) if data.spec.get("lora") else "",
+        "targets": targets_in_words(data.spec["lora"]) if data.spec.get("lora") else "",
         "algorithm": _algorithm(data.spec),
         "routes": "recorded and replayed" if data.begun and data.begun.routes == "record" else None,
         "data": data.data_format and f"read as {data.data_format}",
@@ -105,11 +104,11 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "processes": ", ".join(f"{p.role} {p.pid}" for p in data.processes) or "none",
     }
     attempts = [("attempt", f"{attempt.attempt}: {_attempt_in_words(attempt)}") for attempt in data.attempts]
-    warnings = [("warning", str(warning)) for warning in data.warnings]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
-    expected = [("expect", expectation.in_words) for expectation in data.expected]
-    return [*fields, *sets, *expected, *_results_in_words(data), *attempts, *warnings]
+    sets += [("expect", expectation.in_words) for expectation in data.expected]
+    warnings = (("warning", str(warning)) for warning in data.warnings)
+    return [*fields, *sets, *_results_in_words(data), *attempts, *warnings]
 
 
 def _results_in_words(data: RunDetails) -> list[tuple[str, str]]:
