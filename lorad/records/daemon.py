@@ -77,7 +77,7 @@ class Shutdown(Struct, frozen=True):
     staying: list[StayingPool] = []
 
 
-class DoctorFinding(Struct, frozen=True):
+class Finding(Struct, frozen=True):
     what: str  # is wrong, and where
     advice: str = ""
 
@@ -87,8 +87,8 @@ class Census(Struct, frozen=True):
 
     problems: list[str]
     warnings: list[str]
-    missing: list[DoctorFinding]  # files that something needs
-    unknown: list[DoctorFinding]  # files that no row names
+    missing: list[Finding]  # files that something needs
+    unknown: list[Finding]  # files that no row names
     runs: int = 0
 
 

@@ -8,7 +8,7 @@ from lorad.adapters.directory import TEMPORARY
 from lorad.box.paths import Home, RunDir
 from lorad.daemon.record.relocate import corrected, place_of
 from lorad.daemon.storage.prune import REMOVED, VERSION, key_of, listed
-from lorad.records.daemon import Census, DoctorFinding
+from lorad.records.daemon import Census, Finding
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.check import CheckReport, check
@@ -41,42 +41,40 @@ def of_home(home: Home, runs_root: Path) -> Census:
                 if _is_there(rows[row.run]) and not Path(row.path).is_dir():
                     what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
                     advice = f"`lorad resume {row.run} --from STEP` continues from another one."
-                    missing.append(DoctorFinding(what, advice))
+                    missing.append(Finding(what, advice))
             unknown = [*_unknown_runs(runs_root, rows), *_unknown_files(reader, rows)]
             for path in listed(home.pools):
                 if path.is_dir() and not (path / "pool.json").exists():
                     what = f"{path} is the directory of no pool"
-                    unknown.append(DoctorFinding(what, "Delete it once nothing works there."))
+                    unknown.append(Finding(what, "Delete it once nothing works there."))
     finally:
         reader.close()
     return Census(report.problems, report.warnings, _bounded(missing), _bounded(unknown), len(rows))
 
 
-def _bounded(findings: list[DoctorFinding]) -> list[DoctorFinding]:
+def _bounded(findings: list[Finding]) -> list[Finding]:
     more = len(findings) - _MOST
-    return [*findings[:_MOST], DoctorFinding(f"{more} more", "Mend these first.")] if more > 0 else findings
+    return [*findings[:_MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else findings
 
 
 def _is_there(run: RunRow) -> bool:
     return Path(run.directory).is_dir()
 
 
-def _missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[DoctorFinding]:
+def _missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
     gone = [run for run in rows.values() if not _is_there(run)]
     moved = {run.name for run in gone if corrected(place_of(run), runs_root)}
     if moved:
         what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
-        yield DoctorFinding(
-            what, "`lorad daemon start` continues with them there; stop a running daemon first."
-        )
+        yield Finding(what, "`lorad daemon start` continues with them there; stop a running daemon first.")
     for run in gone:
         if run.name not in moved:
             advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {run.name}`"
             advice += " forgets the run."
-            yield DoctorFinding(f"run {run.name}: its directory {run.directory} is missing", advice)
+            yield Finding(f"run {run.name}: its directory {run.directory} is missing", advice)
 
 
-def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[DoctorFinding]:
+def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Find pinned or served versions without files, except an active run's newest, which a pool may be
     writing.
     """
@@ -91,20 +89,20 @@ def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[DoctorF
         instead = (
             f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
         )
-        yield DoctorFinding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
+        yield Finding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
 
 
-def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[DoctorFinding]:
+def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
             advice = (
                 f"If it was a run of this home, {_REPAIR[0].lower()}{_REPAIR[1:]} Else move it away, or "
                 "delete it."
             )
-            yield DoctorFinding(f"no run of the database has its files in {path}", advice)
+            yield Finding(f"no run of the database has its files in {path}", advice)
 
 
-def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[DoctorFinding]:
+def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
     made_ones = ever_made_by_all(reader)
     versions = numbers(reader)
@@ -120,6 +118,6 @@ def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[DoctorFind
                 yield _unknown(name, path, "version")
 
 
-def _unknown(run: str, path: Path, kind: str) -> DoctorFinding:
+def _unknown(run: str, path: Path, kind: str) -> Finding:
     what = f"{path} is no {kind} that the journal of run {run} records"
-    return DoctorFinding(what, "A writer died before it said so; delete it, it is used by nothing.")
+    return Finding(what, "A writer died before it said so; delete it, it is used by nothing.")
