@@ -69,17 +69,20 @@ def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
 
 def _answer(printed: str) -> dict[str, str]:
     try:
-        found = json.loads(printed.strip().rpartition("\n")[2])
+        answer = json.loads(printed.strip().rpartition("\n")[2])
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        answer = None
+    if not isinstance(answer, dict):
         said = f"printed {printed.strip()[:60]!r}" if printed.strip() else "printed nothing"
         raise NoInterpreter(f"it is no Python: asked what is installed, it {said}")
-    return found
+    return answer
 
 
 class InterpreterFinding(Struct, frozen=True):
-    """hint: what to do, when it is not ok."""
+    """One thing that was checked about an environment.
+
+    hint: What to do where it is not ok.
+    """
 
     name: str
     ok: bool
@@ -89,10 +92,11 @@ class InterpreterFinding(Struct, frozen=True):
 
 
 class Requirements(Struct, frozen=True):
-    """What an environment must have.
+    """The packages that an environment must have.
 
-    packages: distributions whose versions are reported.
-    modules: those that must import, on GPUs also `for_gpus`.
+    packages: Distributions whose versions are reported.
+    modules: Modules that must import.
+    for_gpus: Modules that must import where there are GPUs.
     """
 
     packages: Sequence[str]

@@ -52,12 +52,12 @@ class Tail:
             return [line_of(row) for row in rows]
         # from the newest back: most followers lack only a few
         later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
-        kept = [line for line in reversed(later) if run in (None, line.run)]
-        if kept and run is not None:
+        lines = [line for line in reversed(later) if run in (None, line.run)]
+        if lines and run is not None:
             first = events.first_id(self._store, run)
-            kept = [line for line in kept if line.id >= first]
-        sizes = accumulate(len(line.text) for line in kept)
-        return [line for line, size in zip(kept, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
+            lines = [line for line in lines if line.id >= first]
+        sizes = accumulate(len(line.text) for line in lines)
+        return [line for line, size in zip(lines, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 
     def forget(self) -> None:
         """Hold nothing any more: events have got another name of their run."""

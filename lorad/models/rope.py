@@ -34,16 +34,15 @@ def frequencies(rope: RopeParameters, dim: int) -> torch.Tensor:
     powers = rope.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.rope_type == "linear":
         return 1.0 / powers / rope.factor
-    if (
-        rope.rope_type == "llama3"
-    ):  # arXiv 2407.21783: long waves are stretched, short ones kept, others blended
+    # arXiv 2407.21783: long waves are stretched, short ones kept, others blended
+    if rope.rope_type == "llama3":
         plain = 1.0 / powers
         trained = rope.original_max_position_embeddings
         low = rope.low_freq_factor
         high = rope.high_freq_factor
         wavelength = 2 * math.pi / plain
-        kept = (trained / wavelength - low) / (high - low)
-        blended = (1 - kept) * plain / rope.factor + kept * plain
+        unstretched = (trained / wavelength - low) / (high - low)
+        blended = (1 - unstretched) * plain / rope.factor + unstretched * plain
         inner = torch.where(wavelength < trained / high, plain, blended)
         return torch.where(wavelength > trained / low, plain / rope.factor, inner)
     if rope.rope_type == "yarn":

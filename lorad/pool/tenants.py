@@ -124,9 +124,9 @@ class Tenant:
         self.change = change
         self.files = files
         self.versions.append(entry)
-        kept = max(_LEAST_KEPT, self.spec.kept)
-        gone = self.versions[:-kept]
-        self.versions = self.versions[-kept:]
+        count = max(_LEAST_KEPT, self.spec.kept)
+        gone = self.versions[:-count]
+        self.versions = self.versions[-count:]
         return gone
 
 

@@ -34,26 +34,26 @@ def keep_leases(ctx: Context) -> None:
     over.
     """
     notes = ctx.gpus.notes
-    kept: dict[Path, Holder | WaitingNote] = {}
+    current: dict[Path, Holder | WaitingNote] = {}
 
     def keep_lease(ctx: Context, pool: Pool) -> None:
-        nonlocal kept
         gpus = devices_of(ctx, pool) if pool.process.is_up else []
         if gpus and (holder := holder_of_pool(ctx, pool, anybody(ctx))).pid is not None:
-            kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): holder for device in gpus}
+            for device in gpus:
+                current[lock_notes.note_path(ctx.home.root, device.uuid, "holder")] = holder
 
     each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
     notes.since = {uuid: notes.since.get(uuid, time.time()) for uuid in notes.wanted}
     for uuid, why in notes.wanted.items():
-        kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = WaitingNote(
+        current[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = WaitingNote(
             os.getuid(), why, notes.since[uuid]
         )
     notes.wanted = {}
     for device in (device for device in ctx.gpus.devices if device.uuid):
         for kind in ("holder", "wanted"):
             path = lock_notes.note_path(ctx.home.root, device.uuid, kind)
-            if path in kept:
-                lock_notes.put(notes, path, kept[path])
+            if path in current:
+                lock_notes.put(notes, path, current[path])
             else:
                 lock_notes.remove(notes, path)
 

@@ -41,14 +41,14 @@ class _Setting(Protocol):
 
 @dataclass
 class LiveEpisode:
-    """An episode, as it grows.
+    """Holds what an episode has come to so far.
 
-    context: what the model reads next.
-    parts: tokens, and whether the policy sampled them.
-    routes: by row, its routes as far as they were computed.
-    end: None while it is under way.
-    tools: the functions that the model may call, in OpenAI's form.
-    scores_at_limit: whether the environment says what it earns where a limit ends it.
+    context: What the model reads next.
+    parts: Tokens, and whether the policy sampled them.
+    routes: The routes of each row, as far as they were computed.
+    end: How it ended; None while it is under way.
+    tools: The functions that the model may call, in OpenAI's form.
+    scores_at_limit: Whether the environment says what the episode earns where a limit ends it.
     """
 
     place: int

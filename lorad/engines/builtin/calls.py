@@ -128,8 +128,8 @@ class Sample(Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class SampleGroup:
-    """Samples that continue from the same tokens, prefilled once: those of one prompt, or one that lost its
-    place.
+    """Holds samples that continue from the same tokens, which are prefilled once: all samples of a prompt, or
+    a single one that gave up its row.
     """
 
     tokens: np.ndarray
@@ -149,10 +149,9 @@ class SampleGroup:
 
     def split(self, count: int) -> "tuple[SampleGroup, SampleGroup]":
         """Split off the first samples; returns them and the others."""
-        first, rest = self.samples[:count], self.samples[count:]
-        return SampleGroup(self.tokens, first, self.call, self.prompt), SampleGroup(
-            self.tokens, rest, self.call, self.prompt
-        )
+        first = SampleGroup(self.tokens, self.samples[:count], self.call, self.prompt)
+        rest = SampleGroup(self.tokens, self.samples[count:], self.call, self.prompt)
+        return first, rest
 
     def resumed(self, sample: Sample) -> "SampleGroup":
         """Make the group that recomputes the keys and values of a sample that gave up its row."""

@@ -257,9 +257,9 @@ class DecodeBatch:
     def _place(
         self, groups: Sequence[SampleGroup], cache: KVCache, owners: np.ndarray, start: int
     ) -> np.ndarray:
-        """Take over the keys and values of prompts; returns the slot of each new row's shared prompt.
+        """Take over the keys and values of prompts, and return the slot of each new row's shared prompt.
 
-        owners: which of the groups each row from `start` on is of.
+        owners: The number of the group that each row from `start` on belongs to.
         """
         slots, device = np.full(len(groups), NONE), self.models.base.device
         for row, group in enumerate(groups):

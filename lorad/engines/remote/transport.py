@@ -20,7 +20,10 @@ LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for a
 
 
 class ServerTransport:
-    """base: what the PEFT configurations name as their base. All methods block."""
+    """Hands adapters to servers as directories; `base` is what their PEFT configurations name as their base.
+
+    All methods block.
+    """
 
     def __init__(self, work: Path, base: str) -> None:
         self._base = base

@@ -73,7 +73,7 @@ async def _stream(
     started = time.perf_counter()
     samples = 0
     tokens = 0
-    kept = list[Chunk]()
+    unsent = list[Chunk]()
     sent_at = started
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
     generating = cast(
@@ -92,15 +92,15 @@ async def _stream(
                 samples += chunk.finish is not None
                 tokens += chunk.tokens.size
                 pool.ledger.add(**{"generated" if run else "served": chunk.tokens.size})
-                kept.append(chunk)
+                unsent.append(chunk)
                 is_due = time.perf_counter() - sent_at >= GATHER_SECONDS
                 if args.sampling.stream or args.sampling.as_they_end or is_due:
-                    yield Chunks.of(args.version, kept, positions)
-                    kept = []
+                    yield Chunks.of(args.version, unsent, positions)
+                    unsent = []
                     sent_at = time.perf_counter()
     finally:  # the prompts of the call are billed, however it ends
         pool.ledger.add(prompts=caller().prompts, cached=caller().cached)
     check()
-    if kept:
-        yield Chunks.of(args.version, kept, positions)
+    if unsent:
+        yield Chunks.of(args.version, unsent, positions)
     yield Generated(samples, tokens, time.perf_counter() - started, caller().waited)

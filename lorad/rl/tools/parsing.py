@@ -56,17 +56,17 @@ def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Sai
         properties = tool["function"].get("parameters", {}).get("properties", {})
         schemas[tool["function"]["name"]] = properties if isinstance(properties, Mapping) else {}
     begin = _end_of_thought(text)
-    kept = [text[:begin]]
+    outside_calls = [text[:begin]]
     calls = list[ToolCall]()
     end = begin
     for start, stop, inside in _READERS[form](text, begin, schemas):
         outside = text[end:start]
-        kept.append(outside if not calls or outside.strip() else "")
+        outside_calls.append(outside if not calls or outside.strip() else "")
         calls += inside
         end = stop
     rest = text[end:]
-    kept.append(rest if not calls or rest.strip() else "")
-    return _Said("".join(kept), calls)
+    outside_calls.append(rest if not calls or rest.strip() else "")
+    return _Said("".join(outside_calls), calls)
 
 
 class Splitter:

@@ -57,15 +57,17 @@ class Cleaning:
         is_silent = session.id not in self._state.seen and time.time() - max(used, session.created) > _SILENT
         is_over = bool(session.finished) or is_silent
         for model, lane in lanes:
-            kept = [checkpoint.outcome for checkpoint in await self._checkpoints.of(model)]
-            left += len(kept)
+            named = [checkpoint.outcome for checkpoint in await self._checkpoints.of(model)]
+            left += len(named)
             for result in lane.saved:
                 outcome = result.outcome
-                if outcome in kept:
+                if outcome in named:
                     continue
                 if isinstance(outcome, Published) and (is_over or not outcome.sampler):
                     left += not await self._is_discarded(model, outcome.version)
-                if isinstance(outcome, Saved) and all(outcome.directory != other.directory for other in kept):
+                if isinstance(outcome, Saved) and all(
+                    outcome.directory != other.directory for other in named
+                ):
                     await asyncio.to_thread(_remove, self._models.runs.home.run(model.run).root, outcome)
         if is_over and not left:
             self._state.note(replace(self._state.sessions[session.id], cleaned=True))

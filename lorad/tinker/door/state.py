@@ -170,13 +170,13 @@ class State:
             if session is not None and session.cleaned and (session.finished or is_unnamed):
                 del self.samplers[sampler.id]
         self._written = self._count()
-        kept = set[tuple[type, str]]()
+        written = set[tuple[type, str]]()
 
         def is_current(note: _Note) -> bool:
             subjects, key = self._place(note.about)
-            if subjects.get(key) != note.about or (type(note.about), key) in kept:
+            if subjects.get(key) != note.about or (type(note.about), key) in written:
                 return False
-            kept.add((type(note.about), key))
+            written.add((type(note.about), key))
             return True
 
         self.log.drop(self._seq + 1, _Note, is_current)

@@ -81,12 +81,11 @@ def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
                 raise SpecError(f"{_line(error)}", key="model.path", hint=hint) from error
             log.warning("%s is without %s attention", config.model_type, kind)
     model.tie_weights()
-    if (
-        dtype != torch.float32
-    ):  # what the architecture computes in fp32 all the same, as `from_pretrained` does
-        kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
+    # what the architecture computes in fp32 all the same, as `from_pretrained` does
+    if dtype != torch.float32:
+        in_fp32 = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):
+            if in_fp32 and re.search(rf"(?:^|\.)(?:{in_fp32})(?:\.|$)", name):
                 tensor.data = tensor.data.float()
     return model.eval().requires_grad_(False)
 

@@ -98,9 +98,9 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
         staying = []
         for pool in (pool for pool in up if pool.process.is_up):
             tenants = [run.name for run in tenants_of(ctx, pool)]
-            kept = pool.status.kept if pool.status and serves else []
+            aliases = pool.status.kept if pool.status and serves else []
             idle = 0.0 if tenants else pool.idle_seconds
-            staying.append(StayingPool(pool.id, tenants, kept, max(0.0, timeout_of(ctx, pool) - idle)))
+            staying.append(StayingPool(pool.id, tenants, aliases, max(0.0, timeout_of(ctx, pool) - idle)))
         ended = [pool.id for pool in up if not pool.process.is_up]
         if body.gateway or (body.pools and not staying):
             await stop(ctx, DOOR)

@@ -38,8 +38,8 @@ async def collect(ctx: Context, call: Call) -> Collected:
     total = sum(sizes[item.path] for item in doomed)
     before = rollbacks(ctx.store)  # versions that stay, as an alias of the caller's would roll back to them
     rolled_back = [row.alias for row in seen_aliases(ctx, call.caller) if row.alias in before]
-    kept = [KeptVersion(alias, "{}@{}".format(*before[alias])) for alias in rolled_back]
-    return Collected(deleted, total, body.dry_run, kept)
+    versions = [KeptVersion(alias, "{}@{}".format(*before[alias])) for alias in rolled_back]
+    return Collected(deleted, total, body.dry_run, versions)
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:
