@@ -34,6 +34,7 @@ MEGATRON: dict[str, tuple[str, ...]] = {
 _MEGATRON_PATH = {"decoder": "model", "self_attention": "self_attn"}
 _WILD = frozenset("*?[")
 _OF_EXPERT = re.compile(rf"(.+\.{EXPERTS})\.\d+\.\w+")
+_IN_LAYERS = re.compile(rf"(?:^|\.)(layers\.\d+\..+|{HEAD}(?:\.\w+)?$)")
 _LAYER = re.compile(r"\.[^.]*\.(\d+)\.")  # the first counts, as for PEFT
 
 
@@ -100,6 +101,37 @@ def match_modules(
 def leaf(name: str) -> str:
     """Return `q_proj` of `model.layers.0.self_attn.q_proj`."""
     return name.rpartition(".")[2]
+
+
+def in_layers(name: str) -> str:
+    """Return what all names of a linear have in common: `model.language_model.layers.0.mlp.up_proj` ->
+    `layers.0.mlp.up_proj`.
+    """
+    match = _IN_LAYERS.search(name)
+    return match[1] if match else name
+
+
+def renamed(names: Iterable[str], base: Iterable[str]) -> dict[str, str]:
+    """Return the name in `base` of each of `names`: its own, or else that of the same linear of the same
+    layer, as tools and classes put another prefix before `layers`. A name without a counterpart stays.
+
+    Raises SpecError where two names of the base are alike behind the prefix.
+    """
+    present = set(base)
+    alike: dict[str, list[str]] = {}
+    for name in sorted(present):
+        alike.setdefault(in_layers(name), []).append(name)
+    result = {}
+    for name in names:
+        counterparts = [name] if name in present else alike.get(in_layers(name), [name])
+        if len(counterparts) > 1:
+            raise SpecError(
+                f"{name} may be {counterparts[0]} or {counterparts[1]} of the base",
+                key="model.path",
+                hint="Give a checkpoint of the language model alone.",
+            )
+        result[name] = counterparts[0]
+    return result
 
 
 def experts_of(name: str) -> str:

@@ -47,7 +47,10 @@ _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "experts_per_token")
-_OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi_modal_projector)(\.|$)")
+_OTHER_SENSES = re.compile(
+    r"(^|\.)(visual|(embed_)?vision\w*|(embed_)?audio\w*|mm_projector|multi_modal_projector)(\.|$)"
+)
+_NO_ATTENTION = {"linear_attention", "mamba", "mlp", "moe"}  # kinds of layers without keys and values
 
 
 class TensorPlace(NamedTuple):
@@ -272,7 +275,7 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
         raise SpecError(f"{where}: quantized weights cannot be trained on", hint="give the model in bfloat16")
     layers = _first(config, _LAYERS)
     stored = {name: place[:2] for name, (_, place) in stored_tensors(directory).items()}
-    tensors = {name: tensor for name, tensor in stored.items() if not _is_later(name, layers)}
+    tensors = {name: tensor for name, tensor in stored.items() if not is_left_out(name, layers)}
     is_tied = bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False)))
     matrices = {
         name: shape for name, (_, shape) in tensors.items() if name.endswith(".weight") and len(shape) == 2
@@ -286,7 +289,10 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     dtype = dtype or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
     heads = config.get("num_attention_heads") or 1
     width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
-    cached = 2 * (config.get("num_hidden_layers") or 0) * (config.get("num_key_value_heads") or heads) * width
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    kinds = kinds if isinstance(kinds, list) else ["attention"] * layers
+    attentions = sum(kind not in _NO_ATTENTION for kind in kinds)
+    cached = 2 * attentions * (config.get("num_key_value_heads") or heads) * width
     expert_count = _first(config, _EXPERTS)
     per_token = _first(config, _PER_TOKEN)
     in_experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
@@ -318,11 +324,11 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
 
 def _linears(modules: _Shapes, is_tied: bool, data: Mapping[str, Any]) -> _Shapes:
     """Return the linears; transformers' Conv1D, whose weights are transposed (see c_attn), is none."""
-    others = (_EMBEDDINGS, _ROUTER, _EXPERT, _OTHER_SENSES)
+    others = (_EMBEDDINGS, _ROUTER, _EXPERT)
     linears = {
         name: shape
         for name, shape in modules.items()
-        if not any(kind.search(name) for kind in others) and not (name == HEAD and is_tied)
+        if not any(kind.search(name) for kind in others) and not (leaf(name) == HEAD and is_tied)
     }
     if any(leaf(name) == "c_attn" and rows < columns for name, (rows, columns) in linears.items()):
         linears = {name: shape for name, shape in linears.items() if not leaf(name).startswith("c_")}

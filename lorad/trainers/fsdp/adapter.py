@@ -42,22 +42,31 @@ class AdapterRoom:
         shapes: The shapes of all linears, of experts too.
 
     Args:
-        shapes: The shapes of the linears that are modules.
+        shapes: The shapes of the linears that are modules, by their paths in the model.
+        names: What the checkpoint calls each of these.
         mixtures: The modules of experts, whose linears have no module of their own.
     """
 
     def __init__(
-        self, model: nn.Module, shapes: Mapping[str, tuple[int, int]], mixtures: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        shapes: Mapping[str, tuple[int, int]],
+        names: Mapping[str, str],
+        mixtures: Mapping[str, Any],
     ) -> None:
         self._mixtures = dict(mixtures)
-        self.shapes = {**shapes, **experts.expert_shapes(mixtures)}
+        self._paths = {names[path]: path for path in shapes}
+        dense = {name: shapes[path] for name, path in self._paths.items()}
+        self.shapes = {**dense, **experts.expert_shapes(mixtures)}
         self._holds = True
         self._adapted: list[Any] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks for what transformers has deprecated
             config = _lora(AdapterConfig(1, 1.0, tuple(shapes)))
             self._peft: Any = get_peft_model(_Nameless(model), config, _NAME, low_cpu_mem_usage=True)
-        self._linears: dict[str, Any] = {name: model.get_submodule(name) for name in shapes}
+        self._linears: dict[str, Any] = {
+            name: model.get_submodule(path) for name, path in self._paths.items()
+        }
 
     def parameters(self) -> set[nn.Parameter]:
         """Return the adapter's parameters, which `fully_shard` must ignore; call `clear` once it is done."""
@@ -117,7 +126,9 @@ class AdapterRoom:
     ) -> "list[_ParameterParts]":
         if not config.modules:
             return []
-        self._peft.add_adapter(_NAME, _lora(config), low_cpu_mem_usage=True)
+        paths = tuple(self._paths[name] for name in config.modules)
+        in_model = msgspec.structs.replace(config, modules=paths)
+        self._peft.add_adapter(_NAME, _lora(in_model), low_cpu_mem_usage=True)
         self._holds = True
         placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
         if placed != set(config.modules):

@@ -14,11 +14,18 @@ import torch
 from peft.utils.integrations import init_empty_weights
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.utils import is_flash_attn_2_available
 
 from lorad.errors import SpecError
 from lorad.limits.arguments import ATTENTION
+from lorad.models.facts import is_left_out
 from lorad.trainers.sharded.rows import Rows, Sample, pack
 
 log = logging.getLogger("lorad.fsdp")
@@ -61,14 +68,24 @@ def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
     return [*["flash_attention_2"] * flash, "sdpa", "eager"]
 
 
+def auto_class(config: Any) -> Any:
+    """Return what makes the model of a config: some language models are there only as a part of one that
+    sees images.
+    """
+    causal, seeing = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    sees_only = type(config) in seeing and type(config) not in causal
+    return AutoModelForImageTextToText if sees_only else AutoModelForCausalLM
+
+
 def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
     """Make a model with its parameters on the meta device, tied as in the end, frozen; buffers are real,
-    since no file holds all of them. The attentions of `kinds` are tried until the architecture has one.
+    since no file holds all of them; there are no towers for images and sound. The attentions of `kinds` are
+    tried until the architecture has one.
     """
     for kind in kinds:
         try:
             with init_empty_weights(include_buffers=False):
-                model = AutoModelForCausalLM.from_config(
+                model = auto_class(config).from_config(
                     config, dtype=dtype, attn_implementation=kind, trust_remote_code=False
                 )
             break
@@ -80,6 +97,10 @@ def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
                 )
                 raise SpecError(f"{_line(error)}", key="model.path", hint=hint) from error
             log.warning("%s is without %s attention", config.model_type, kind)
+    for parent in (model, model.base_model):
+        for name, _ in [*parent.named_children()]:
+            if is_left_out(name, 0):
+                setattr(parent, name, None)
     model.tie_weights()
     # what the architecture computes in fp32 all the same, as `from_pretrained` does
     if dtype != torch.float32:

@@ -3,7 +3,7 @@ not know.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from lorad.adapters.targets import HEAD
+from lorad.adapters.targets import HEAD, renamed
 from lorad.errors import SpecError
 from lorad.limits.arguments import ATTENTION
 from lorad.limits.check import refuse
 from lorad.limits.limit import BackendSetup
 from lorad.models.experts import replayed
+from lorad.models.facts import read_facts
 from lorad.routes import RouteShape
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
@@ -70,7 +71,7 @@ class _FsdpBody(Body):
         self._text = self._model.config.get_text_config()
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)
-        self._shard(self._layers)
+        self._shard(self._layers, read_facts(directory).linears)
         rounding = weights.Rounding(settings.quantize, frozenset(self._room.shapes) - {HEAD})
         weights.fill(self._model, self._mixtures, directory, self.device, rounding)
         self._on_host: list[Tensor] = []  # the base, in the order in which modules are asked for it
@@ -90,7 +91,7 @@ class _FsdpBody(Body):
             "share rows" if self.packs else "have rows of their own",
         )
 
-    def _shard(self, layers: list[Any]) -> None:
+    def _shard(self, layers: list[Any], stored: Iterable[str]) -> None:
         self._recompute = Recompute()
         self._recompute.install(layers)
         self._mixtures = experts.experts_in(layers, self._model)
@@ -99,7 +100,7 @@ class _FsdpBody(Body):
         self._routes = experts.route_shape(self._model, self._mixtures)
         self._router = experts.Router(self._model, self._mixtures if self._routes else {})
         shapes = architecture.linear_shapes(self._model, layers)
-        self._room = AdapterRoom(self._model, shapes, self._mixtures)
+        self._room = AdapterRoom(self._model, shapes, renamed(shapes, stored), self._mixtures)
         mesh = DeviceMesh.from_group(self._world, self.device.type)
         ignored = self._room.parameters()
         for module in (*layers, self._model):

@@ -1,4 +1,4 @@
-"""List the linears of a checkpoint as the ranks of fsdp call them.
+"""List the linears of a checkpoint that the ranks of fsdp have, by its names.
 
 `python -m lorad.trainers.fsdp.names DIRECTORY` writes a line of JSON on stdout: the names, or the error that
 the ranks would end with.
@@ -10,13 +10,15 @@ from pathlib import Path
 import msgspec
 import torch
 
+from lorad.adapters.targets import renamed
 from lorad.errors import SpecError, to_wire
+from lorad.models.facts import read_facts
 from lorad.trainers.fsdp import architecture, experts
 from lorad.trainers.sharded.lacking import refuse_lacking
 
 
-def _class_names(directory: Path) -> list[str]:
-    """Return the names of the linears in transformers' model, without reading weights.
+def _names(directory: Path) -> list[str]:
+    """Return what the checkpoint calls the linears of transformers' model, without reading weights.
 
     Raises SpecError, also for tensors of the model that the directory lacks.
     """
@@ -26,12 +28,13 @@ def _class_names(directory: Path) -> list[str]:
     refuse_lacking(model, directory)
     layers = architecture.decoder_layers(model)
     linears = architecture.linear_shapes(model, layers)
-    return sorted({**linears, **experts.expert_shapes(experts.experts_in(layers, model))})
+    names = renamed(linears, read_facts(directory).linears)
+    return sorted({*names.values(), *experts.expert_shapes(experts.experts_in(layers, model))})
 
 
 def main() -> None:
     try:
-        answer = msgspec.json.encode({"names": _class_names(Path(sys.argv[1]))})
+        answer = msgspec.json.encode({"names": _names(Path(sys.argv[1]))})
     except SpecError as error:
         answer = msgspec.json.encode({"error": to_wire(error)})
     sys.stdout.write(f"\n{answer.decode()}\n")

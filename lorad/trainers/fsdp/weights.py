@@ -11,15 +11,16 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
 
+from lorad.adapters.targets import HEAD, in_layers, renamed
 from lorad.errors import SpecError
 from lorad.models.base import add_to
-from lorad.models.facts import stored_tensors
+from lorad.models.facts import is_left_out, stored_tensors
 from lorad.models.packed import pack
 from lorad.protocol.pool_setup import Quantize
 from lorad.trainers.fsdp import experts
 from lorad.trainers.fsdp.adapter import is_adapter
+from lorad.trainers.fsdp.architecture import auto_class
 from lorad.trainers.fsdp.experts import Part
 
 log = logging.getLogger("lorad.fsdp")
@@ -61,10 +62,11 @@ def fill(
     parts = experts.parts_of(mixtures)
     fused = {part.name for part in parts.values()}
     is_whole = all(name in files for name in parts)
-    stored = {*files, *fused}
-    if (parts or not _converts(model)) and is_whole and all(name in stored for name, _ in weights(model)):
+    names = _names_in_files(model, files)
+    has_all = all(stored in files or name in fused for name, stored in names.items())
+    if (parts or not _converts(model)) and is_whole and has_all:
         log.info("every rank reads its own rows of %s", directory)
-        _read_rows(model, files, parts, rounding)
+        _read_rows(model, files, names, parts, rounding)
     elif rounding.form is not None:
         raise SpecError(
             f"{rounding.form}: names in {directory} are not those of the modules, and fsdp rounds none",
@@ -111,19 +113,40 @@ def _converts(model: nn.Module) -> bool:
     return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
+def _names_in_files(model: nn.Module, files: Collection[str]) -> dict[str, str]:
+    """Return the names in the files of a model's tensors, where these differ by one prefix at most."""
+    read = [name for name in files if not is_left_out(name, 0)]
+    names = renamed((name for name, _ in weights(model)), read)
+    prefixes = {
+        (name.removesuffix(tail), stored.removesuffix(tail))
+        for name, stored in names.items()
+        if (tail := in_layers(name)) != name and not tail.startswith(HEAD)
+    }
+    if len(prefixes) != 1:
+        return names
+    ((own, stored),) = prefixes
+    beside = [name for name in names if names[name] not in files and name.startswith(own)]
+    return names | {name: stored + name.removeprefix(own) for name in beside}
+
+
 @torch.no_grad()
 def _read_rows(
-    model: nn.Module, files: dict[str, Path], parts: Mapping[str, Part], rounding: Rounding
+    model: nn.Module,
+    files: dict[str, Path],
+    names: Mapping[str, str],
+    parts: Mapping[str, Part],
+    rounding: Rounding,
 ) -> None:
     parameters = dict(weights(model))
+    stored = {names[name]: tensor for name, tensor in parameters.items()}
     for path in sorted(set(files.values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 if name in parts:
                     _read_part(file, path, name, parts[name], parameters[parts[name].name], rounding)
-                elif name in parameters:
-                    _read(file, path, name, parameters[name], rounding)
-    unread = sorted(set(files) - set(parameters) - set(parts))
+                elif name in stored:
+                    _read(file, path, name, stored[name], rounding)
+    unread = sorted(set(files) - set(stored) - set(parts))
     if unread:
         log.info(
             "%d tensors have no place in the model and were not read: %s", len(unread), ", ".join(unread[:3])
@@ -186,7 +209,7 @@ def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> No
 
 
 def _loaded(model: Any, directory: Path) -> dict[str, Tensor]:
-    loaded, report = AutoModelForCausalLM.from_pretrained(
+    loaded, report = auto_class(model.config).from_pretrained(
         directory,
         dtype=model.dtype,
         use_safetensors=True,
