@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from lorad.models.facts import read_facts
-from lorad.trainers.fsdp import architecture, experts
+from lorad.trainers.fsdp import architecture, experts, names, weights
+from tests.models.bases import write_base
 from tests.models.test_families import MIXTURES, make_model
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -58,3 +59,27 @@ def test_experts_of_older_transformers_are_found(tmp_path: Path, norm: bool | No
         if norm is not None:
             module.has_post_expert_norm = norm
     assert bool(experts.experts_in(architecture.decoder_layers(model), model)) is is_found
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mistral3", "nemotron_h", "llama4"])
+def test_linears_are_named_as_in_the_file(tmp_path: Path, family: str) -> None:
+    write_base(tmp_path, family)
+    assert names._names(tmp_path) == sorted(read_facts(tmp_path).linears)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "mistral3", "nemotron_h"])
+def test_ranks_read_their_rows_behind_other_prefixes(tmp_path: Path, family: str) -> None:
+    write_base(tmp_path, family)
+    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    stored = load_file(tmp_path / "model.safetensors")
+    places = weights._names_in_files(model, stored)
+    assert {name: stored[places[name]].shape for name in places} == {
+        name: tensor.shape for name, tensor in weights.weights(model)
+    }
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_towers_are_not_counted(tmp_path: Path, family: str) -> None:
+    write_base(tmp_path, family)
+    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    assert read_facts(tmp_path).parameters == sum(parameter.numel() for parameter in model.parameters())

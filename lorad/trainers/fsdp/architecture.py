@@ -111,12 +111,18 @@ def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def decoder_of(model: Any) -> Any:
+    """Return what gives the last hidden states; the class of Llama 4 names itself."""
+    decoder = model.get_decoder()
+    return decoder.model if decoder is model else decoder
+
+
 def decoder_layers(model: Any) -> list[nn.Module]:
     """Return the decoder layers in order. Raises SpecError when no list has the length that the model's
     config states.
     """
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.get_decoder().modules():
+    for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     hint = "use trainer.backend=builtin or another model"

@@ -176,7 +176,7 @@ class _FsdpBody(Body):
         """Return what the decoder gives. After the visit its first token alone goes on to the output layer,
         by which FSDP sees the model's end, and so the backward that is to come.
         """
-        decoder = self._model.get_decoder()
+        decoder = architecture.decoder_of(self._model)
         captured = []
         decode = decoder.forward
 

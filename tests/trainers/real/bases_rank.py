@@ -1,0 +1,115 @@
+"""One rank of FSDP bodies of several families: how far each is from transformers and PEFT in one piece.
+
+python -m tests.trainers.real.bases_rank DIRECTORY FAMILY …   (writes `DIRECTORY/found.json`)
+"""
+
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.adapters.targets import renamed
+from lorad.errors import LoradError
+from lorad.models.facts import is_left_out, read_facts
+from lorad.trainers.fsdp.body import open_body
+from lorad.trainers.fsdp.weights import weights
+from lorad.trainers.sharded.body import BodySettings
+from lorad.trainers.sharded.rows import sequences
+from lorad.trainers.sharded.workers import join
+from tests.conformance.reference import random_batch
+from tests.models.bases import FAMILIES
+from tests.trainers.real.fsdp_rank import CPU, Rank, far, loss
+
+
+class _FamilyRank(Rank):
+    """A body of a family, and the class that config.json names in one piece."""
+
+    def __init__(self, model: Path) -> None:
+        self.settings = BodySettings(model=str(model), dtype="float32", device="cpu")
+        self.body: Any = open_body(self.settings)
+        self.reference = getattr(transformers, FAMILIES[model.name][0]).from_pretrained(
+            model, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.samples = sequences(random_batch(1, groups=2))
+        self.config = AdapterConfig(4, 6.0, tuple(sorted(self.body.shapes)))
+
+    def put_on_peft(self, numbers: dict[str, np.ndarray]) -> tuple[Any, dict[str, str]]:
+        """Return PEFT's model with an adapter of these numbers, and its names of the tensors."""
+        linears = [
+            name
+            for name, module in self.reference.named_modules()
+            if hasattr(module, "in_features") and not is_left_out(name, 0)
+        ]
+        paths = renamed(self.config.modules, linears)
+        pattern = rf"model\.(?:{'|'.join(map(re.escape, paths.values()))})"
+        settings = LoraConfig(r=4, lora_alpha=6, target_modules=pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = get_peft_model(_Nameless(self.reference), settings).eval()
+        names = {}
+        for name, array in numbers.items():
+            module, _, half = name.rpartition(".lora_")
+            names[name] = f"base_model.model.model.{paths[module]}.lora_{half[0]}.default.weight"
+            model.get_parameter(names[name]).data = torch.from_numpy(array)
+        return model, names
+
+
+class _Nameless(torch.nn.Module):
+    """A model without a config, by which PEFT would take other targets than are named."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+
+def _about(rank: _FamilyRank, model: Path) -> dict[str, Any]:
+    base = rank.logits(rank.samples, adapter=False)
+    before = rank.body.checksum()
+    answer: dict[str, Any] = {
+        "parameters": sum(tensor.numel() for _, tensor in weights(rank.body._model))
+        == read_facts(model).parameters,
+        "linears": sorted(rank.body.shapes) == sorted(read_facts(model).linears),
+        "base": far(base, rank.alone(rank.reference)),
+    }
+    numbers = rank.put(rank.config)
+    whole, names = rank.put_on_peft(numbers)
+    targets = torch.from_numpy(np.concatenate([s.tokens[s.targets] for s in rank.samples]))
+    scores = rank.alone(whole)
+    loss(scores, targets).backward()
+    assert rank.mounted is not None
+    expected = {name: whole.get_parameter(path).grad for name, path in names.items()}
+    size = max(float(gradient.abs().max()) for gradient in expected.values())
+    adapted = rank.logits(rank.samples)
+    return answer | {
+        "adapted": far(adapted, scores),
+        "moves": far(adapted, base),
+        "gradients": far(rank.gradient(rank.mine()), expected) / size,
+        "unchanged": rank.body.checksum() == before,
+    }
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    join(0, 1, directory / "meeting", CPU)
+    answers: dict[str, Any] = {}
+    for family in sys.argv[2:]:
+        try:
+            answers[family] = _about(_FamilyRank(directory / family), directory / family)
+        except LoradError as error:
+            answers[family] = {"error": f"{error} {error.hint}"}
+        (directory / "found.json").write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
