@@ -8,9 +8,10 @@ for all modules of an adapter. vLLM takes adapters on the experts of a layer onl
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.adapters.targets import experts_of
+from lorad.adapters.targets import experts_of, leaf
 from lorad.adapters.tensors import bfloat16_bits
 
 _Shapes = Mapping[str, tuple[int, int]]
@@ -51,6 +52,26 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
         AdapterConfig(rank, scale * rank, modules, dropout=config.dropout),
         {name: _cast(tensor, dtype) for name, tensor in sorted(tensors.items())},
     )
+
+
+def divided(adapter: Adapter, parts: Mapping[str, Sequence[str]]) -> Adapter:
+    """Return an adapter with several modules in the place of one: each with its A, and equal shares of its B.
+
+    parts: Leaf names by that of the linear which they are in the base.
+    """
+    config = adapter.config
+    if not any(leaf(module) in parts for module in config.modules):
+        return adapter
+    tensors = {}
+    for module in config.modules:
+        names = parts.get(leaf(module), (leaf(module),))
+        shares = np.split(adapter.tensors[f"{module}.lora_B.weight"], len(names))
+        for name, share in zip(names, shares, strict=True):
+            whole = f"{module.removesuffix(leaf(module))}{name}"
+            tensors[f"{whole}.lora_A.weight"] = adapter.tensors[f"{module}.lora_A.weight"]
+            tensors[f"{whole}.lora_B.weight"] = share
+    modules = tuple(sorted({name.rpartition(".lora_")[0] for name in tensors}))
+    return Adapter(replace(config, modules=modules), dict(sorted(tensors.items())))
 
 
 def _at_rank(tensor: np.ndarray, rank: int, times: float, name: str) -> np.ndarray:

@@ -42,6 +42,7 @@ with quick_imports():
     from lorad.driver.rewards import Rewarder
     from lorad.driver.user.functions import UserFunctions
     from lorad.errors import AdapterRefused, SpecError, to_wire
+    from lorad.limits.arguments import RANKED
     from lorad.limits.check import refuse
     from lorad.models.directory import read_config
     from lorad.models.facts import ModelFacts, check_tensors, check_whole, known_config, read_facts
@@ -82,7 +83,7 @@ with quick_imports():
     from lorad.rl.sources import SUFFIXES, read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.servers.table import SERVERS
+    from lorad.servers.table import NAMES, SERVERS
     from lorad.spec.data import names_of
     from lorad.spec.lora import Lora
     from lorad.spec.model import Spec, convert, fitted
@@ -310,7 +311,9 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     """Check that the weight files are whole and, of a model that lorad computes itself, that they have its
     tensors; where the pool's own process loads them, no others. Raises SpecError.
     """
-    config = read_config(directory) if needs_base(spec) else known_config(directory)
+    config = known_config(directory)
+    if needs_base(spec) and config is None:
+        _refuse_unknown(spec, directory)
     check_weights(directory)
     if needs_base(spec) and config is not None:
         check_tensors(directory, config)
@@ -319,6 +322,17 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     facts = read_facts(directory)
     check_blocks(spec, facts)
     return facts
+
+
+def _refuse_unknown(spec: Spec, directory: Path) -> None:
+    """Raise SpecError for a model that lorad does not compute itself."""
+    try:
+        read_config(directory)
+    except SpecError as error:
+        if spec.trainer.backend not in RANKED:
+            raise
+        hint = f"The {spec.trainer.backend} trainer may have it; set rollout.backend to {NAMES}."
+        raise SpecError(error.problem, key="rollout.backend", hint=hint) from error
 
 
 def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | None) -> BaseFacts:

@@ -87,8 +87,7 @@ def check_names(
             key="model.path",
             hint="Use trainer.backend: fsdp."
             if name == "megatron"
-            else "lorad trains no checkpoint yet whose names are others than those of its class in "
-            "transformers; give one of the language model alone.",
+            else "Give a checkpoint of the language model alone.",
         )
     return []
 

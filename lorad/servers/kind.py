@@ -20,6 +20,7 @@ class ServerKind(Struct, frozen=True, kw_only=True):
             can.
         modules: what must import where it is installed, and gpu_modules what must beside a GPU.
         joined: leaf names of linears that it takes adapters on only together.
+        divided: by model type, the parts under whose names it takes adapters on a linear, all leaf names.
         targets: the leaf names of all linears that it takes adapters on; None: it has no such list.
         unserved: by model type, why it takes no adapters on some linears, and their leaf names.
         expert_types: model types on whose experts it was seen to serve adapters.
@@ -42,6 +43,7 @@ class ServerKind(Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     gpu_modules: tuple[str, ...] = ()
     joined: Groups = ()
+    divided: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
     targets: frozenset[str] | None = None
     unserved: Mapping[str, tuple[str, tuple[str, ...]]] = {}
     expert_types: tuple[str, ...] = ()

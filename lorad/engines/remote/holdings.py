@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
-from lorad.adapters.served import served
+from lorad.adapters.served import divided, served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.remote.copies import Copies
@@ -133,8 +133,11 @@ class Holdings:
         """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
         refuse_adapter(self._setup, adapter.config)
-        form = served(adapter, self._shapes, self._fleet.dialect.kind.joined, self._settings.dtype)
+        kind = self._fleet.dialect.kind
+        parts = kind.divided.get(self._setup.model.model_type, {}) if self._setup.model else {}
+        form = served(divided(adapter, parts), self._shapes, kind.joined, self._settings.dtype)
         targets = {*self._settings.targets}
+        targets |= {part for whole in targets for part in parts.get(whole, ())}
         for module in form.config.modules:
             if leaf(module) not in targets or (experts_of(module) and EXPERTS not in targets):
                 raise AdapterRefused(

@@ -7,7 +7,7 @@ from typing import Any
 
 from lorad.adapters.targets import EXPERTS
 from lorad.engines.remote.dialect import ServerSettings, on_gpu
-from lorad.models.directory import BYTES
+from lorad.models.directory import BYTES, read_json
 from lorad.models.facts import read_facts
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -107,12 +107,19 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         # each expert's own pairs, also where vLLM holds all experts of a layer in one tensor
         "enable-mixed-moe-lora-format": EXPERTS in settings.targets or None,
         "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
+        # no towers for images, whose processors a directory may lack
+        "language-model-only": _sees_images(settings.model) or None,
         "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
         "enable-log-requests": False,
         "log-error-stack": False,
         "disable-uvicorn-access-log": True,
         "uvicorn-log-level": "warning",
     }
+
+
+def _sees_images(model: Path) -> bool:
+    config = read_json(model / "config.json")
+    return bool(config.get("text_config") and config.get("vision_config"))
 
 
 def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:

@@ -86,10 +86,13 @@ def _mend_cpu_experts() -> None:
             topk_ids: Any,
             activation: Any,
             *_: Any,
+            apply_router_weight_on_input: bool = False,
             **__: Any,
         ) -> None:
             if str(activation.value).lower() != "silu" or self.w1_bias is not None:
                 raise NotImplementedError("lorad computes experts on a CPU with silu and no bias")
+            if apply_router_weight_on_input:  # vLLM has multiplied the input by it
+                topk_weights = topk_weights.new_ones(topk_weights.shape)
             slots, of_gate_up, of_down = _adapters_of(self._lora_context, len(topk_ids))
             output.copy_(
                 plain_experts(hidden_states, topk_ids, topk_weights, w1, w2, slots, of_gate_up, of_down)
