@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.peft import CONFIG, outline, read_peft
+from lorad.adapters.prefixes import adapter_for, outline_for
 from lorad.adapters.readers import refuse_interleaved
 from lorad.adapters.targets import entries
 from lorad.adapters.validate import refuse_unfit, validate
@@ -33,7 +34,7 @@ def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | No
     """
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     try:
-        outlined = outline(source_of(spec, cwd))
+        outlined = outline_for(shapes, outline(source_of(spec, cwd)))
         refuse_interleaved(outlined, model.model_type, FUSED)
         refuse_unfit(outlined, shapes)
     except AdapterRefused as error:
@@ -98,7 +99,7 @@ def check_start(spec: Spec, model: ModelFacts, directory: Path, cwd: Path) -> No
         return
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     try:
-        adapter = read_peft(source_of(spec, cwd), weight_files(directory))
+        adapter = adapter_for(shapes, read_peft(source_of(spec, cwd), weight_files(directory)))
         validate(adapter, shapes)
     except AdapterRefused as error:
         raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error

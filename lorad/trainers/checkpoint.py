@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
 from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
+from lorad.adapters.prefixes import adapter_for
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused, IntegrityError
 
@@ -119,7 +120,7 @@ def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Ad
     """Read a PEFT directory to start a slot of `config` from, on a base with linears (out, in). Raises
     AdapterRefused.
     """
-    source = read_peft(directory, None)
+    source = adapter_for(linears, read_peft(directory, None))
     fields = ("dora", "modules", "rank", "rank_of_experts", "scale")
     if difference := _difference(source.config, config, fields):
         raise AdapterRefused(

@@ -10,7 +10,7 @@ import torch
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import read_peft, write_peft
-from lorad.adapters.served import served
+from lorad.adapters.served import divided, served
 from lorad.adapters.targets import match_modules
 from lorad.backends.setup import targets
 from lorad.engines.base import AdapterSource
@@ -127,3 +127,10 @@ async def test_builtin_engine_agrees_with_merged_weights(engine: BuiltinEngine) 
                 weights[module].copy_(weight)
         assert np.abs(await engine.score(f"run@{number}", CANARY) - expected).max() < 1e-4, chosen
         await engine.unload(f"run@{number}")
+
+
+def test_a_fused_linear_is_served_in_its_parts() -> None:
+    fused = random_adapter({"model.layers.0.mlp.gate_up_proj": (12, 4)}, 1, rank=2, std=0.2)
+    parts = changes(divided(fused, SERVERS["vllm"].divided["glm4"]))
+    assert [name.rpartition(".")[2] for name in parts] == ["gate_proj", "up_proj"]
+    assert np.array_equal(np.concatenate(list(parts.values())), *changes(fused).values())

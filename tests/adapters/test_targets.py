@@ -1,9 +1,15 @@
 """Names of target modules, in every form that users write them."""
 
+from pathlib import Path
+
 import pytest
 
-from lorad.adapters.targets import match_modules
+from lorad.adapters.peft import outline, read_peft, write_peft
+from lorad.adapters.prefixes import adapter_for, outline_for
+from lorad.adapters.targets import match_modules, renamed
+from lorad.adapters.validate import refuse_unfit, validate
 from lorad.errors import SpecError
+from tests.kit.fakes.random_adapters import random_adapter
 
 LEAVES = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
 SHAPES = {
@@ -113,3 +119,26 @@ def test_what_cannot_match_is_not_offered_again() -> None:
 def test_a_model_without_linears_is_refused_as_such() -> None:
     with pytest.raises(SpecError, match="there is no linear to put an adapter on"):
         match_modules({}, "all-linear")
+
+
+def test_names_differ_in_what_stands_before_layers() -> None:
+    base = ["model.language_model.layers.0.mlp.up_proj", "lm_head"]
+    for prefix in ("model", "language_model.model", "backbone"):
+        assert renamed([f"{prefix}.layers.0.mlp.up_proj"], base) == {
+            f"{prefix}.layers.0.mlp.up_proj": base[0]
+        }
+    assert renamed(["model.layers.1.q"], base) == {"model.layers.1.q": "model.layers.1.q"}
+
+
+def test_names_that_may_be_two_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"may be a\.layers\.0\.q or b\.layers\.0\.q"):
+        renamed(["model.layers.0.q"], ["a.layers.0.q", "b.layers.0.q"])
+
+
+@pytest.mark.parametrize("prefix", ["model", "model.language_model", "language_model.model", "backbone"])
+def test_adapters_with_another_prefix_are_read(tmp_path: Path, prefix: str) -> None:
+    base = {name.replace("model.", "model.language_model.", 1): shape for name, shape in SHAPES.items()}
+    theirs = {name.replace("model", prefix, 1): shape for name, shape in SHAPES.items() if name != "lm_head"}
+    write_peft(random_adapter(theirs, 1, rank=2, std=0.2), tmp_path, "base")
+    refuse_unfit(outline_for(base, outline(tmp_path)), base)
+    validate(adapter_for(base, read_peft(tmp_path)), base)

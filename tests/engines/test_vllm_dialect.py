@@ -16,6 +16,7 @@ from lorad.engines.vllm.dialect import VllmDialect
 from lorad.errors import LoradError
 from lorad.models.directory import resolve
 from lorad.protocol.batch import Sampling
+from tests.models.bases import write_base
 
 SETTINGS = ServerSettings(
     model=resolve("builtin:tiny"),
@@ -225,3 +226,9 @@ def test_adapters_leave_rows_of_the_base_alone(indices: list[int]) -> None:
     outputs = torch.zeros(4, 5)
     launch.of_adapters(plain_expand)(inputs, weights, outputs, chosen)
     assert outputs[:, 0].tolist() == [0.0 if index < 0 else 3.0 * (index + 1) for index in indices]
+
+
+@pytest.mark.parametrize(("family", "has_towers"), [("gemma3", True), ("glm4", False)])
+def test_towers_for_images_are_not_loaded(tmp_path: Path, family: str, has_towers: bool) -> None:
+    write_base(tmp_path, family)
+    assert ("--language-model-only" in words(model=tmp_path)) is has_towers

@@ -30,7 +30,8 @@ def test_another_architecture_is_read_from_its_headers(nested: bool, tmp_path: P
         "bfloat16",
         2 * 2 * 1 * 4,
     )
-    assert found.parameters == sum(tensor.size for tensor in tensors().values())
+    held = {name: tensor for name, tensor in tensors().items() if "visual" not in name}
+    assert found.parameters == sum(tensor.size for tensor in held.values())
     assert found.bytes() == 2 * found.parameters
     assert found.linears["model.layers.1.self_attn.k_proj"] == (4, 8)
 

@@ -262,10 +262,11 @@ def test_pool_loads_a_base_only_when_needed(trainer: str, rollout: str, needs: b
 def test_unknown_architecture_needs_backends_that_know_it(tmp_path: Path) -> None:
     make_moe(tmp_path / "moe")
     model = {"model": {"path": "moe"}}
-    for trainer in ("builtin", "fsdp"):
+    hints = {"builtin": "trainer.backend: megatron or fsdp, and rollout", "fsdp": "set rollout.backend to"}
+    for trainer, hint in hints.items():
         refused = refusal(tmp_path, model | {"trainer": {"backend": trainer}})
         assert "does not know the architecture MixMoeForCausalLM" in str(refused)
-        assert "trainer.backend: megatron or fsdp, and rollout.backend: sglang or vllm" in refused.hint
+        assert hint in refused.hint
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:

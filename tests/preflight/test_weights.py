@@ -173,10 +173,7 @@ def saved(directory: Path, config: dict[str, Any], *, lacks: str = "") -> Path:
     return directory
 
 
-QUERY, PACKED = (
-    {"self_attn.q_proj": (32, 32)},
-    {"self_attn.qkv_proj": (64, 32), "mlp.gate_up_proj": (128, 32)},
-)
+QUERY = {"self_attn.q_proj": (32, 32)}
 
 
 GEMMA = {"model_type": "gemma3", **IN_TOWER}
@@ -231,7 +228,6 @@ def test_known_models_are_whole_for_every_trainer(trainer: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("server", "kind", "linears", "left"),
     [
-        ("vllm", "glm4", PACKED, "gate_up_proj"),
         ("vllm", "llama4", QUERY, "q_proj"),
         ("sglang", "llama4", QUERY, "q_proj"),
         ("sglang", "qwen3_next", QUERY, "q_proj"),

@@ -139,10 +139,7 @@ _SIGNS = [
             NCCL_TIME_OUT,
         ),
         (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
-        (
-            r"^(?!(?>.*?WARNING).*can cause).*?(?:Too many open files(?! in system)|\[Errno 24\])",
-            FILES,
-        ),
+        (r"Too many open files(?! in system)|\[Errno 24\]", FILES),
         (r"can't start new thread|pthread_create failed|(?m:^BlockingIOError: \[Errno 11\])", PROCESSES),
         (r"^lorad: cannot start .*\[Errno 11\]", PROCESSES),
         (

@@ -93,6 +93,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:
+    has_towers = {"text_config", "vision_config"} <= read_json(settings.model / "config.json").keys()
     return {
         "served-model-name": BASE_NAME,
         "dtype": settings.dtype,
@@ -108,18 +109,13 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "enable-mixed-moe-lora-format": EXPERTS in settings.targets or None,
         "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
         # no towers for images, whose processors a directory may lack
-        "language-model-only": _sees_images(settings.model) or None,
+        "language-model-only": has_towers or None,
         "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
         "enable-log-requests": False,
         "log-error-stack": False,
         "disable-uvicorn-access-log": True,
         "uvicorn-log-level": "warning",
     }
-
-
-def _sees_images(model: Path) -> bool:
-    config = read_json(model / "config.json")
-    return bool(config.get("text_config") and config.get("vision_config"))
 
 
 def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:

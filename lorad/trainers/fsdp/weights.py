@@ -124,9 +124,9 @@ def _names_in_files(model: nn.Module, files: Collection[str]) -> dict[str, str]:
     }
     if len(prefixes) != 1:
         return names
-    ((own, stored),) = prefixes
-    beside = [name for name in names if names[name] not in files and name.startswith(own)]
-    return names | {name: stored + name.removeprefix(own) for name in beside}
+    prefix = prefixes.pop()
+    beside = [name for name in names if names[name] not in files and name.startswith(prefix[0])]
+    return names | {name: prefix[1] + name.removeprefix(prefix[0]) for name in beside}
 
 
 @torch.no_grad()

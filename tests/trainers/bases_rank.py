@@ -1,6 +1,6 @@
 """One rank of FSDP bodies of several families: how far each is from transformers and PEFT in one piece.
 
-python -m tests.trainers.real.bases_rank DIRECTORY FAMILY …   (writes `DIRECTORY/found.json`)
+python -m tests.trainers.bases_rank DIRECTORY FAMILY …   (writes `DIRECTORY/found.json`)
 """
 
 import json

@@ -13,7 +13,7 @@ from tests.models.bases import FAMILIES, write_base
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ROUNDING = 1e-4
 _Facts = dict[str, Any]
 
@@ -24,7 +24,7 @@ def bodies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _Facts]:
     directory = tmp_path_factory.mktemp("bases")
     for family in FAMILIES:
         write_base(directory / family, family)
-    command = [sys.executable, "-m", "tests.trainers.real.bases_rank", str(directory), *FAMILIES]
+    command = [sys.executable, "-m", "tests.trainers.bases_rank", str(directory), *FAMILIES]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=900)
     answers: dict[str, _Facts] = json.loads((directory / "found.json").read_text())
