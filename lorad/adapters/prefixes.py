@@ -1,8 +1,8 @@
-"""Adapters of other tools, under the names that a base has: tools and classes of transformers put others before
-`layers` than its file does.
+"""Adapters of other tools by the names of a base, whose file may have another prefix before `layers` than
+tools and classes of transformers put there.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -10,9 +10,9 @@ from lorad.adapters.adapter import Adapter, Outline
 from lorad.adapters.targets import renamed
 
 
-def outline_for(base: Iterable[str], outlined: Outline) -> Outline:
+def outline_for(base: Collection[str], outlined: Outline) -> Outline:
     """Return an outline by the names of a base's linears. Raises SpecError as `renamed` does."""
-    names = renamed(outlined.config.modules, base := [*base])
+    names = renamed(outlined.config.modules, base)
     if outlined.fused or _is_own(names):
         return outlined
     named = outlined.named
@@ -23,7 +23,7 @@ def outline_for(base: Iterable[str], outlined: Outline) -> Outline:
     return outlined._replace(config=config, shapes=shapes, named=named)
 
 
-def adapter_for(base: Iterable[str], adapter: Adapter) -> Adapter:
+def adapter_for(base: Collection[str], adapter: Adapter) -> Adapter:
     """Return an adapter by the names of a base's linears. Raises SpecError as `renamed` does."""
     names = renamed(adapter.config.modules, base)
     if _is_own(names):

@@ -346,14 +346,10 @@ def is_left_out(name: str, layers: int) -> bool:
     """Return whether no trainer reads a tensor: it follows from config.json, or is for later tokens, or for
     images and sound.
     """
-    return name.endswith(_DERIVED) or _is_later(name, layers) or _OTHER_SENSES.search(name) is not None
-
-
-def _is_later(name: str, layers: int) -> bool:
-    """Return whether a tensor is of layers that predict later tokens, which no trainer computes."""
     number = _LAYER.search(name)
-    is_beyond = number is not None and 0 < layers <= int(number[1]) and not _OTHER_SENSES.search(name)
-    return name.startswith("mtp.") or is_beyond
+    is_beyond = number is not None and 0 < layers <= int(number[1])
+    is_later = name.startswith("mtp.") or is_beyond  # such layers no trainer computes
+    return name.endswith(_DERIVED) or is_later or _OTHER_SENSES.search(name) is not None
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:

@@ -184,12 +184,7 @@ PHI = {"model_type": "phi3", **FUSED, **dict.fromkeys(("bos_token_id", "eos_toke
 @pytest.mark.parametrize(
     ("config", "lacks", "says"),
     [
-        (
-            GEMMA,
-            "",
-            r"no linear language_model\.model\.layers\.0\.mlp\.down_proj, nor 13 others .* calls its "
-            r"linears model\.language_model\.layers\.0\.mlp\.down_proj",
-        ),
+        (GEMMA, "", ""),
         (PHI, "", ""),
         (PHI, "model.norm.weight", r"no tensor model\.norm\.weight, and 1 are missing in all"),
     ],
@@ -208,9 +203,7 @@ def test_fsdp_is_asked_for_names(config: dict[str, Any], lacks: str, says: str, 
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("kind", "says"), [("mistral3", r"AutoModelForCausalLM\.$"), ("mix_moe", "`mix_moe`")]
-)
+@pytest.mark.parametrize(("kind", "says"), [("vit", r"AutoModelForCausalLM\.$"), ("mix_moe", "`mix_moe`")])
 def test_fsdp_refuses_what_transformers_does(kind: str, says: str, tmp_path: Path) -> None:
     directory = foreign(tmp_path / "base", "model.", QUERY, TEXT | {"model_type": kind})
     error = checked(directory, trainer={"backend": "fsdp"}, rollout={"backend": "vllm"})

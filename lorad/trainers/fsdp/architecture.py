@@ -72,8 +72,8 @@ def auto_class(config: Any) -> Any:
     """Return what makes the model of a config: some language models are there only as a part of one that
     sees images.
     """
-    causal, seeing = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    sees_only = type(config) in seeing and type(config) not in causal
+    kind = type(config)
+    sees_only = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
     return AutoModelForImageTextToText if sees_only else AutoModelForCausalLM
 
 
