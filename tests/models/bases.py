@@ -40,7 +40,7 @@ _MIXTURE = {
     "shared_expert_intermediate_size": 32,
 }
 _PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-_QWEN = {
+_QWEN: dict[str, Any] = {
     "text_config": {
         **_COMMON,
         **_HYBRID,
