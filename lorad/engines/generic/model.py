@@ -1,0 +1,178 @@
+"""The model of a checkpoint as transformers makes it, and adapters on its linears, one for each row."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.targets import HEAD
+from lorad.errors import AdapterRefused, SpecError
+
+_TOWER = re.compile(r"(^|\.)(vision|visual|audio)")
+_PROBE = 4  # tokens of the text that shows which linears a forward calls
+
+
+class RowAdapter:
+    """An adapter on the model's device that nothing mutates: A and B, times the scale, of each module."""
+
+    def __init__(self, adapter: Adapter, dtype: torch.dtype, device: torch.device) -> None:
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        for module in adapter.config.modules:
+            a, b = (
+                torch.from_numpy(np.array(adapter.tensors[f"{module}.lora_{half}.weight"])).to(device)
+                for half in "AB"
+            )
+            self.pairs[module] = (a.to(dtype), (b * adapter.config.scale_of(module)).to(dtype))
+
+    @property
+    def bytes(self) -> int:
+        return sum(half.nbytes for pair in self.pairs.values() for half in pair)
+
+
+class GenericModel:
+    """A frozen model whose linears add the adapters of the rows that a forward is about.
+
+    One forward at a time; all of it belongs to the pool's compute thread.
+
+    Attributes:
+        vocab_size: The tokens that it has scores for.
+        max_tokens: The positions that it has.
+        linears: The linears that an adapter can be on, by the names that the checkpoint has for them.
+    """
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device, names: Iterable[str]) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.module = _opened(directory, dtype).to(device).eval().requires_grad_(False)
+        config = self.module.config.get_text_config()
+        self.config = config
+        self.vocab_size: int = config.vocab_size
+        self.max_tokens: int = config.max_position_embeddings
+        self.linears = _linears(self.module, names)
+        self._rows: list[tuple[RowAdapter, Tensor | None]] = []
+        self._count = 0
+        self._called: set[str] = set()
+        for name, linear in self.linears.items():
+            linear.register_forward_hook(self._hook(name))
+
+    def bytes_per_token(self) -> int:
+        """Return what the cache keeps of a token at most: as if each layer had attention to all of them."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * size * self.dtype.itemsize)
+
+    def load(self, adapter: Adapter) -> RowAdapter:
+        """Put an adapter on the device. Raises AdapterRefused where the forward goes past one of its linears,
+        as kernels that read weights themselves do.
+        """
+        rows = RowAdapter(adapter, self.dtype, self.device)
+        self._called.clear()
+        self.forward([rows], torch.zeros(1, _PROBE, dtype=torch.int64), use_cache=False)
+        if passed := sorted(rows.pairs.keys() - self._called):
+            raise AdapterRefused(
+                f"{type(self.module).__name__} computes {passed[0]} without calling it, so an adapter on it "
+                "would change nothing",
+                hint="leave it out with lora.exclude_modules, or use rollout.backend: vllm or sglang",
+            )
+        return rows
+
+    @torch.no_grad()
+    def forward(self, adapters: Sequence[RowAdapter | None], ids: Tensor, **more: Any) -> Tensor:
+        """Return the scores [rows, tokens, vocab] of `ids` [rows, tokens], each row with its own adapter."""
+        distinct = dict.fromkeys(adapters)
+        self._rows = [
+            (adapter, None if len(distinct) == 1 else self._places(adapters, adapter))
+            for adapter in distinct
+            if adapter is not None
+        ]
+        self._count = len(adapters)
+        try:
+            logits: Tensor = self.module(input_ids=ids.to(self.device), **more).logits
+        finally:
+            self._rows = []
+        return logits
+
+    def _places(self, adapters: Sequence[RowAdapter | None], adapter: RowAdapter) -> Tensor:
+        rows = [row for row, other in enumerate(adapters) if other is adapter]
+        return torch.tensor(rows, device=self.device)
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        """Make the hook of a linear: it adds to each row what its adapter has there.
+
+        Mixtures of experts hand over the tokens of all rows as one list, row after row.
+        """
+
+        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            self._called.add(name)
+            shape = output.shape
+            for adapter, rows in self._rows:
+                pair = adapter.pairs.get(name)
+                if pair is None:
+                    continue
+                a, b = pair
+                if rows is None:
+                    output = output + inputs[0] @ a.T @ b.T
+                    continue
+                x = inputs[0].reshape(self._count, -1, inputs[0].shape[-1])[rows]
+                output = output.reshape(self._count, -1, shape[-1]).index_add(0, rows, x @ a.T @ b.T)
+            return output.reshape(shape)
+
+        return add
+
+
+def _opened(directory: Path, dtype: torch.dtype) -> Any:
+    """Raises SpecError for what transformers does not know, for quantized weights, and for a model without
+    safetensors.
+    """
+    hint = "give a model in safetensors that transformers supports without code of its own"
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if getattr(config, "quantization_config", None):
+            raise SpecError(f"{directory} has quantized weights", key="model.path", hint=hint)
+        sees_only = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        sees_only = sees_only and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        kind: Any = AutoModelForImageTextToText if sees_only else AutoModelForCausalLM
+        return kind.from_pretrained(
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (ValueError, OSError, KeyError) as error:
+        words = " ".join(str(error).partition("Model type should be one of")[0].split())[:300]
+        raise SpecError(f"{directory}: {words}", key="model.path", hint=hint) from error
+
+
+def _linears(model: Any, names: Iterable[str]) -> dict[str, nn.Linear]:
+    """Find the linears behind names of the checkpoint: a class has prefixes of its own before its layers.
+
+    Names without a linear behind them are left out, as those of layers that predict later tokens.
+    """
+    inside: Mapping[str, nn.Linear] = {
+        name.partition("layers.")[2]: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and "layers." in name and not _TOWER.search(name)
+    }
+    linears = {
+        name: inside[place]
+        for name in names
+        if (place := name.partition("layers.")[2]) in inside and not name.startswith("mtp.")
+    }
+    head = model.get_output_embeddings()
+    if HEAD in {*names} and isinstance(head, nn.Linear):
+        linears[HEAD] = head
+    return linears
