@@ -12,6 +12,7 @@ from lorad.trainers.base import Trainer
 
 ENGINES = {
     "builtin": "lorad.engines.builtin.engine:BuiltinEngine",
+    "transformers": "lorad.engines.generic.engine:TransformersEngine",
     **{name: kind.engine for name, kind in SERVERS.items()},
 }
 TRAINERS = {

@@ -16,7 +16,7 @@ from lorad.backends.trainer_install import interpreter_of
 from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.files import expanded
-from lorad.limits.arguments import AXES, RANKED
+from lorad.limits.arguments import AXES, OWN_BASE, RANKED
 from lorad.limits.limit import BackendSetup
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
@@ -139,7 +139,7 @@ def needs_base(spec: Spec) -> bool:
     """Return whether the pool's own process loads the model, whose architecture the builtin backend then has
     to know.
     """
-    return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
+    return spec.trainer.backend not in RANKED or spec.rollout.backend not in {*SERVERS, *OWN_BASE}
 
 
 def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:

@@ -16,7 +16,7 @@ from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
 from lorad.daemon.gpu.devices import Device, NodesShape, shape_of
 from lorad.daemon.process.processes import ProcessState, attempts_under
-from lorad.limits.arguments import RANKED
+from lorad.limits.arguments import OWN_BASE, RANKED
 from lorad.protocol.nodes import GrantedNode, GrantStatus
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
@@ -254,7 +254,8 @@ def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
     if spec.resources.rollout_nodes or spec.server_devices:
         return "split"
     if spec.rollout.backend not in SERVERS:
-        return "resident" if spec.trainer.backend in RANKED else "fused"
+        has_own = spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE
+        return "resident" if has_own else "fused"
     return "resident" if on_cpu or spec.rollout.urls else "timesliced"
 
 

@@ -7,6 +7,8 @@ from lorad.adapters.targets import MEGATRON
 AXES = ("tp", "pp", "cp", "ep", "dp")
 AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 RANKED = frozenset(AXES_OF)  # backends whose trainer is made of processes of its own
+OWN_BASE = frozenset({"transformers"})
+"""Engines in the pool's process with a base of their own beside the trainer's."""
 ATTENTION = "attn_implementation"
 """The only argument of fsdp: a name, as transformers has them."""
 SPLITS = {

@@ -3,11 +3,11 @@
 import json
 
 from lorad.adapters.targets import HEAD, leaf
-from lorad.limits.arguments import RANKED
+from lorad.limits.arguments import OWN_BASE, RANKED
 from lorad.limits.limit import BackendLimit, BackendSetup
 from lorad.servers.table import NAMES, SERVERS
 
-_APART = {*RANKED, *SERVERS}
+_APART = {*RANKED, *SERVERS, *OWN_BASE}
 
 
 def _unserved_linears(s: BackendSetup) -> tuple[str, str, str] | None:
@@ -25,7 +25,11 @@ def _unserved_linears(s: BackendSetup) -> tuple[str, str, str] | None:
 _ANY = (
     BackendLimit(
         key="pool.mode",
-        breaks=lambda s: s.trainer in RANKED and s.engine not in SERVERS and s.mode == "timesliced",
+        breaks=lambda s: (
+            not {s.trainer, s.engine}.isdisjoint(_APART)
+            and s.engine not in SERVERS
+            and s.mode == "timesliced"
+        ),
         why="timesliced is for an engine that can sleep, the {s.engine} engine cannot",
         hint=f"Leave it out (auto is resident), or set rollout.backend to {NAMES}.",
     ),
@@ -41,6 +45,21 @@ _ANY = (
         why="{s.engine} has no place for the magnitudes of DoRA",
         hint="Sample with rollout.backend: builtin, serve what `lorad export --merge` writes, or leave "
         "lora.dora out.",
+    ),
+)
+_OF_TRANSFORMERS = (
+    BackendLimit(
+        key="pool.mode",
+        breaks=lambda s: s.mode == "fused",
+        why="fused is one base for trainer and engine, but {s.engine} has one of its own",
+        hint="Leave it out (auto), or set it to resident.",
+    ),
+    BackendLimit(
+        key="model.quantize",
+        breaks=lambda s: s.quantize,
+        why="{it}, but {s.engine} reads the checkpoint itself and would sample from other weights than the "
+        "trainer trains on",
+        hint="Use rollout.backend: builtin, or leave it out.",
     ),
 )
 _ANY_SERVER = (
@@ -70,4 +89,4 @@ _ANY_SERVER = (
         hint="Leave them as they are with lora.exclude_modules: {it[1]}, or use another rollout.backend.",
     ),
 )
-OF_ENGINES = {"": _ANY, **dict.fromkeys(SERVERS, _ANY_SERVER)}
+OF_ENGINES = {"": _ANY, **dict.fromkeys(OWN_BASE, _OF_TRANSFORMERS), **dict.fromkeys(SERVERS, _ANY_SERVER)}

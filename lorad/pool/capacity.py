@@ -3,7 +3,7 @@ and how trainer and engine share the memory of a device.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import psutil
 import torch
@@ -11,7 +11,6 @@ import torch
 from lorad.backends.activations import ADAPTERS, CPU_CACHE
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.errors import SpecError
-from lorad.models.base import Base
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.protocol.pool_setup import PoolSetup
 
@@ -77,7 +76,16 @@ def _teacher_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     return read_facts(Path(path)).bytes(dtype_of(config, facts)) if path else 0
 
 
-def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
+class _Held(Protocol):
+    """A base on a device, whoever computes it."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def nbytes(self) -> int: ...
+
+
+def engine_cache(config: PoolSetup, facts: ModelFacts, base: _Held, *, own: bool) -> int:
     """Return the bytes for keys and values of an engine in the pool's process; with `own` the trainer's base
     is beside the engine's.
 

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from lorad.backends.setup import served_experts
 from lorad.box.paths import Home, default_home
 from lorad.engines.base import Engine
 from lorad.errors import PoolLost, SpecError
+from lorad.limits.arguments import OWN_BASE
 from lorad.limits.check import refuse
 from lorad.limits.limit import BackendSetup
 from lorad.models.base import Base
@@ -134,7 +136,7 @@ class _Start:
         config = self.config
         parts = [config.trainer] * (config.ranks is not None) + [config.engine] * (config.server is not None)
         HEART.tell(f"starting {' and '.join(parts)}" if parts else f"loading {config.model}")
-        if config.ranks is None and config.server is None:
+        if config.ranks is None and config.server is None and config.engine not in OWN_BASE:
             base = await self.compute.run(_load, config, self.facts)
             engine = self._engine_on(base, own=False)
             return await self._training_on(base), engine
@@ -211,19 +213,25 @@ class _Start:
 
     async def _engine(self) -> Engine:
         config = self.config
+        if config.engine in OWN_BASE and config.engine_class is None:
+            start = partial(self.engine_type.start, self.compute, Path(config.model_path), self.facts.linears)
+            cache = partial(engine_cache, config, self.facts, own=True)
+            place = partial(_place, config, self.facts)
+            own: Engine = await start(place, cache, mix_calls=not config.deterministic)
+            return own
         if config.server is None:
             return self._engine_on(await self.compute.run(_load, config, self.facts), own=True)
         # with aiohttp, which a builtin pool does without
         from lorad.engines.remote.settings import settings_of
 
-        own = config.server_names
+        names = config.server_names
         hosts = [] if self.grant is None else self.grant.rollout or self.grant.hosts
         settings = settings_of(
             config.server,
             model=Path(config.model_path),
             dtype=dtype_of(config, self.facts),
-            device="cpu" if config.device == "cpu" else own[0],
-            devices=max(len(own), sum(len(host.devices) for host in hosts)),
+            device="cpu" if config.device == "cpu" else names[0],
+            devices=max(len(names), sum(len(host.devices) for host in hosts)),
             threads=config.threads,
             memory_fraction=server_share(config, self.facts),
             sleep=config.mode == "timesliced",
@@ -239,12 +247,9 @@ class _Start:
     def _engine_on(self, base: Base, *, own: bool) -> Engine:
         """Start an engine on a base; with `own` the trainer has a base of its own beside this one."""
         cache = engine_cache(self.config, self.facts, base, own=own)
+        directory = Path(self.config.model_path)
         engine: Engine = self.engine_type(
-            base,
-            self.compute,
-            Path(self.config.model_path),
-            cache_bytes=cache,
-            mix_calls=not self.config.deterministic,
+            base, self.compute, directory, cache_bytes=cache, mix_calls=not self.config.deterministic
         )
         return engine
 
@@ -268,14 +273,19 @@ async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None
 
 def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
     """Load the pool's model, whose facts are given, or the one at `path`, in the same dtype and as it is."""
+    dtype, device = _place(config, facts)
+    quantize = None if path else config.quantize
+    return load_base(Path(path or config.model_path), dtype, device, quantize)
+
+
+def _place(config: PoolSetup, facts: ModelFacts) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype of the pool's bases and the device of those in its own process."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
     if config.deterministic:
         hold_to_same_bits(device)
-    dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
-    quantize = None if path else config.quantize
-    return load_base(Path(path or config.model_path), dtype, device, quantize)
+    return torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16, device
 
 
 async def run(config: PoolSetup, root: Path) -> None:

@@ -7,6 +7,7 @@ from lorad.backends import registry
 from lorad.backends.setup import backend_setup
 from lorad.box.config import Config
 from lorad.errors import SpecError
+from lorad.limits.arguments import OWN_BASE
 from lorad.limits.check import refuse
 from lorad.protocol.pool_setup import UNIX
 from lorad.servers.table import NAMES, SERVERS
@@ -60,10 +61,10 @@ def _check_other_keys(spec: Spec) -> None:
                 key=f"rollout.{key}",
                 hint=f"Leave it out, or take the rollout.backend that it is for: {NAMES}.",
             )
-    if rollout.engine_args and backend == "builtin":
+    if rollout.engine_args and backend in {"builtin", *OWN_BASE}:
         arguments = ", ".join(rollout.engine_args)
         raise SpecError(
-            f"the builtin engine takes none, {arguments} would do nothing",
+            f"the {backend} engine takes none, {arguments} would do nothing",
             key="rollout.engine_args",
             hint="Leave them out, or name the rollout.backend that they are for.",
         )

@@ -13,7 +13,7 @@ from lorad.adapters.targets import HEAD, experts_of, leaf
 from lorad.backends.activations import CPU_CACHE, LEAST, MOST, MOST_SQUARED, kept, on_cpu
 from lorad.backends.setup import context_length, max_rank, served_experts
 from lorad.box.machine import NO_LIMIT, read_machine
-from lorad.limits.arguments import RANKED
+from lorad.limits.arguments import OWN_BASE, RANKED
 from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
@@ -225,7 +225,8 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     GPUs engines take what is left for keys and values, whatever that is.
     """
     in_pool = int(spec.rollout.backend not in SERVERS)
-    bases = in_pool * (spec.trainer.backend in RANKED) + _started(spec)
+    has_own = spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE
+    bases = in_pool * has_own + _started(spec)
     cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
     if in_pool:
         cache = min(cache, CPU_CACHE)

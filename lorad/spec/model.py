@@ -64,7 +64,7 @@ class Rollout(Part, frozen=True):
     """How completions are sampled.
 
     Attributes:
-        backend: `builtin`, `sglang`, `vllm`, or a name of config.yaml.
+        backend: `builtin`, `transformers`, `sglang`, `vllm`, or a name of config.yaml.
         max_new_tokens: longest completion, in tokens.
         temperature: sampling temperature.
         top_p: smallest set of tokens with this probability that is sampled from; 1 is all.

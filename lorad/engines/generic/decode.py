@@ -153,7 +153,9 @@ class GenericBatch:
             if time.monotonic() >= deadline:
                 break
         now = time.monotonic()
-        reports = [(call, chunks, call.ended) for call in self.calls if (chunks := call.report(now)) is not None]
+        reports = [
+            (call, chunks, call.ended) for call in self.calls if (chunks := call.report(now)) is not None
+        ]
         self.calls = [call for call in self.calls if not call.ended]
         return reports
 
@@ -211,7 +213,7 @@ def select(cache: Any, rows: Tensor) -> None:
     """
     for layer in cache.layers:
         for name in ("conv_states", "recurrent_states"):
-            states = getattr(layer, name, None)
+            states: Any = getattr(layer, name, None)
             if isinstance(states, Tensor):
                 setattr(layer, name, states.index_select(0, rows))
                 continue

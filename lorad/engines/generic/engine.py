@@ -6,7 +6,7 @@ The asyncio loop keeps the books; every tensor is touched on the pool's compute 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -80,6 +80,30 @@ class TransformersEngine(Engine):
         self._rate: deque[tuple[float, int]] = deque()
         self._decoder: Decoder | None = None
         self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        compute: Compute,
+        directory: Path,
+        shapes: Mapping[str, tuple[int, int]],
+        place: Callable[[], tuple[torch.dtype, torch.device]],
+        cache: Callable[[GenericModel], int],
+        *,
+        mix_calls: bool,
+    ) -> "TransformersEngine":
+        """Load the model on the compute thread and serve it.
+
+        Args:
+            compute: The pool's.
+            directory: Where the model is.
+            shapes: (out, in) of its linears.
+            place: Gives dtype and device.
+            cache: Gives the bytes for keys and values, once the model is loaded.
+            mix_calls: As of the engine.
+        """
+        model = await compute.run(lambda: GenericModel(directory, *place(), shapes))
+        return cls(model, compute, directory, shapes, cache_bytes=cache(model), mix_calls=mix_calls)
 
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(

@@ -52,7 +52,9 @@ class GenericModel:
         linears: The linears that an adapter can be on, by the names that the checkpoint has for them.
     """
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device, names: Iterable[str]) -> None:
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, device: torch.device, names: Iterable[str]
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self.module = _opened(directory, dtype).to(device).eval().requires_grad_(False)
@@ -66,6 +68,9 @@ class GenericModel:
         self._called: set[str] = set()
         for name, linear in self.linears.items():
             linear.register_forward_hook(self._hook(name))
+
+    def nbytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.module.parameters())
 
     def bytes_per_token(self) -> int:
         """Return what the cache keeps of a token at most: as if each layer had attention to all of them."""
