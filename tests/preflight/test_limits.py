@@ -113,6 +113,9 @@ IN_POOLS = [
     {"pool": {"mode": "timesliced"}, "trainer": fsdp()},
     {"pool": {"mode": "timesliced"}},
     {"model": {"quantize": "nf4"}, "rollout": {"backend": "sglang"}},
+    {"pool": {"mode": "fused"}, "rollout": {"backend": "transformers"}},
+    {"pool": {"mode": "timesliced"}, "rollout": {"backend": "transformers"}},
+    {"model": {"quantize": "nf4"}, "rollout": {"backend": "transformers"}},
 ]
 """Specs that a pool refuses before trainer and engine start."""
 _PAIR = (f"{HEAD}.lora_A.weight", f"{HEAD}.lora_B.weight")

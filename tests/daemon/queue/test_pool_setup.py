@@ -123,6 +123,7 @@ def test_modes_follow_from_backend_and_device() -> None:
         == setup(device="cuda:0", trainer={"backend": "fsdp"}).mode
         == "timesliced"
     )
+    assert setup({"backend": "transformers"}, device="cuda:0").mode == "resident"
     assert setup(trainer={"backend": "fsdp"}).mode == "resident"
     assert setup(device="cuda:0", pool={"mode": "resident"}).mode == "resident"
 
