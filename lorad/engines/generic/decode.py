@@ -201,9 +201,9 @@ def _to_come(samples: Sequence[Sample]) -> int:
 
 
 def _rows_of(call: Call) -> RowAdapter | None:
-    held = call.held
-    assert isinstance(held, HeldRows)
-    return held.rows
+    version = call.held
+    assert isinstance(version, HeldRows)
+    return version.rows
 
 
 def select(cache: Any, rows: Tensor) -> None:
