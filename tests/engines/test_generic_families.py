@@ -51,7 +51,7 @@ _MAMBA = {
     "num_experts_per_tok": 0,
     "position_embedding_type": "nope",
 }
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5ForCausalLM", {**_COMMON, **_GATED}),
     "gemma3": ("Gemma3ForCausalLM", {**_COMMON, **_SLIDING, "query_pre_attn_scalar": 32}),
     "glm4": ("Glm4ForCausalLM", _COMMON),

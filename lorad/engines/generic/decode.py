@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from lorad.engines.builtin.calls import Call, Group, HeldLora, Sample
+from lorad.engines.builtin.calls import Call, HeldLora, Sample, SampleGroup
 from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
 from lorad.engines.generic.model import GenericModel, RowAdapter
 from lorad.protocol.batch import Chunk
@@ -30,14 +30,14 @@ class HeldRows(HeldLora):
         self.bytes = self.rows.bytes if self.rows else 0
 
 
-class Cohort:
+class _Cohort:
     """Samples whose prompts were prefilled at once, left-padded to the longest of them.
 
     A cohort shrinks as its samples end and takes no others, since caches of sliding windows and of linear
     attention cannot be put side by side where their lengths differ.
     """
 
-    def __init__(self, model: GenericModel, groups: Sequence[Group]) -> None:
+    def __init__(self, model: GenericModel, groups: Sequence[SampleGroup]) -> None:
         self.model = model
         self.samples = [one for group in groups for one in group.samples]
         self.calls = [group.call for group in groups for _ in group.samples]
@@ -128,8 +128,8 @@ class GenericBatch:
         self.most_tokens = cache_bytes // model.bytes_per_token()
         self.calls: list[Call] = []
         self.arriving: deque[Call] = deque()
-        self.pending: list[Group] = []
-        self.cohorts: list[Cohort] = []
+        self.pending: list[SampleGroup] = []
+        self.cohorts: list[_Cohort] = []
 
     @property
     def samples(self) -> list[Sample]:
@@ -145,7 +145,7 @@ class GenericBatch:
         while self.pending or self.cohorts:
             self._drop_aborted()
             if groups := self._admitted():
-                self.cohorts.append(Cohort(self.model, groups))
+                self.cohorts.append(_Cohort(self.model, groups))
             else:
                 for cohort in self.cohorts:
                     cohort.step()
@@ -164,21 +164,21 @@ class GenericBatch:
         if not aborted:
             return
         for call in aborted:
-            for one in call.open:
-                one.finish = one.finish or "abort"
+            for growing in call.open:
+                growing.finish = growing.finish or "abort"
         self.pending = [group for group in self.pending if not group.call.aborted]
         for cohort in self.cohorts:
             cohort.drop_aborted()
         self.cohorts = [cohort for cohort in self.cohorts if cohort.samples]
 
-    def _admitted(self) -> list[Group]:
+    def _admitted(self) -> list[SampleGroup]:
         """Take groups for which there is room, first come first served; of one that is too large, a part."""
         running = self.samples
         left = self.max_rows - len(running)
-        tokens = self.most_tokens - sum(
-            cohort.mask.shape[1] * len(cohort.samples) + _to_come(cohort.samples) for cohort in self.cohorts
-        )
-        admitted: list[Group] = []
+        cached = sum(cohort.mask.shape[1] * len(cohort.samples) for cohort in self.cohorts)
+        to_come = sum(growing.sampling.max_new_tokens - len(growing.tokens) for growing in running)
+        tokens = self.most_tokens - cached - to_come
+        admitted: list[SampleGroup] = []
         longest = 0
         count = 0
         while self.pending:
@@ -194,10 +194,6 @@ class GenericBatch:
             count += len(first.samples)
             self.pending[:1] = [rest] if rest.samples else []
         return admitted
-
-
-def _to_come(samples: Sequence[Sample]) -> int:
-    return sum(one.sampling.max_new_tokens - len(one.tokens) for one in samples)
 
 
 def _rows_of(call: Call) -> RowAdapter | None:

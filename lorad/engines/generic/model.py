@@ -98,21 +98,18 @@ class GenericModel:
     def forward(self, adapters: Sequence[RowAdapter | None], ids: Tensor, **more: Any) -> Tensor:
         """Return the scores [rows, tokens, vocab] of `ids` [rows, tokens], each row with its own adapter."""
         distinct = dict.fromkeys(adapters)
-        self._rows = [
-            (adapter, None if len(distinct) == 1 else self._places(adapters, adapter))
-            for adapter in distinct
-            if adapter is not None
-        ]
+        self._rows = []
+        for adapter in distinct:
+            rows = [row for row, other in enumerate(adapters) if other is adapter]
+            places = None if len(distinct) == 1 else torch.tensor(rows, device=self.device)
+            if adapter is not None:
+                self._rows.append((adapter, places))
         self._count = len(adapters)
         try:
             logits: Tensor = self.module(input_ids=ids.to(self.device), **more).logits
         finally:
             self._rows = []
         return logits
-
-    def _places(self, adapters: Sequence[RowAdapter | None], adapter: RowAdapter) -> Tensor:
-        rows = [row for row, other in enumerate(adapters) if other is adapter]
-        return torch.tensor(rows, device=self.device)
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         """Make the hook of a linear: it adds to each row what its adapter has there.
